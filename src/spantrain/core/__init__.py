@@ -1,0 +1,12 @@
+"""Data: what every other layer speaks of. Standard library only.
+
+spans       samples and pieces of samples
+action      F, B, I, W on a span; the one truth about order
+quantities  "100 Mbit/s" <-> bytes per second
+cluster     kinds, devices, hosts, sites, links
+units       the model as a chain of units and cuts
+profile     measurements
+plan        stages, replicas, spans, predictions
+messages    events and commands of policies; the address of a message
+trace       what happened on each lane
+"""

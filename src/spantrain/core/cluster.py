@@ -1,0 +1,171 @@
+"""The machines and the network: kinds, devices, hosts, sites, links."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+__all__ = ["Cluster", "Device", "DeviceKind", "Host", "Link", "Site"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """What the data sheet of a kind of accelerator says."""
+
+    name: str
+    peak_fp16_flop_per_s: float
+    peak_fp32_flop_per_s: float
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    power_w: float
+    source: str
+    """Where the figures come from."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "peak_fp16_flop_per_s",
+            "peak_fp32_flop_per_s",
+            "memory_bytes",
+            "memory_bandwidth_bytes_per_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"kind {self.name}: {name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, real or emulated."""
+
+    name: str
+    kind: str
+    host: str
+    site: str
+    backend: str
+    """`emulated`, `cpu` or `cuda:N`: what computes."""
+    memory_bytes: int
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its time is made up (its computation never is)."""
+        return self.backend == "emulated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine with its devices."""
+
+    name: str
+    site: str
+    devices: tuple[str, ...]
+    address: str | None = None
+    """Where its workers can be reached, if that is known before they join."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A place with a fast network inside."""
+
+    name: str
+    hosts: tuple[str, ...]
+    bandwidth_bytes_per_s: float
+    """Of each host's port, in each direction, inside the site."""
+    latency_s: float
+    """One way between two hosts of the site."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A directed path between two sites."""
+
+    source: str
+    target: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    """One way."""
+    jitter_s: float = 0.0
+    loss_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"link {self.source} -> {self.target}"
+        if self.bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"{where}: bandwidth must be positive, got {self.bandwidth_bytes_per_s} bytes/s")
+        if self.latency_s < 0 or self.jitter_s < 0:
+            raise ValueError(f"{where}: latency and jitter must not be negative")
+        if not 0 <= self.loss_ratio < 1:
+            raise ValueError(f"{where}: loss_ratio must be in [0, 1), got {self.loss_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Sites, hosts, devices and the links between sites.
+
+    `emulated_speed` is the fraction of a kind's real speed at which its emulated devices run: a model scaled
+    down by some factor keeps its ratio of compute to traffic when the devices are slowed with it (DESIGN 7).
+    """
+
+    name: str
+    kinds: tuple[DeviceKind, ...]
+    sites: tuple[Site, ...]
+    hosts: tuple[Host, ...]
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    emulated_speed: float = 1.0
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("kinds", "sites", "hosts", "devices"):
+            names = [entry.name for entry in getattr(self, what)]
+            if len(set(names)) != len(names):
+                raise ValueError(f"{self.name}: two {what} share a name: {sorted(names)}")
+        if self.emulated_speed <= 0:
+            raise ValueError(f"{self.name}: emulated_speed must be positive, got {self.emulated_speed}")
+
+    @cached_property
+    def device_by_name(self) -> Mapping[str, Device]:
+        """Devices by name."""
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def kind_by_name(self) -> Mapping[str, DeviceKind]:
+        """Kinds by name."""
+        return {kind.name: kind for kind in self.kinds}
+
+    @cached_property
+    def site_by_name(self) -> Mapping[str, Site]:
+        """Sites by name."""
+        return {site.name: site for site in self.sites}
+
+    @cached_property
+    def host_by_name(self) -> Mapping[str, Host]:
+        """Hosts by name."""
+        return {host.name: host for host in self.hosts}
+
+    @cached_property
+    def _link_by_pair(self) -> Mapping[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
+
+    def devices_at(self, site: str) -> tuple[Device, ...]:
+        """Return the devices of one site, in order."""
+        return tuple(device for device in self.devices if device.site == site)
+
+    def link(self, source: str, target: str) -> Link:
+        """Return the path from one device to another, as the description (not a measurement) has it.
+
+        Devices of one host are joined by a path of its own memory's speed, given here as 10 GB/s.
+        """
+        a, b = self.device_by_name[source], self.device_by_name[target]
+        if a.host == b.host:
+            return Link(source=source, target=target, bandwidth_bytes_per_s=10e9, latency_s=0.0)
+        if a.site == b.site:
+            site = self.site_by_name[a.site]
+            return Link(
+                source=source,
+                target=target,
+                bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
+                latency_s=site.latency_s,
+            )
+        return self._link_by_pair[a.site, b.site]
+
+    @property
+    def emulated(self) -> bool:
+        """Whether any device is emulated."""
+        return any(device.emulated for device in self.devices)

@@ -1,0 +1,60 @@
+"""What decision machines and their drivers exchange (DESIGN idea 2), and the address of a message on the wire."""
+
+from dataclasses import dataclass
+
+from spantrain.core.action import Action, Direction
+from spantrain.core.spans import Span
+
+__all__ = ["Arrived", "Command", "Event", "Finished", "MessageKey", "Run", "StepStarted"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """A new step begins; nothing of it has arrived or run."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Samples have come from the stage before (forward) or after (backward), in some piece."""
+
+    direction: Direction
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An action that was commanded has ended."""
+
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Do this action now."""
+
+    action: Action
+    reason: str
+
+
+Event = StepStarted | Arrived | Finished
+Command = Run
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageKey:
+    """The address of a message: what it is, not who waits for it.
+
+    `lane` is `forward` or `backward` for samples between stages, `tied:NAME` for sums of shared gradients,
+    `probe` for measuring. `cut` is the unit index behind which the model is cut.
+    """
+
+    generation: int
+    step: int
+    lane: str
+    cut: int
+    span: Span
+
+    def __str__(self) -> str:
+        return f"g{self.generation}/s{self.step}/{self.lane}/cut{self.cut}{self.span}"

@@ -1,0 +1,168 @@
+"""What runs where: stages, replicas, spans, limits, and what is predicted of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spantrain.core.cluster import Cluster
+from spantrain.core.spans import Span, split_by_shares
+from spantrain.core.units import ModelSpec
+
+__all__ = ["Alternative", "Plan", "Prediction", "ProfileReference", "Replica", "Stage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One member of a stage's data parallelism."""
+
+    devices: tuple[str, ...]
+    """Its tensor-parallel group; the first one leads."""
+    sample_share: float
+    """Part of every micro-batch, relative to the other replicas of the stage."""
+    in_flight_limit: int
+    """Samples forwarded whose activations may be held at once (until W)."""
+    tp_shares: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not self.devices or len(self.devices) != len(self.tp_shares):
+            raise ValueError(f"a replica needs one tensor share for each device, got {self.devices}, {self.tp_shares}")
+        if self.sample_share <= 0:
+            raise ValueError(f"replica {self.devices}: sample_share must be positive, got {self.sample_share}")
+        if self.in_flight_limit < 1:
+            raise ValueError(f"replica {self.devices}: in_flight_limit must be at least 1, got {self.in_flight_limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Consecutive units run by one set of devices."""
+
+    first_unit: int
+    end_unit: int
+    """One past the last unit."""
+    replicas: tuple[Replica, ...]
+    micro_batches: tuple[Span, ...]
+    """Spans of the global batch, in the order a static schedule takes them; replicas divide each by their shares."""
+
+    @property
+    def units(self) -> range:
+        """Indices of its units."""
+        return range(self.first_unit, self.end_unit)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices, leaders of replicas first in each group."""
+        return tuple(device for replica in self.replicas for device in replica.devices)
+
+    def replica_spans(self, index: int) -> tuple[Span, ...]:
+        """Return the samples of one replica, a span for each micro-batch in which it takes part."""
+        shares = [replica.sample_share for replica in self.replicas]
+        parts = [split_by_shares(span, shares)[index] for span in self.micro_batches]
+        return tuple(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a plan should do."""
+
+    step_s: float
+    samples_per_s: float
+    peak_bytes: Mapping[str, int]
+    """By device."""
+    method: str
+    """How it was predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """Another way that was looked at, for the comparison that every plan is shown with (DESIGN idea 6)."""
+
+    name: str
+    devices: tuple[str, ...]
+    step_s: float | None
+    """None where it cannot run."""
+    samples_per_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReference:
+    """The profile that a plan was made from."""
+
+    path: str
+    """Relative to the plan's own folder."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What runs where."""
+
+    cluster: Cluster
+    model: ModelSpec
+    global_batch: int
+    dtype: str
+    stages: tuple[Stage, ...]
+    schedule: str
+    generation: int = 0
+    strategy: str = ""
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    reasons: tuple[str, ...] = ()
+    profile: ProfileReference | None = None
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a plan needs at least one stage")
+        self._check_units()
+        self._check_devices()
+        for index, stage in enumerate(self.stages):
+            _check_spans(index, stage, self.global_batch)
+
+    def _check_units(self) -> None:
+        expected = 0
+        for index, stage in enumerate(self.stages):
+            if stage.first_unit != expected or stage.end_unit <= stage.first_unit:
+                raise ValueError(
+                    f"stage {index}: units must follow the stage before, from {expected}; "
+                    f"got {stage.first_unit} to {stage.end_unit}"
+                )
+            expected = stage.end_unit
+
+    def _check_devices(self) -> None:
+        devices = self.devices
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"a device may serve one stage only, got {devices}")
+        known = {device.name for device in self.cluster.devices}
+        unknown = sorted(set(devices) - known)
+        if unknown:
+            raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices in use, by stage."""
+        return tuple(device for stage in self.stages for device in stage.devices)
+
+    def place(self, device: str) -> tuple[int, int]:
+        """Return the stage and replica that a device serves."""
+        for stage_index, stage in enumerate(self.stages):
+            for replica_index, replica in enumerate(stage.replicas):
+                if device in replica.devices:
+                    return stage_index, replica_index
+        raise KeyError(f"device {device} is not in the plan")
+
+
+def _check_spans(index: int, stage: Stage, global_batch: int) -> None:
+    """Check that micro-batches hold every sample once and that the in-flight limits cannot stop the pipeline."""
+    covered = 0
+    for span in sorted(stage.micro_batches):
+        if span.lo != covered:
+            raise ValueError(f"stage {index}: micro-batches leave out or repeat samples at {covered}: {span}")
+        covered = span.hi
+    if covered != global_batch:
+        raise ValueError(f"stage {index}: micro-batches hold {covered} samples, the global batch {global_batch}")
+    for number, replica in enumerate(stage.replicas):
+        largest = max((span.size for span in stage.replica_spans(number)), default=0)
+        if replica.in_flight_limit < largest:
+            raise ValueError(
+                f"stage {index}, replica {number}: in_flight_limit {replica.in_flight_limit} is under its largest "
+                f"micro-batch, {largest} samples"
+            )
