@@ -1,1 +1,14 @@
-"""Config layer."""
+"""Files <-> dataclasses: what a user or an earlier step wrote, read strictly; no torch.
+
+problems      all that is wrong with one file, told in one message
+files         read text, write atomically, digest
+yaml_fields   the strict reader of one YAML node: quantities, names, tables
+kinds         device kinds: kinds.yaml of the package, and the `kinds` section of a cluster file
+device_rows   the devices of one host
+link_rows     the links between sites
+cluster_file  cluster.yaml -> Cluster
+presets       the papers' clusters and the demo's, by name
+consistency   references inside a cluster, profile or plan that a type cannot check
+json_codec    dataclass <-> plain JSON
+artefacts     profile.json and plan.json
+"""

@@ -1,0 +1,148 @@
+"""profile.json and plan.json: versioned, readable, written atomically, read strictly. See docs/artefacts.md."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spantrain.config.consistency import check_plan, check_profile
+from spantrain.config.files import read_text, sha256_of, write_atomically
+from spantrain.config.json_codec import from_json, parse_json, render_json, to_json
+from spantrain.config.problems import Problems
+from spantrain.core.plan import Plan, ProfileReference
+from spantrain.core.profile import Profile
+from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
+
+__all__ = [
+    "PLAN_FORMAT",
+    "PROFILE_FORMAT",
+    "VERSION",
+    "from_json",
+    "profile_of_plan",
+    "read_artefact",
+    "read_plan",
+    "read_profile",
+    "reference_to_profile",
+    "sha256_of",
+    "to_json",
+    "write_artefact",
+    "write_plan",
+    "write_profile",
+]
+
+T = TypeVar("T")
+PROFILE_FORMAT = "spantrain-profile"
+PLAN_FORMAT = "spantrain-plan"
+VERSION = 1
+_MAKE = {
+    PROFILE_FORMAT: "make a profile with `spantrain profile`",
+    PLAN_FORMAT: "make a plan with `spantrain plan`",
+}
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile.
+
+    Raises:
+        ProfileError: it cannot be written there.
+    """
+    write_artefact(profile, PROFILE_FORMAT, path, ProfileError)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ProfileError: it is missing, something else, of another version, or wrong; all that is wrong is told.
+    """
+    profile = read_artefact(Profile, PROFILE_FORMAT, path, ProfileError)
+    problems = Problems(str(path))
+    check_profile(profile, problems.add)
+    problems.check(ProfileError)
+    return profile
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan.
+
+    Raises:
+        PlanError: it cannot be written there.
+    """
+    write_artefact(plan, PLAN_FORMAT, path, PlanError)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        PlanError: it is missing, something else, of another version, or wrong; all that is wrong is told.
+    """
+    plan = read_artefact(Plan, PLAN_FORMAT, path, PlanError)
+    problems = Problems(str(path))
+    check_plan(plan, problems.add)
+    problems.check(PlanError)
+    return plan
+
+
+def reference_to_profile(profile_path: Path, plan_path: Path) -> ProfileReference:
+    """Return how a plan at `plan_path` names the profile that it was made from, which must be there already."""
+    relative = os.path.relpath(profile_path.resolve(), plan_path.parent.resolve())
+    return ProfileReference(path=Path(relative).as_posix(), sha256=sha256_of(profile_path))
+
+
+def profile_of_plan(plan: Plan, plan_path: Path) -> Profile:
+    """Return the profile that a plan was made from.
+
+    Raises:
+        ProfileError: the plan names none, or it is missing, or it has changed since the plan was made.
+    """
+    again = "plan again with `spantrain plan`"
+    if plan.profile is None:
+        raise ProfileError(f"{plan_path}: names no profile; {again}")
+    path = plan_path.parent / plan.profile.path
+    if not path.is_file():
+        raise ProfileError(f"{path}: the profile that {plan_path} was made from is not there; put it back, or {again}")
+    digest = sha256_of(path)
+    if digest != plan.profile.sha256:
+        raise ProfileError(
+            f"{path}: is not the profile that {plan_path} was made from (SHA-256 {digest[:12]}, "
+            f"the plan has {plan.profile.sha256[:12]}); put the old one back, or {again}"
+        )
+    return read_profile(path)
+
+
+def write_artefact(value: object, form: str, path: Path, error: type[UsageError] = ConfigError) -> None:
+    """Write a dataclass as an artefact of the format `form`, atomically.
+
+    Raises:
+        UsageError: (the class given as `error`) it cannot be written there.
+        ValueError: it holds what JSON cannot say, such as an infinite number.
+    """
+    text = render_json({"format": form, "version": VERSION, **to_json(value)})
+    write_atomically(path, text + "\n", error=error)
+
+
+def read_artefact(cls: type[T], form: str, path: Path, error: type[UsageError] = ConfigError) -> T:
+    """Read a dataclass that `write_artefact` wrote in the format `form`.
+
+    Raises:
+        UsageError: (the class given as `error`) it is missing, something else, or wrong; all that is wrong is told.
+    """
+    data = parse_json(read_text(path, remedy=_remedy(form), error=error), str(path), error=error)
+    body = _open_envelope(data, form, path, error)
+    return from_json(cls, body, str(path), error=error)
+
+
+def _remedy(form: str) -> str:
+    return _MAKE.get(form, "make it anew, or name the right file")
+
+
+def _open_envelope(data: object, form: str, path: Path, error: type[UsageError]) -> dict[str, Any]:
+    """Return what stands behind `format` and `version`, which must be ours."""
+    if not isinstance(data, dict) or "format" not in data:
+        raise error(f'{path}: is not a {form} file (no "format" in it); {_remedy(form)}')
+    if data["format"] != form:
+        raise error(f"{path}: is a {data['format']!s} file, a {form} is needed; {_remedy(form)}")
+    version = data.get("version")
+    if type(version) is not int or version != VERSION:
+        raise error(f"{path}: has format version {version!r}, this program reads {VERSION}; {_remedy(form)}")
+    return {key: value for key, value in data.items() if key not in ("format", "version")}

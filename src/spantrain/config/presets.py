@@ -1,0 +1,37 @@
+"""Clusters by name: those of the papers, and the demo's."""
+
+from importlib import resources
+
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.problems import did_you_mean
+from spantrain.core.cluster import Cluster
+from spantrain.errors import ConfigError
+
+__all__ = ["PRESET_NAMES", "load_preset"]
+
+PRESET_NAMES: tuple[str, ...] = (
+    "laptop",
+    "spantrain-setting-1",
+    "spantrain-setting-2",
+    "spantrain-table-1",
+    "asteroid-a-100",
+    "asteroid-a-1000",
+    "asteroid-b-100",
+    "asteroid-b-1000",
+    "asteroid-c-100",
+    "asteroid-c-1000",
+    "asteroid-d-100",
+    "asteroid-d-1000",
+)
+
+
+def load_preset(name: str) -> Cluster:
+    """Return the cluster of a preset.
+
+    Raises:
+        ConfigError: no preset has this name.
+    """
+    if name not in PRESET_NAMES:
+        raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, PRESET_NAMES)}")
+    file = resources.files("spantrain.config") / "presets" / f"{name}.yaml"
+    return parse_cluster(file.read_text(encoding="utf-8"), source=f"preset {name}")
