@@ -1,0 +1,98 @@
+"""Seconds that the data sheet of a kind of device lets one expect: the law that emulated devices follow.
+
+A roofline with a fixed cost per operation. For a unit with `flop` operations and `held` bytes of activations per
+sample, and `fixed` bytes of parameters, one of F, I and W on n samples takes
+
+    seconds = max(flop * (n + n_half) / (efficiency * peak),
+                  (fixed + held * n) / (efficiency * memory bandwidth)) / speed  +  launch
+
+`n_half` is the number of samples at which half of the full rate is reached: small batches use a device badly, so time
+is not linear in samples (Asteroid, section 3.1 and figure 6, shows the same on boards). I and W each do as many
+operations as F and move as many bytes; B = I + W. An operation of no flop (an embedding, a lookup) has no I, since
+nobody waits for the gradient of integers.
+
+`speed` is `Cluster.emulated_speed`. Everything that a device does scales with 1/speed, so ratios between devices,
+units and operations are the real ones; only `launch`, a few microseconds in which the host starts an operation, is not
+the device's and stays, being as many for a model scaled down with its devices as for the full-size one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spantrain.core.action import Op
+from spantrain.core.cluster import DeviceKind
+from spantrain.core.units import Unit
+
+__all__ = ["COMPUTE_EFFICIENCY", "HALF_RATE_SAMPLES", "LAUNCH_S", "MEMORY_EFFICIENCY", "AnalyticLaw"]
+
+COMPUTE_EFFICIENCY = 0.45
+"""Part of the peak rate that large products and convolutions reach in training."""
+
+MEMORY_EFFICIENCY = 0.75
+"""Part of the memory bandwidth that plain copies and element-wise work reach."""
+
+HALF_RATE_SAMPLES = 0.5
+"""n_half: this many samples' worth of time is lost in every operation."""
+
+LAUNCH_S = 20e-6
+"""Seconds of the host for one operation of one unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticLaw:
+    """Seconds of work on one kind of device, at a fraction of its real speed.
+
+    Raises:
+        ValueError: the speed is not positive, or the dtype is not `float32` or `bfloat16`.
+    """
+
+    kind: DeviceKind
+    speed: float
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.speed <= 0:
+            raise ValueError(f"speed must be positive, got {self.speed}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+
+    @property
+    def flop_per_s(self) -> float:
+        """Operations per second in large products; low precision runs at the 16-bit peak."""
+        peak = self.kind.peak_fp32_flop_per_s if self.dtype == "float32" else self.kind.peak_fp16_flop_per_s
+        return COMPUTE_EFFICIENCY * peak * self.speed
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second to and from the device's memory."""
+        return MEMORY_EFFICIENCY * self.kind.memory_bandwidth_bytes_per_s * self.speed
+
+    def flop_seconds(self, flop: float) -> float:
+        """Return the seconds of one large piece of work of so many operations."""
+        return flop / self.flop_per_s + LAUNCH_S
+
+    def seconds(self, unit: Unit, op: Op, samples: int) -> float:
+        """Return the seconds of one operation of a unit on so many samples.
+
+        Raises:
+            ValueError: `samples` is less than one.
+        """
+        if samples < 1:
+            raise ValueError(f"{op.value} of {unit.name}: samples must be at least 1, got {samples}")
+        match op:
+            case Op.BACKWARD:
+                halves = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+                return sum(self.seconds(unit, half, samples) for half in halves)
+            case Op.BACKWARD_INPUT if unit.forward_flop_per_sample == 0:
+                return 0.0
+            case _:
+                return self._one_pass(unit, samples) + LAUNCH_S
+
+    def stage_seconds(self, units: Iterable[Unit], op: Op, samples: int) -> float:
+        """Return the seconds of one action of a stage made of these units."""
+        return sum(self.seconds(unit, op, samples) for unit in units)
+
+    def _one_pass(self, unit: Unit, samples: int) -> float:
+        compute_s = unit.forward_flop_per_sample * (samples + HALF_RATE_SAMPLES) / self.flop_per_s
+        moved_bytes = unit.parameter_bytes + unit.activation_bytes_per_sample * samples
+        return max(compute_s, moved_bytes / self.bytes_per_s)

@@ -1,0 +1,105 @@
+"""Build units of a model: the same weights, whichever of them are built and wherever."""
+
+from collections.abc import Iterable
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.core.units import ModelSpec
+from spantrain.models.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text, unit_names
+from spantrain.models.hashing import derive_seed
+from spantrain.models.units import UnitModule, parameter_names, shared_parameters, tie_parameters
+
+__all__ = [
+    "UnitModule",
+    "build_units",
+    "empty_unit",
+    "example_inputs",
+    "example_labels",
+    "parameter_names",
+    "shared_parameters",
+    "unit_count",
+]
+
+_SHARED_STD = 0.02
+"""Standard deviation of tied embeddings: the transformers library's for GPT-2 and BERT."""
+
+
+def unit_count(spec: ModelSpec) -> int:
+    """Return the number of units of a model (without building any)."""
+    return len(unit_names(spec))
+
+
+def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: int) -> list[UnitModule]:
+    """Build the units with these indices (all by default), in float32 on the CPU.
+
+    Every unit, and every group of shared parameters, has a seed of its own, derived from `seed`: the weights are
+    the same whichever units are built. Parameters shared among the units asked for are one object. The global
+    random state is left as it was.
+
+    Raises:
+        ValueError: an index is out of range.
+    """
+    wanted = list(range(unit_count(spec)) if indices is None else indices)
+    if any(not 0 <= index < unit_count(spec) for index in wanted):
+        raise ValueError(f"{spec.name} has units 0 to {unit_count(spec) - 1}, got {wanted}")
+    units = [_seeded_unit(spec, index, seed) for index in wanted]
+    tie_parameters(units)
+    return units
+
+
+def empty_unit(spec: ModelSpec, index: int) -> UnitModule:
+    """Build one unit on the meta device: shapes, no weights."""
+    with torch.device("meta"):
+        unit: UnitModule = _family(spec).make_unit(spec, index)
+    return unit
+
+
+def _seeded_unit(spec: ModelSpec, index: int, seed: int) -> UnitModule:
+    family = _family(spec)
+    with torch.random.fork_rng(devices=[]):
+        unit: UnitModule = family.make_unit(spec, index)
+        # Seeded after construction, so that what constructors draw has no effect.
+        torch.manual_seed(derive_seed(seed, "unit", index))
+        family.initialize(spec, unit)
+        for group, local in unit.shared.items():
+            torch.manual_seed(derive_seed(seed, "shared", group))
+            nn.init.normal_(unit.get_parameter(local), std=_SHARED_STD)
+    return unit
+
+
+def _family(spec: ModelSpec) -> ModuleType:
+    # Imported here: transformers takes seconds to import, and planning needs none of it.
+    match spec.family:
+        case "gpt2":
+            from spantrain.models import gpt2
+
+            return gpt2
+        case "bert":
+            from spantrain.models import bert
+
+            return bert
+        case "resnet":
+            from spantrain.models import resnet
+
+            return resnet
+        case _:
+            assert spec.family == "efficientnet", f"no family {spec.family}"
+            from spantrain.models import efficientnet
+
+            return efficientnet
+
+
+def example_inputs(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+    """Return inputs of the first unit with the right shapes and types, for measuring; their values mean nothing."""
+    if is_text(spec):
+        assert spec.sequence_length is not None
+        return (torch.zeros(samples, spec.sequence_length, dtype=torch.int64, device=device),)
+    return (torch.zeros(samples, IMAGE_CHANNELS, IMAGE_SIDE, IMAGE_SIDE, device=device),)
+
+
+def example_labels(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Return labels with the right shape and type, for measuring."""
+    shape = (samples, spec.sequence_length) if spec.sequence_length is not None else (samples,)
+    return torch.zeros(shape, dtype=torch.int64, device=device)

@@ -1,0 +1,141 @@
+"""Open the data set of a model: inputs and labels of samples, each from the index alone.
+
+The first stage reads inputs and the last stage reads labels, on different machines (DESIGN section 6); neither
+needs the other's.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spantrain.core.units import ModelSpec
+from spantrain.models.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
+from spantrain.models.hashing import derive_seed, mix
+from spantrain.models.text import Windows, read_windows
+from spantrain.models.units import IGNORED_LABEL
+
+__all__ = ["MASK", "Dataset", "Digits", "MaskedBytes", "NextByte", "open_dataset"]
+
+MASK = 256
+"""The token in the place of a masked byte: the first that is no byte."""
+
+_MASKED_RATIO = 0.15
+_DIGITS_HELD_OUT_EVERY = 6
+
+
+class Dataset(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the first unit's inputs, samples first."""
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return the last unit's labels, samples first."""
+
+
+def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
+    """Open the model's data set: what it trains on, or the part held out (no sample is in both).
+
+    Raises:
+        ConfigError: the data set is unknown, missing on this machine, or too short.
+    """
+    if not is_text(spec):
+        return Digits(held_out=held_out)
+    assert spec.sequence_length is not None, f"{spec.name}: a text model needs a sequence length"
+    windows = read_windows(spec.dataset, spec.sequence_length, held_out=held_out)
+    return MaskedBytes(windows) if spec.objective == "masked-byte" else NextByte(windows)
+
+
+class NextByte:
+    """Windows of text; the label at each position is the byte that follows."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)`."""
+        return (_tokens(self._windows.rows[list(indices), :-1]),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`."""
+        return _tokens(self._windows.rows[list(indices), 1:])
+
+
+class MaskedBytes:
+    """Windows of text with a fixed number of bytes masked, chosen by the sample's index; the labels are those bytes.
+
+    Unlike in BERT's own recipe every chosen byte is masked: none is kept, none replaced by another.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        length = windows.rows.shape[1] - 1
+        self.masked_per_sample = max(1, round(_MASKED_RATIO * length))
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)`, `MASK` at the masked positions."""
+        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
+        tokens[self._masked(indices)] = MASK
+        return (torch.from_numpy(tokens),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`, -100 where nothing is masked."""
+        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
+        tokens[~self._masked(indices)] = IGNORED_LABEL
+        return torch.from_numpy(tokens)
+
+    def _masked(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+        length = self._windows.rows.shape[1] - 1
+        samples = np.asarray(list(indices), dtype=np.uint64)[:, None]
+        positions = samples * np.uint64(length) + np.arange(length, dtype=np.uint64)
+        keys = mix(positions, derive_seed(0, "mask"))
+        chosen = np.argsort(keys, axis=1, kind="stable")[:, : self.masked_per_sample]
+        masked = np.zeros(keys.shape, dtype=np.bool_)
+        np.put_along_axis(masked, chosen, True, axis=1)
+        return masked
+
+
+class Digits:
+    """scikit-learn's handwritten digits (1797 images of 8x8), resized to 3x32x32 and brought to mean 0, deviation 1."""
+
+    def __init__(self, *, held_out: bool) -> None:
+        from sklearn.datasets import load_digits  # imported late: it takes a second
+
+        bunch = load_digits()
+        reserved = np.arange(len(bunch.target)) % _DIGITS_HELD_OUT_EVERY == _DIGITS_HELD_OUT_EVERY - 1
+        kept = reserved if held_out else ~reserved
+        training = bunch.images[~reserved]
+        images = (bunch.images[kept] - training.mean()) / training.std()
+        self._images = functional.interpolate(
+            torch.from_numpy(images).float()[:, None], size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear"
+        )
+        self._labels = torch.from_numpy(bunch.target[kept]).long()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return float32 `(samples, 3, 32, 32)`: the same grey in each channel."""
+        return (self._images[list(indices)].repeat(1, IMAGE_CHANNELS, 1, 1),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples,)`."""
+        return self._labels[list(indices)]
+
+
+def _tokens(rows: npt.NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(rows.astype(np.int64))

@@ -1,0 +1,56 @@
+"""Which samples belong to which step: seeded, stateless, resumable."""
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from spantrain.core.spans import Span
+from spantrain.models.hashing import derive_seed, mix
+
+__all__ = ["Sampler"]
+
+
+class Sampler:
+    """Deal a data set's samples to steps: each sample once an epoch, in an order of the epoch's own.
+
+    Samples are dealt from one endless sequence of shuffled epochs; step k takes the k-th run of `global_batch` of
+    it. So a step may span the end of an epoch, or several epochs if the data set is small, and any step's samples
+    can be asked for at any time (resuming needs the step's number only).
+
+    >>> sampler = Sampler(dataset_size=6, global_batch=4, seed=1)
+    >>> dealt = [index for step in range(3) for index in sampler.indices(step, Span(0, 4))]
+    >>> sorted(dealt[:6]), sorted(dealt[6:])
+    ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+    """
+
+    def __init__(self, *, dataset_size: int, global_batch: int, seed: int) -> None:
+        if dataset_size < 1 or global_batch < 1:
+            raise ValueError(f"need at least one sample and a batch of one, got {dataset_size} and {global_batch}")
+        self.dataset_size = dataset_size
+        self.global_batch = global_batch
+        self.seed = seed
+
+    def indices(self, step: int, span: Span) -> list[int]:
+        """Return the data set's indices of some samples of a step.
+
+        Raises:
+            ValueError: the step is negative or the span reaches beyond the global batch.
+        """
+        if step < 0 or span.hi > self.global_batch:
+            raise ValueError(f"step {step}, samples {span}: need step >= 0 and samples below {self.global_batch}")
+        start = step * self.global_batch
+        found: list[int] = []
+        position, end = start + span.lo, start + span.hi
+        while position < end:
+            epoch, offset = divmod(position, self.dataset_size)
+            count = min(end - position, self.dataset_size - offset)
+            found += _order(self.seed, epoch, self.dataset_size)[offset : offset + count].tolist()
+            position += count
+        return found
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, size: int) -> npt.NDArray[np.intp]:
+    keys = mix(np.arange(size, dtype=np.uint64), derive_seed(seed, "epoch", epoch))
+    return np.argsort(keys, kind="stable")

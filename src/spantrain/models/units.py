@@ -1,0 +1,96 @@
+"""What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["ModuleUnit", "UnitModule", "parameter_names", "sample_losses", "shared_parameters", "tie_parameters"]
+
+IGNORED_LABEL = -100
+
+
+class UnitModule(nn.Module):
+    """The smallest piece of a model that can be placed.
+
+    `forward(*tensors)` returns the tensors alive at the cut behind the unit. The last unit's is
+    `forward(*tensors, labels)` and returns the loss, a scalar summed over samples (`sample_losses`).
+
+    A unit is always in evaluation mode: dropout is off and batch statistics are frozen, so that gradients do not
+    depend on how a batch is cut (DESIGN section 10). Its parameters train all the same.
+    """
+
+    def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.name = name
+        """Its own name, unique in the model."""
+        self.prefixes = dict(prefixes)
+        """For each child module: the prefix of its parameters in the unsplit model."""
+        self.shared = dict(shared or {})
+        """Groups of shared parameters with a member here: group -> local name of the parameter."""
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002 - the signature is torch's
+        """Stay in evaluation mode, whatever is asked."""
+        return super().train(False)
+
+
+class ModuleUnit(UnitModule):
+    """A unit that is one module from one tensor to one tensor."""
+
+    def __init__(self, name: str, body: nn.Module) -> None:
+        super().__init__(name, prefixes={"body": name})
+        self.body = body
+        self.eval()
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Run the module."""
+        return (self.body(hidden),)
+
+
+def parameter_names(unit: UnitModule) -> dict[str, str]:
+    """Return local name -> full name in the unsplit model, for every parameter (a tied one once)."""
+    return {local: _full_name(unit, local) for local, _ in unit.named_parameters()}
+
+
+def _full_name(unit: UnitModule, local: str) -> str:
+    child, _, rest = local.partition(".")
+    return f"{unit.prefixes[child]}.{rest}"
+
+
+def shared_parameters(units: Sequence[UnitModule]) -> Mapping[str, list[tuple[int, str]]]:
+    """Return the members of each group of shared parameters: (position in `units`, local name).
+
+    Members in units of one stage are one object (`tie_parameters`); members on different stages are copies with
+    equal initial values, whose gradients must be summed across the stages.
+    """
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for position, unit in enumerate(units):
+        for group, local in unit.shared.items():
+            groups.setdefault(group, []).append((position, local))
+    return groups
+
+
+def tie_parameters(units: Sequence[UnitModule]) -> None:
+    """Make the members of each group of shared parameters one object."""
+    for members in shared_parameters(units).values():
+        position, local = members[0]
+        parameter = units[position].get_parameter(local)
+        for other, other_local in members[1:]:
+            owner, _, attribute = other_local.rpartition(".")
+            setattr(units[other].get_submodule(owner), attribute, parameter)
+
+
+def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each sample's cross-entropy, the mean over its counted labels (-100 is not counted).
+
+    Shapes: logits `(samples, classes)` with labels `(samples,)`, or `(samples, tokens, classes)` with
+    `(samples, tokens)`. Computed in float32, also under autocast.
+    """
+    flat = functional.cross_entropy(
+        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
+    )
+    counted = (labels != IGNORED_LABEL).reshape(labels.shape[0], -1).sum(dim=1).clamp(min=1)
+    losses: Tensor = flat.reshape(labels.shape[0], -1).sum(dim=1) / counted.to(torch.float32)
+    return losses

@@ -1,0 +1,131 @@
+"""Devices: results come back, and emulated time is kept without drift."""
+
+import time
+
+import pytest
+import torch
+
+from spantrain.errors import ConfigError
+from spantrain.models.device import CpuDevice, CudaDevice, EmulatedDevice, PreciseClock, open_device
+
+
+class FakeClock:
+    """Time that passes only in work and in waiting; wakes up late by `lag_s`."""
+
+    def __init__(self, *, lag_s: float = 0.0) -> None:
+        self.time_s = 100.0
+        self.lag_s = lag_s
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wait_until(self, deadline_s: float) -> None:
+        self.time_s = max(self.time_s, deadline_s + self.lag_s)
+
+    def work(self, seconds: float):
+        def run() -> None:
+            self.time_s += seconds
+
+        return run
+
+
+def test_cpu_returns_the_result_and_ignores_the_emulated_time() -> None:
+    device = CpuDevice()
+    start_s = time.monotonic()
+    assert device.run(lambda: "done", 60.0) == "done"
+    assert time.monotonic() - start_s < 30
+    assert 0 < device.last_s < 30
+    assert device.torch_device == torch.device("cpu")
+
+
+def test_emulated_work_takes_the_emulated_time() -> None:
+    clock = FakeClock()
+    device = EmulatedDevice(clock=clock)
+    device.run(clock.work(0.003), 0.02)
+    assert clock.time_s == pytest.approx(100.02)
+    assert device.last_s == pytest.approx(0.02)
+
+
+def test_queued_work_does_not_add_up_errors() -> None:
+    clock = FakeClock(lag_s=0.003)
+    device = EmulatedDevice(clock=clock)
+    for _ in range(20):
+        device.run(clock.work(0.001), 0.01)
+        clock.work(0.0005)()
+    # Twenty late wake-ups and twenty gaps, and only the last of each is seen.
+    assert clock.time_s == pytest.approx(100.2 + 0.003 + 0.0005)
+    assert device.last_s == pytest.approx(0.013)
+
+
+def test_an_idle_device_starts_at_the_present() -> None:
+    clock = FakeClock(lag_s=0.003)
+    device = EmulatedDevice(clock=clock)
+    device.run(clock.work(0.0), 0.01)
+    clock.work(0.005)()
+    start_s = clock.time_s
+    device.run(clock.work(0.0), 0.01)
+    assert clock.time_s == pytest.approx(start_s + 0.01 + 0.003)
+
+
+def test_what_is_caught_up_is_limited() -> None:
+    clock = FakeClock()
+    device = EmulatedDevice(clock=clock, carry_s=0.002)
+    device.run(clock.work(0.5), 0.01)
+    assert device.overruns == 1
+    device.run(clock.work(0.0), 0.01)
+    assert clock.time_s == pytest.approx(100.5 + 0.01 - 0.002)
+
+
+def test_real_share_and_overruns_are_counted() -> None:
+    clock = FakeClock()
+    device = EmulatedDevice(clock=clock)
+    assert device.real_compute_ratio == 0.0
+    device.run(clock.work(0.002), 0.02)
+    assert device.real_compute_ratio == pytest.approx(0.1)
+    assert device.overruns == 0
+    device.run(clock.work(0.03), 0.02)
+    assert device.real_compute_ratio == pytest.approx(0.8)
+    assert device.overruns == 1
+
+
+def test_work_without_a_time_is_neither_held_up_nor_counted() -> None:
+    clock = FakeClock()
+    device = EmulatedDevice(clock=clock)
+    device.run(clock.work(0.5), None)
+    assert clock.time_s == pytest.approx(100.5)
+    assert device.emulated_s == device.real_s == device.overruns == 0
+    device.run(clock.work(0.0), 0.01)
+    assert clock.time_s == pytest.approx(100.51)
+
+
+def test_the_precise_clock_is_never_early_and_seldom_late() -> None:
+    clock = PreciseClock()
+    late = []
+    for _ in range(20):
+        deadline_s = clock.now_s() + 0.002
+        clock.wait_until(deadline_s)
+        late.append(clock.now_s() - deadline_s)
+    assert min(late) >= 0
+    # The median, and a wide bound: other processes may hold the processor.
+    assert sorted(late)[10] < 0.01
+    clock.wait_until(0.0)
+
+
+def test_backends_by_name() -> None:
+    assert isinstance(open_device("emulated"), EmulatedDevice)
+    assert isinstance(open_device("cpu"), CpuDevice)
+    for name in ("tpu", "cpu:1", "cuda:x", "cuda:-1"):
+        with pytest.raises(ConfigError, match="no such thing"):
+            open_device(name)
+    with pytest.raises(ConfigError, match="cuda:9999"):
+        open_device("cuda:9999")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_times_the_work_on_the_device() -> None:
+    device = CudaDevice(0)
+    matrix = torch.randn(2048, 2048, device=device.torch_device)
+    product = device.run(lambda: matrix @ matrix, None)
+    assert product.device == device.torch_device
+    assert 0 < device.last_s < 10
