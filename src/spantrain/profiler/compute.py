@@ -1,0 +1,207 @@
+"""Measures F, I and W of each class of units on a device, for several numbers of samples."""
+
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spantrain.core.action import Op
+from spantrain.core.profile import UnitTiming
+from spantrain.core.spans import Span
+from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.device import Device
+from spantrain.models.stage import StageExecutor
+
+__all__ = ["Emulation", "Progress", "measure_units"]
+
+_LOGGER = logging.getLogger(__name__)
+
+Emulation = Callable[[Unit, Op, int], float]
+"""(unit, operation, samples) -> seconds on the emulated device."""
+
+Progress = Callable[[int, int, str], None]
+"""(points done, points in all, what comes next)"""
+
+_HALVES = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_REAL_POINT_S = 0.3
+_EMULATED_POINT_S = 0.1
+"""A point that has taken so long is not repeated again; emulated time varies little."""
+
+
+def measure_units(
+    device: Device,
+    spec: ModelSpec,
+    graph: UnitGraph,
+    *,
+    kind: str,
+    dtype: str,
+    sizes: Sequence[int],
+    emulate: Emulation | None,
+    on_progress: Progress | None = None,
+    repeats: int = 3,
+) -> tuple[UnitTiming, ...]:
+    """Return the median seconds of F, I and W, one timing for each class of units and number of samples.
+
+    Units of one class are measured once, away from the first place if the class has another. Each point is warmed
+    up once, then repeated until `repeats` are done or it has taken long enough. I of the model's first unit is
+    nothing, and its W the whole backward, as in training. A number of samples that does not fit into the
+    device's memory ends the list of its class, with a warning.
+
+    Args:
+        device: what computes.
+        spec: the model.
+        graph: its units, built for `dtype`.
+        kind: name of the device's kind, for the record.
+        dtype: `float32`, or `bfloat16` for autocast.
+        sizes: numbers of samples; none gives no timings.
+        emulate: seconds that an emulated device takes; None on real ones.
+        on_progress: told before each point and at the end.
+        repeats: most repeats of a point.
+    """
+    tell = on_progress or (lambda _done, _total, _text: None)
+    wanted = sorted(set(sizes))
+    timings: list[UnitTiming] = []
+    indices = _representatives(graph)
+    total, done = len(indices) * len(wanted), 0
+    for index in indices if wanted else ():
+        bench = _Bench(device=device, spec=spec, graph=graph, index=index, dtype=dtype, emulate=emulate)
+        for samples in wanted:
+            tell(done, total, f"{kind}: {bench.unit.unit_class}, {samples} samples")
+            done += 1
+            try:
+                seconds = bench.measure(samples, repeats)
+            except torch.OutOfMemoryError:
+                _LOGGER.warning("%s: %s does not fit with %d samples or more", kind, bench.unit.name, samples)
+                done += len(wanted) - wanted.index(samples) - 1
+                break
+            timings.append(_timing(bench.unit, kind, dtype, samples, seconds))
+    tell(total, total, f"{kind}: done")
+    return tuple(timings)
+
+
+def _representatives(graph: UnitGraph) -> list[int]:
+    """Return one index for each class of units, in order; the first unit only if no other is like it."""
+    chosen: dict[str, int] = {}
+    for index, unit in enumerate(graph.units):
+        if chosen.get(unit.unit_class, 0) == 0:
+            chosen[unit.unit_class] = index
+    return list(chosen.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpSeconds:
+    """Seconds of F, I and W on one number of samples."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
+
+
+def _timing(unit: Unit, kind: str, dtype: str, samples: int, seconds: _OpSeconds) -> UnitTiming:
+    return UnitTiming(
+        unit_class=unit.unit_class,
+        kind=kind,
+        dtype=dtype,
+        samples=samples,
+        forward_s=seconds.forward_s,
+        backward_input_s=seconds.backward_input_s,
+        backward_weight_s=seconds.backward_weight_s,
+    )
+
+
+class _Bench:
+    """One unit as a stage of its own, ready to be run on any number of samples."""
+
+    def __init__(
+        self, *, device: Device, spec: ModelSpec, graph: UnitGraph, index: int, dtype: str, emulate: Emulation | None
+    ) -> None:
+        self.unit = graph.units[index]
+        self._device = device
+        self._spec = spec
+        self._before = graph.units[index - 1].outputs if index > 0 else None
+        self._is_last = index == len(graph.units) - 1
+        self._emulate = emulate
+        self._executor = StageExecutor(
+            build_units(spec, [index], seed=0),
+            is_first=index == 0,
+            is_last=self._is_last,
+            global_batch=1,
+            autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+            torch_device=device.torch_device,
+        )
+
+    def measure(self, samples: int, repeats: int) -> _OpSeconds:
+        """Return the median seconds of each operation."""
+        inputs, labels = self._data(samples)
+        try:
+            # The warm-up of an emulated device need not take its time.
+            outputs = self._run(inputs, labels, None)
+            gradients = self._gradients(outputs)
+            self._finish(samples, gradients, None)
+            seen: list[_OpSeconds] = []
+            limit_s = _REAL_POINT_S if self._emulate is None else _EMULATED_POINT_S
+            while len(seen) < repeats and sum(seconds.total_s for seconds in seen) < limit_s:
+                seen.append(self._once(samples, inputs, labels, gradients))
+        finally:
+            self._executor.discard()
+        return _OpSeconds(
+            forward_s=statistics.median(seconds.forward_s for seconds in seen),
+            backward_input_s=statistics.median(seconds.backward_input_s for seconds in seen),
+            backward_weight_s=statistics.median(seconds.backward_weight_s for seconds in seen),
+        )
+
+    def _once(
+        self, samples: int, inputs: tuple[Tensor, ...], labels: Tensor | None, gradients: tuple[Tensor, ...]
+    ) -> _OpSeconds:
+        self._run(inputs, labels, self._seconds(Op.FORWARD, samples))
+        forward_s = self._device.last_s
+        return self._finish(samples, gradients, forward_s)
+
+    def _run(self, inputs: tuple[Tensor, ...], labels: Tensor | None, seconds: float | None) -> tuple[Tensor, ...]:
+        span = Span(0, inputs[0].shape[0])
+        return self._device.run(lambda: self._executor.forward(span, inputs, labels), seconds)
+
+    def _finish(self, samples: int, gradients: tuple[Tensor, ...], forward_s: float | None) -> _OpSeconds:
+        """Run I and W; `forward_s` is None in the warm-up, which takes no emulated time."""
+        span = Span(0, samples)
+        halves = (None, None) if forward_s is None else tuple(self._seconds(op, samples) for op in _HALVES[1:])
+        self._device.run(lambda: self._executor.backward_input(span, gradients), halves[0])
+        backward_input_s = self._device.last_s
+        self._device.run(lambda: self._executor.backward_weight(span), halves[1])
+        return _OpSeconds(
+            forward_s=forward_s or 0.0, backward_input_s=backward_input_s, backward_weight_s=self._device.last_s
+        )
+
+    def _seconds(self, op: Op, samples: int) -> float | None:
+        return None if self._emulate is None else self._emulate(self.unit, op, samples)
+
+    def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        place = self._device.torch_device
+        if self._before is None:
+            inputs = example_inputs(self._spec, samples, device=place)
+        else:
+            inputs = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
+        return inputs, example_labels(self._spec, samples, device=place) if self._is_last else None
+
+    def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._is_last:
+            return ()
+        return tuple(torch.randn_like(output) for output in outputs if output.is_floating_point())
+
+
+def _random_tensor(tensor: TensorSpec, samples: int, place: torch.device) -> Tensor:
+    """Return values of the right shape and type; integers are zeros, which are in range of any table."""
+    dtype = getattr(torch, tensor.dtype)
+    assert isinstance(dtype, torch.dtype), f"{tensor.name}: no dtype {tensor.dtype}"
+    shape = (samples, *tensor.shape_per_sample)
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=place)
+    return torch.randn(shape, device=place).to(dtype)

@@ -1,0 +1,143 @@
+"""Measuring F, I and W of units."""
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from spantrain.core.action import Op
+from spantrain.core.units import ModelSpec, Unit, UnitGraph
+from spantrain.models.catalog import resolve_model
+from spantrain.models.device import CpuDevice, EmulatedDevice
+from spantrain.models.graph import build_graph
+from spantrain.profiler.compute import measure_units
+
+
+class FrozenClock:
+    """Time that passes only in waiting, so that an emulated device's time is exact."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wait_until(self, deadline_s: float) -> None:
+        self.time_s = max(self.time_s, deadline_s)
+
+
+class SmallDevice(CpuDevice):
+    """Runs out of memory in the nth piece of work."""
+
+    def __init__(self, room_for: int) -> None:
+        super().__init__()
+        self.room_for = room_for
+
+    def run(self, work, seconds):
+        self.room_for -= 1
+        if self.room_for < 0:
+            raise torch.OutOfMemoryError("full")
+        return super().run(work, seconds)
+
+
+@functools.cache
+def model(name: str, dtype: str = "float32") -> tuple[ModelSpec, UnitGraph]:
+    torch.set_num_threads(1)
+    spec = resolve_model(name)
+    return spec, build_graph(spec, dtype=dtype)
+
+
+def seconds_law(scale_s: float) -> Callable[[Unit, Op, int], float]:
+    weights = {Op.FORWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
+    return lambda unit, op, samples: scale_s * weights[op] * (samples + 1)
+
+
+def test_each_class_of_units_is_measured_once_at_each_size() -> None:
+    spec, graph = model("gpt2-tiny")
+    timings = measure_units(
+        EmulatedDevice(clock=FrozenClock()),
+        spec,
+        graph,
+        kind="board",
+        dtype="float32",
+        sizes=(4, 1, 2, 2),
+        emulate=seconds_law(1e-3),
+    )
+    classes = {unit.unit_class for unit in graph.units}
+    assert len(classes) == 3
+    points = [(timing.unit_class, timing.samples) for timing in timings]
+    assert sorted(points) == sorted(itertools.product(classes, (1, 2, 4)))
+    for timing in timings:
+        per_sample = 1e-3 * (timing.samples + 1)
+        assert timing.forward_s == pytest.approx(per_sample)
+        assert timing.backward_input_s == pytest.approx(2 * per_sample)
+        assert timing.backward_weight_s == pytest.approx(3 * per_sample)
+        assert (timing.kind, timing.dtype, timing.source) == ("board", "float32", "measured")
+
+
+@pytest.mark.parametrize(("scale_s", "runs"), [(1e-4, 3), (1.0, 1)])
+def test_what_takes_long_is_not_repeated(scale_s: float, runs: int) -> None:
+    spec, graph = model("gpt2-tiny")
+    asked: list[tuple[Op, int]] = []
+
+    def emulate(unit: Unit, op: Op, samples: int) -> float:
+        asked.append((op, samples))
+        return seconds_law(scale_s)(unit, op, samples)
+
+    device = EmulatedDevice(clock=FrozenClock())
+    measure_units(device, spec, graph, kind="board", dtype="float32", sizes=(2,), emulate=emulate)
+    assert asked.count((Op.FORWARD, 2)) == 3 * runs
+
+
+def test_progress_is_told_point_by_point() -> None:
+    spec, graph = model("gpt2-tiny")
+    told: list[tuple[int, int, str]] = []
+    measure_units(
+        CpuDevice(),
+        spec,
+        graph,
+        kind="cpu",
+        dtype="float32",
+        sizes=(1, 2),
+        emulate=None,
+        on_progress=lambda *event: told.append(event),
+        repeats=1,
+    )
+    assert [done for done, _, _ in told] == [0, 1, 2, 3, 4, 5, 6]
+    assert {total for _, total, _ in told} == {6}
+    assert "2 samples" in told[1][2]
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny"])
+def test_real_times_of_every_family(name: str) -> None:
+    spec, graph = model(name)
+    timings = measure_units(CpuDevice(), spec, graph, kind="cpu", dtype="float32", sizes=(2,), emulate=None, repeats=1)
+    by_class = {timing.unit_class: timing for timing in timings}
+    first, *others = (by_class[unit.unit_class] for unit in graph.units)
+    assert first.backward_input_s < first.backward_weight_s
+    for timing in others:
+        assert min(timing.forward_s, timing.backward_input_s, timing.backward_weight_s) > 0
+
+
+def test_bfloat16_is_measured_under_autocast() -> None:
+    spec, graph = model("gpt2-tiny", "bfloat16")
+    timings = measure_units(CpuDevice(), spec, graph, kind="cpu", dtype="bfloat16", sizes=(2,), emulate=None, repeats=1)
+    assert {timing.dtype for timing in timings} == {"bfloat16"}
+    assert len(timings) == 3
+
+
+def test_sizes_that_do_not_fit_are_left_out_aloud(caplog) -> None:
+    spec, graph = model("gpt2-tiny")
+    # Two runs of F, I and W for each of two sizes; the third size of the first class does not fit.
+    timings = measure_units(
+        SmallDevice(12), spec, graph, kind="cpu", dtype="float32", sizes=(1, 2, 4, 8), emulate=None, repeats=1
+    )
+    assert [timing.samples for timing in timings] == [1, 2]
+    assert "does not fit with 4 samples or more" in caplog.text
+
+
+def test_without_sizes_nothing_is_measured() -> None:
+    spec, graph = model("gpt2-tiny")
+    assert measure_units(SmallDevice(0), spec, graph, kind="cpu", dtype="float32", sizes=(), emulate=None) == ()
