@@ -1,0 +1,151 @@
+"""Addresses of the control plane: `HOST:PORT` or `unix:/path`, to listen on or to dial."""
+
+import errno
+import re
+import socket
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spantrain.errors import UsageError
+
+__all__ = ["Address"]
+
+_TCP = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
+_UNIX_PATH_LIMIT_BYTES = 107
+_WILDCARDS = ("0.0.0.0", "::")
+_CONTROL_SUFFIX = ".control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """A place to listen on or to dial; a socket's path, or a host and a port."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read the text form.
+
+        >>> Address.parse("[::1]:29400").port, str(Address.parse("unix:/run/spantrain.sock"))
+        (29400, 'unix:/run/spantrain.sock')
+
+        Raises:
+            UsageError: it is neither `HOST:PORT` nor `unix:/path`.
+        """
+        if text.startswith("unix:"):
+            return cls(path=_checked_path(text))
+        match = _TCP.fullmatch(text)
+        if match is None or int(match[3]) > 65535:
+            raise UsageError(
+                f"{text!r} is not an address: write HOST:PORT, e.g. 192.0.2.7:29400 or [2001:db8::7]:29400, "
+                "or unix:/path"
+            )
+        return cls(host=match[1] or match[2], port=int(match[3]))
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def target(self) -> str:
+        """The form in which gRPC dials it; a host's name cannot be taken for the name of a scheme."""
+        return str(self) if self.path else f"dns:///{self}"
+
+    def at_port(self, port: int) -> "Address":
+        """Return the same host with another port."""
+        assert not self.path
+        return replace(self, port=port)
+
+    def as_dialled(self) -> "Address":
+        """Return what to tell others: where all addresses are listened on, the name of this machine."""
+        return replace(self, host=socket.gethostname()) if self.host in _WILDCARDS else self
+
+    def control_neighbour(self) -> "Address":
+        """Return where the control port goes, for a join port here: the next port, or the next file.
+
+        Raises:
+            UsageError: there is no next port.
+        """
+        if self.path:
+            return Address(path=self.path + _CONTROL_SUFFIX)
+        if self.port == 65535:
+            raise UsageError(f"{self}: the coordinator needs this port and the next one; take a port below 65535")
+        return self.at_port(self.port + 1 if self.port else 0)
+
+    def dial(self, timeout_s: float) -> socket.socket:
+        """Return a connected socket.
+
+        Raises:
+            OSError: nobody listens there, or the host is unknown.
+        """
+        if not self.path:
+            return socket.create_connection((self.host, self.port), timeout=timeout_s)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(self.path)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def check_free(self) -> None:
+        """Make sure that it can be listened on; a socket file that nobody serves is removed.
+
+        gRPC says neither why it could not bind nor minds taking over a socket file in use.
+
+        Raises:
+            UsageError: it is in use, or cannot be listened on; the reason is told.
+        """
+        if self.path:
+            self._check_path_free()
+            return
+        try:
+            family, kind, proto, _, where = socket.getaddrinfo(
+                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                probe.listen(1)
+        except OSError as error:
+            raise UsageError(self._bind_message(error)) from None
+
+    def _bind_message(self, error: OSError) -> str:
+        if error.errno == errno.EADDRINUSE:
+            return f"the coordinator cannot listen on {self}: the port is in use; stop what uses it or take another"
+        return f"the coordinator cannot listen on {self}: {error.strerror or error}"
+
+    def _check_path_free(self) -> None:
+        path = Path(self.path)
+        if not path.parent.is_dir():
+            raise UsageError(f"the coordinator cannot listen on {self}: there is no folder {path.parent}")
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise UsageError(f"the coordinator cannot listen on {self}: a file that is not a socket is there")
+        try:
+            self.dial(timeout_s=1.0).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise UsageError(self._bind_message(error)) from None
+        raise UsageError(f"the coordinator cannot listen on {self}: another one does; take another path")
+
+
+def _checked_path(text: str) -> str:
+    path = text.removeprefix("unix:")
+    size = len((path + _CONTROL_SUFFIX).encode())
+    if not path.startswith("/") or size > _UNIX_PATH_LIMIT_BYTES:
+        raise UsageError(
+            f"{text!r} is not an address: a socket needs an absolute path of at most "
+            f"{_UNIX_PATH_LIMIT_BYTES - len(_CONTROL_SUFFIX)} bytes, e.g. unix:/tmp/run-1/join"
+        )
+    return path

@@ -1,0 +1,159 @@
+"""Certificates of one run: the coordinator's own, an authority for workers, a worker's key and request.
+
+All are ECDSA on P-256 and live in memory only: they end with the process that made them. That is why they carry no
+useful dates: a board without a battery believes that it is 1970, and a date could only keep honest workers out.
+"""
+
+import datetime
+import hashlib
+from dataclasses import dataclass, field
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from spantrain.errors import ProtocolError
+from spantrain.runtime.control.protocol import COORDINATOR_NAME
+
+__all__ = ["Authority", "ServerIdentity", "WorkerIdentity", "certificate_digest", "der_of_pem", "pem_of_der"]
+
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # RFC 5280 4.1.2.5: no end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerIdentity:
+    """The coordinator's key and its certificate, signed by itself: workers pin it, so nobody need vouch for it."""
+
+    key_pem: bytes = field(repr=False)
+    certificate_der: bytes
+
+    @classmethod
+    def create(cls) -> "ServerIdentity":
+        """Return a new identity."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name(COORDINATOR_NAME)
+        certificate = (
+            _builder(name, name, key.public_key())
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(COORDINATOR_NAME)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key_pem=_key_pem(key), certificate_der=certificate.public_bytes(serialization.Encoding.DER))
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as gRPC takes it."""
+        return pem_of_der(self.certificate_der)
+
+
+class Authority:
+    """Signs the workers' certificates; the only root that the control port trusts."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("spantrain-workers")
+        self._certificate = (
+            _builder(self._name, self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The root, for the server that checks workers."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def sign(self, request: x509.CertificateSigningRequest, name: str) -> bytes:
+        """Return a worker's certificate (DER) with its device's name; nothing but the key is taken from the request."""
+        public_key = request.public_key()
+        assert isinstance(public_key, ec.EllipticCurvePublicKey)
+        certificate = (
+            _builder(_name(name), self._name, public_key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.DER)
+
+    @staticmethod
+    def read_request(request_der: bytes) -> tuple[x509.CertificateSigningRequest, str]:
+        """Return a request and the name it asks for.
+
+        Raises:
+            ProtocolError: not a request, not signed by its own key, another kind of key, or no single name.
+        """
+        try:
+            request = x509.load_der_x509_csr(request_der)
+            valid = request.is_signature_valid
+            public_key = request.public_key()
+            names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise ProtocolError(f"not a certificate request: {error}") from None
+        if not valid or not isinstance(public_key, ec.EllipticCurvePublicKey) or public_key.curve.name != "secp256r1":
+            raise ProtocolError("a certificate request must be signed by its own key, ECDSA on P-256")
+        if len(names) != 1 or not isinstance(names[0].value, str):
+            raise ProtocolError(f"a certificate request must hold one name, got {len(names)}")
+        return request, names[0].value
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerIdentity:
+    """A worker's key, which never leaves it, and its request for a certificate."""
+
+    key_pem: bytes = field(repr=False)
+    request_der: bytes
+
+    @classmethod
+    def create(cls, name: str) -> "WorkerIdentity":
+        """Return a new key and a request in this device's name."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        request = x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(key, hashes.SHA256())
+        return cls(key_pem=_key_pem(key), request_der=request.public_bytes(serialization.Encoding.DER))
+
+
+def pem_of_der(certificate_der: bytes) -> bytes:
+    """Return a certificate's text form.
+
+    Raises:
+        ProtocolError: it is not a certificate.
+    """
+    try:
+        return x509.load_der_x509_certificate(certificate_der).public_bytes(serialization.Encoding.PEM)
+    except ValueError as error:
+        raise ProtocolError(f"not a certificate: {error}") from None
+
+
+def der_of_pem(certificate_pem: bytes) -> bytes:
+    """Return a certificate's bytes from its text form."""
+    return x509.load_pem_x509_certificate(certificate_pem).public_bytes(serialization.Encoding.DER)
+
+
+def certificate_digest(certificate_der: bytes) -> bytes:
+    """Return the key under which a certificate is remembered."""
+    return hashlib.sha256(certificate_der).digest()
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

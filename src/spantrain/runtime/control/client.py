@@ -1,0 +1,231 @@
+"""A worker's end of the control plane: join with a token, then call."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from spantrain.errors import PeerLostError, ProtocolError, UsageError
+from spantrain.runtime.control.address import Address
+from spantrain.runtime.control.certificates import WorkerIdentity, pem_of_der
+from spantrain.runtime.control.codec import encode
+from spantrain.runtime.control.members import check_name
+from spantrain.runtime.control.protocol import (
+    HELLO,
+    JOIN,
+    JOIN_REQUEST_LIMIT_BYTES,
+    MESSAGE_LIMIT_BYTES,
+    PROTOCOL_VERSION,
+    RemoteRefusal,
+    channel_options,
+    method_path,
+    unwrap,
+)
+from spantrain.runtime.control.token import JoinToken
+
+__all__ = ["ControlClient", "fetch_certificate"]
+
+_T = TypeVar("_T")
+_RETRY_PAUSE_S = 0.2
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class ControlClient:
+    """A worker that has joined. Safe from any thread."""
+
+    def __init__(self, *, address: Address, credentials: grpc.ChannelCredentials, welcome: dict[str, Any]) -> None:
+        """Use `join` instead."""
+        self._address = address
+        self._channel = grpc.secure_channel(address.target, credentials, options=channel_options())
+        self._closed = threading.Event()
+        self.welcome = welcome
+        """What the coordinator's `on_join` answered."""
+
+    @classmethod
+    def join(
+        cls, address: str, token: str, *, name: str, facts: dict[str, Any], timeout_s: float = 30.0
+    ) -> "ControlClient":
+        """Join a run as a device; wait for a coordinator that is not there yet.
+
+        First the coordinator's certificate is fetched and checked against the token; from then on it is the only
+        one trusted. Then the secret is proved for a new key, which is answered with a certificate for that key.
+
+        Raises:
+            UsageError: the token is mistyped, of another run, or refused; the name or address is not one.
+            RemoteRefusal: the name is taken, the run is full, or `on_join` refused.
+            PeerLostError: nobody answered in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        where, parsed = Address.parse(address), JoinToken.parse(token)
+        check_name(name)
+        server_der = fetch_certificate(where, deadline_s)
+        if not parsed.matches(server_der):
+            raise UsageError(
+                f"what answers at {where} is not the coordinator that made this token: "
+                "take address and token from the same run, or somebody stands in between"
+            )
+        identity = WorkerIdentity.create(name)
+        root_pem = pem_of_der(server_der)
+        answer = _ask_to_join(where, root_pem, _join_request(parsed, identity, facts), deadline_s)
+        client = cls(
+            address=_control_address(where, answer),
+            credentials=grpc.ssl_channel_credentials(
+                root_pem, identity.key_pem, pem_of_der(_field(answer, "certificate", bytes))
+            ),
+            welcome=_field(answer, "welcome", dict),
+        )
+        client._greet(where, deadline_s)
+        return client
+
+    def call(self, method: str, payload: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """Return the answer of the coordinator's handler.
+
+        While the connection is down the call waits for it, up to `timeout_s`.
+
+        Raises:
+            RemoteRefusal: the handler said no, or this worker was released.
+            PeerLostError: no answer in time, or the connection went away under the call.
+            ProtocolError: the message is over the limit, or the coordinator cannot make sense of it, or failed at it.
+        """
+        body = encode(payload, limit_bytes=MESSAGE_LIMIT_BYTES)
+        try:
+            answer = _send(self._channel, method, body, timeout_s)
+        except grpc.RpcError as error:
+            raise self._translated(error, method, timeout_s) from None
+        except ValueError:
+            # gRPC's answer to a call on a closed channel.
+            if not self._closed.is_set():
+                raise
+            raise PeerLostError(f"the connection to the coordinator at {self._address} is closed") from None
+        return unwrap(answer)
+
+    def close(self) -> None:
+        """End the connection and all calls that run."""
+        self._closed.set()
+        self._channel.close()
+
+    def _translated(self, error: grpc.RpcError, method: str, timeout_s: float) -> Exception:
+        code, details = _status(error)
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return RemoteRefusal(f"the coordinator at {self._address} refused {method!r}: {details}")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return PeerLostError(
+                f"the coordinator at {self._address} did not answer {method!r} within {timeout_s:g} s: {details}"
+            )
+        if code in _LOST:
+            return PeerLostError(
+                f"the connection to the coordinator at {self._address} went away under {method!r}: {details}"
+            )
+        return ProtocolError(f"the coordinator at {self._address} failed at {method!r}: {code.name}, {details}")
+
+    def _greet(self, where: Address, deadline_s: float) -> None:
+        try:
+            self.call(HELLO, {}, timeout_s=_left_s(deadline_s))
+        except PeerLostError as error:
+            self.close()
+            raise PeerLostError(
+                f"joined at {where}, but the control port {self._address} does not answer; both ports must be open. "
+                f"{error}"
+            ) from None
+
+
+def fetch_certificate(address: Address, deadline_s: float) -> bytes:
+    """Return the certificate (DER) of whoever answers, untrusted; dial again until the deadline (monotonic).
+
+    Raises:
+        PeerLostError: nobody answered in time.
+        UsageError: what answers does not speak TLS.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # No trust is needed here: the bytes are compared with the token's fingerprint by the caller.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    while True:
+        try:
+            with address.dial(_left_s(deadline_s)) as raw, context.wrap_socket(raw) as tls:
+                certificate_der = tls.getpeercert(binary_form=True)
+            assert certificate_der is not None
+            return certificate_der
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            reason: OSError = error
+        except ssl.SSLError as error:
+            raise UsageError(f"what answers at {address} is not a coordinator: {error.reason}") from None
+        except OSError as error:
+            reason = error
+        if deadline_s - time.monotonic() < _RETRY_PAUSE_S:
+            raise PeerLostError(f"no coordinator answers at {address}: {_reason_text(reason)}")
+        time.sleep(_RETRY_PAUSE_S)
+
+
+def _reason_text(error: OSError) -> str:
+    return "the name is unknown" if isinstance(error, socket.gaierror) else (error.strerror or str(error))
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.05, deadline_s - time.monotonic())
+
+
+def _join_request(token: JoinToken, identity: WorkerIdentity, facts: dict[str, Any]) -> bytes:
+    request = {
+        "version": PROTOCOL_VERSION,
+        "request": identity.request_der,
+        "proof": token.proof(identity.request_der),
+        "facts": facts,
+    }
+    return encode(request, limit_bytes=JOIN_REQUEST_LIMIT_BYTES)
+
+
+def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float) -> dict[str, Any]:
+    credentials = grpc.ssl_channel_credentials(root_pem)
+    with contextlib.closing(grpc.secure_channel(where.target, credentials, options=channel_options())) as channel:
+        try:
+            return unwrap(_send(channel, JOIN, body, _left_s(deadline_s)))
+        except grpc.RpcError as error:
+            raise _join_error(where, error) from None
+        except RemoteRefusal as refusal:
+            raise RemoteRefusal(f"the coordinator at {where} refused to let this worker join: {refusal}") from None
+
+
+def _join_error(where: Address, error: grpc.RpcError) -> Exception:
+    code, details = _status(error)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return UsageError(f"the coordinator at {where} refused the token: take the one that it printed for this run")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return UsageError(f"the coordinator at {where} refused the token: too many wrong ones from here; {details}")
+    if code in _LOST:
+        return PeerLostError(f"the coordinator at {where} did not answer in time: {details}")
+    return ProtocolError(f"the coordinator at {where} failed at joining: {code.name}, {details}")
+
+
+def _control_address(dialled: Address, answer: dict[str, Any]) -> Address:
+    match _field(answer, "control", dict):
+        case {"port": int(port)} if not dialled.path and 0 < port < 65536:
+            return dialled.at_port(port)
+        case {"path": str(path)} if dialled.path:
+            return Address(path=path)
+        case other:
+            raise ProtocolError(f"the coordinator at {dialled} told no control port that fits: {other}")
+
+
+def _field(answer: dict[str, Any], key: str, kind: type[_T]) -> _T:
+    value = answer.get(key)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"the coordinator's answer to joining lacks {key!r}")
+    return value
+
+
+def _send(channel: grpc.Channel, method: str, body: bytes, timeout_s: float) -> bytes:
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method_path(method))
+    return call(body, timeout=timeout_s, wait_for_ready=True)
+
+
+def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    # What a call raises is also the call (gRPC has no type for that).
+    call = cast(grpc.Call, error)
+    return call.code(), call.details() or ""

@@ -1,0 +1,124 @@
+"""Who has joined: names by certificate, and how many calls each has running."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spantrain.errors import UsageError
+from spantrain.runtime.control.protocol import RemoteRefusal
+
+__all__ = ["Members", "Seat", "TooManyCalls", "check_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,63}")
+
+
+class TooManyCalls(Exception):
+    """A member has as many calls running as it may."""
+
+
+def check_name(name: str) -> None:
+    """Make sure that a device's name can stand in a certificate.
+
+    Raises:
+        UsageError: it is empty, longer than 64, or has other characters.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"a device cannot join as {name!r}: a name has 1 to 64 letters, digits or . _ : @ / - "
+            "and begins with a letter or digit"
+        )
+
+
+class Seat:
+    """A name that is being joined, or has been."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.digest: bytes | None = None
+
+
+class Members:
+    """The names in use and the certificates that stand for them; safe from any thread.
+
+    A certificate that is not here is nobody's, even if this run's authority signed it: that is how a name is
+    taken back from a holder that may still be running.
+    """
+
+    def __init__(self, *, max_peers: int, calls_per_peer: int) -> None:
+        self._max_peers = max_peers
+        self._calls_per_peer = calls_per_peer
+        self._seats: dict[str, Seat] = {}
+        self._name_by_digest: dict[bytes, str] = {}
+        self._calls: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def reserve(self, name: str) -> Seat:
+        """Hold a name for a worker that is joining.
+
+        Raises:
+            RemoteRefusal: the name is in use, or there is no room.
+        """
+        with self._lock:
+            if name in self._seats:
+                raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
+            if len(self._seats) >= self._max_peers:
+                raise RemoteRefusal(f"the run is full: {self._max_peers} workers have joined")
+            seat = self._seats[name] = Seat(name)
+            return seat
+
+    def admit(self, seat: Seat, digest: bytes) -> None:
+        """Let a certificate stand for a reserved name.
+
+        Raises:
+            RemoteRefusal: the name was released meanwhile.
+        """
+        with self._lock:
+            if self._seats.get(seat.name) is not seat:
+                raise RemoteRefusal(f"{seat.name} was released while it was joining")
+            seat.digest = digest
+            self._name_by_digest[digest] = seat.name
+
+    def abandon(self, seat: Seat) -> None:
+        """Give a reserved name back; nothing happens if it was released."""
+        with self._lock:
+            if self._seats.get(seat.name) is seat:
+                del self._seats[seat.name]
+
+    def release(self, name: str) -> None:
+        """Free a name; its certificate is nobody's from now on. Nothing happens if nobody has the name."""
+        with self._lock:
+            seat = self._seats.pop(name, None)
+            if seat is not None and seat.digest is not None:
+                del self._name_by_digest[seat.digest]
+
+    def name_of(self, digest: bytes) -> str | None:
+        """Return whose certificate it is."""
+        with self._lock:
+            return self._name_by_digest.get(digest)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who has joined, sorted."""
+        with self._lock:
+            return tuple(sorted(self._name_by_digest.values()))
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Count a call while it runs, so that no member can take all threads.
+
+        Raises:
+            TooManyCalls: this member has all its calls running.
+        """
+        with self._lock:
+            if self._calls[name] >= self._calls_per_peer:
+                raise TooManyCalls
+            self._calls[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls[name] -= 1
+                if not self._calls[name]:
+                    del self._calls[name]

@@ -1,0 +1,127 @@
+"""Who is lost and when; a worker's heartbeat against a real coordinator."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.runtime.control.client import ControlClient
+from spantrain.runtime.control.heartbeat import FailureDetector, HeartbeatThread
+from spantrain.runtime.control.server import ControlServer
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from("abc"))), st.floats(0, 200))
+def test_lost_are_exactly_the_silent(beats: list[tuple[float, str]], now_s: float) -> None:
+    detector = FailureDetector(5.0)
+    for beat_s, peer in beats:
+        detector.on_heartbeat(beat_s, peer)
+    last = {peer: max(at for at, who in beats if who == peer) for _, peer in beats}
+    assert {peer for peer, _ in detector.lost(now_s)} == {peer for peer, at in last.items() if now_s - at > 5.0}
+
+
+def test_the_longest_silent_comes_first_with_a_reason_until_forgotten() -> None:
+    detector = FailureDetector(2.0)
+    detector.on_heartbeat(0.0, "edge-1")
+    detector.on_heartbeat(1.0, "edge-2")
+    lost = detector.lost(10.0)
+    assert lost == (
+        ("edge-1", "no heartbeat for 10.0 s, limit 2.0 s"),
+        ("edge-2", "no heartbeat for 9.0 s, limit 2.0 s"),
+    )
+    assert detector.lost(10.0) == lost
+    detector.forget("edge-1")
+    detector.forget("edge-1")
+    assert [peer for peer, _ in detector.lost(10.0)] == ["edge-2"]
+
+
+def test_a_late_note_does_not_turn_back_the_clock() -> None:
+    detector = FailureDetector(2.0)
+    detector.on_heartbeat(5.0, "edge-1")
+    detector.on_heartbeat(1.0, "edge-1")
+    assert detector.lost(6.0) == ()
+
+
+class Beats:
+    """A coordinator that counts beats and asks for a stop after the third."""
+
+    def __init__(self, bind: str) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.server = ControlServer(
+            bind=bind, handlers={"heartbeat": self._beat}, on_join=lambda _name, _facts: {}, max_peers=2
+        )
+
+    def _beat(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        self.seen.append((peer, payload))
+        return {"stop": len(self.seen) >= 3}
+
+
+@pytest.fixture
+def beats(tmp_path: Path) -> Iterator[Beats]:
+    beats = Beats(f"unix:{tmp_path}/join")
+    beats.server.start()
+    yield beats
+    beats.server.stop(0.1)
+
+
+@pytest.fixture
+def client(beats: Beats) -> Iterator[ControlClient]:
+    client = ControlClient.join(beats.server.join_address, beats.server.token, name="edge-1", facts={}, timeout_s=10)
+    yield client
+    client.close()
+
+
+def test_beats_tell_a_status_and_bring_back_what_is_asked(beats: Beats, client: ControlClient) -> None:
+    asked = threading.Event()
+    thread = HeartbeatThread(
+        client,
+        interval_s=0.01,
+        status=lambda: {"step": 7},
+        on_change=lambda: asked.set() if thread.answer.get("stop") else None,
+    )
+    assert thread.answer == {}
+    thread.start()
+    assert asked.wait(10)
+    thread.stop()
+    assert beats.seen[:3] == [("edge-1", {"step": 7})] * 3
+    assert thread.coordinator_lost is None
+
+
+def test_a_coordinator_that_goes_away_is_noticed(beats: Beats, client: ControlClient) -> None:
+    changed, gone = threading.Event(), threading.Event()
+
+    def on_change() -> None:
+        changed.set()
+        if thread.coordinator_lost:
+            gone.set()
+
+    thread = HeartbeatThread(client, interval_s=0.02, timeout_s=0.6, on_change=on_change)
+    thread.start()
+    assert changed.wait(10)
+    beats.server.stop(0.1)
+    assert gone.wait(10)
+    thread.stop()
+    assert thread.coordinator_lost is not None
+    assert "no heartbeat for" in thread.coordinator_lost
+    assert "the coordinator at unix:" in thread.coordinator_lost
+
+
+def test_a_released_worker_is_told_at_its_next_beat(beats: Beats, client: ControlClient) -> None:
+    gone = threading.Event()
+    thread = HeartbeatThread(client, interval_s=0.01, on_change=lambda: gone.set() if thread.coordinator_lost else None)
+    thread.start()
+    beats.server.release("edge-1")
+    assert gone.wait(10)
+    thread.stop()
+    assert "not a member" in str(thread.coordinator_lost)
+
+
+def test_the_runtime_package_is_imported_without_grpc() -> None:
+    code = "import sys, spantrain.runtime, spantrain.runtime.control; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
