@@ -1,0 +1,188 @@
+"""First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), from measurements."""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spantrain.core.profile import Profile
+
+__all__ = ["Group", "Groups", "group_devices", "message_seconds"]
+
+_SAME = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Devices that belong together; `subgroups` are its second-level groups (empty inside those)."""
+
+    name: str
+    devices: tuple[str, ...]
+    subgroups: tuple["Group", ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """First-level groups, and the message size at which their network was compared."""
+
+    first_level: tuple[Group, ...]
+    message_bytes: int
+
+    def group_of(self, device: str) -> Group:
+        """Return the first-level group of a device."""
+        return next(group for group in self.first_level if device in group.devices)
+
+
+def message_seconds(profile: Profile, message_bytes: int) -> dict[tuple[str, str], float]:
+    """Return the network metric of every measured pair: seconds to move a message of the stated size.
+
+    Latency plus size over bandwidth, the mean of both directions, under both orders of the pair. (The paper's
+    p_t = α + β/m mixes the symbols of its payloads; this is what it is taken to mean.)
+    """
+    one_way = {
+        pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in profile.link_by_pair.items()
+    }
+    return {(a, b): (seconds + one_way.get((b, a), seconds)) / 2 for (a, b), seconds in one_way.items()}
+
+
+def group_devices(
+    profile: Profile,
+    *,
+    devices: Sequence[str] | None = None,
+    message_bytes: int = 2**20,
+    network_ratio: float = 1.25,
+    compute_ratio: float = 1.2,
+    wan_latency_s: float = 2e-3,
+) -> Groups:
+    """Group devices by network, and inside each group by compute score and memory.
+
+    First level: every device begins alone; the pair of groups with the shortest mean message time is taken from
+    a heap and merged if that time is at most `network_ratio` times what the slower-connected of the two is used
+    to: the mean time between hosts inside a group, or a lone device's nearest path. Means are updated on merging
+    and only the top is kept. A lone device whose nearest path has a latency of `wan_latency_s` or more is held to
+    the fastest path between hosts of the whole cluster, so that two remote devices are not taken for neighbours.
+
+    The default ratio lies over what averaged noise of ±10 % does, and under the step from a site to a link with
+    half its bandwidth or with milliseconds more. Sites whose link is as good as their inside (edge and end at
+    1 Gbit/s and small latency, as in the Chinese paper's table 1) merge: to the network they are one place.
+
+    Second level: the same on the larger of the ratios of score and of memory, up to `compute_ratio`.
+    """
+    names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
+    first = _merge(names, *_network_rules(profile, names, message_bytes, network_ratio, wan_latency_s))
+    groups = tuple(_with_subgroups(profile, members, compute_ratio) for members in first)
+    return Groups(first_level=_unique_names(groups), message_bytes=message_bytes)
+
+
+Members = tuple[str, ...]
+Distance = Callable[[Members, Members], float]
+MayMerge = Callable[[Members, Members, float], bool]
+
+
+def _merge(names: Members, distance: Distance, may_merge: MayMerge) -> list[Members]:
+    """Agglomerate: nearest pair first, from a heap whose stale entries are skipped."""
+    order = {name: index for index, name in enumerate(names)}
+    alive: set[Members] = {(name,) for name in names}
+    heap: list[tuple[float, Members, Members]] = [
+        (distance((a,), (b,)), (a,), (b,)) for a in names for b in names if order[a] < order[b]
+    ]
+    heapq.heapify(heap)
+    while heap:
+        value, a, b = heapq.heappop(heap)
+        if a not in alive or b not in alive or not may_merge(a, b, value):
+            continue
+        alive -= {a, b}
+        merged = tuple(sorted(a + b, key=order.__getitem__))
+        for other in sorted(alive, key=lambda members: order[members[0]]):
+            heapq.heappush(heap, (distance(merged, other), merged, other))
+        alive.add(merged)
+    return sorted(alive, key=lambda members: order[members[0]])
+
+
+def _network_rules(
+    profile: Profile, names: Members, message_bytes: int, ratio: float, wan_latency_s: float
+) -> tuple[Distance, MayMerge]:
+    metric = message_seconds(profile, message_bytes)
+    used_to = _lone_references(profile, names, metric, wan_latency_s)
+    host = {device.name: device.host for device in profile.cluster.devices}
+
+    def distance(a: Members, b: Members) -> float:
+        return _mean([metric.get((x, y), float("inf")) for x in a for y in b])
+
+    def reference(members: Members) -> float:
+        inner = [metric[x, y] for x in members for y in members if host[x] != host[y] and (x, y) in metric]
+        return _mean(inner) if inner else max(used_to[name] for name in members)
+
+    def may_merge(a: Members, b: Members, value: float) -> bool:
+        return value <= ratio * max(reference(a), reference(b)) + _SAME
+
+    return distance, may_merge
+
+
+def _lone_references(
+    profile: Profile, names: Members, metric: Mapping[tuple[str, str], float], wan_latency_s: float
+) -> dict[str, float]:
+    """Return what each device alone is used to: its nearest path, held to the cluster's best if it is far."""
+    host = {device.name: device.host for device in profile.cluster.devices}
+    links = profile.link_by_pair
+    pairs = [(a, b) for a in names for b in names if a != b and (a, b) in metric]
+    between = [pair for pair in pairs if host[pair[0]] != host[pair[1]]]
+    near = [metric[pair] for pair in between if links[pair].latency_s < wan_latency_s]
+    fastest = min(near, default=0.0)
+    found = {}
+    for name in names:
+        inside = [metric[a, b] for a, b in pairs if a == name and host[a] == host[b]]
+        nearest = min((pair for pair in between if pair[0] == name), key=metric.__getitem__, default=None)
+        used_to = 0.0 if nearest is None else metric[nearest]
+        if nearest is not None and links[nearest].latency_s >= wan_latency_s:
+            used_to = min(used_to, fastest)
+        found[name] = max([used_to, *inside]) if inside else used_to
+    return found
+
+
+def _with_subgroups(profile: Profile, members: Members, ratio: float) -> Group:
+    memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
+
+    def distance(a: Members, b: Members) -> float:
+        return max(_ratio(_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
+
+    score = {name: profile.score_by_device.get(name, 1.0) for name in members}
+    subgroups = _merge(members, distance, lambda _a, _b, value: value <= ratio + _SAME)
+    subgroups.sort(key=lambda part: -_mean([score[name] for name in part]))
+    name = _site_name(profile, members)
+    return Group(
+        name=name,
+        devices=members,
+        subgroups=tuple(Group(name=f"{name}.{index}", devices=part) for index, part in enumerate(subgroups)),
+    )
+
+
+def _site_name(profile: Profile, members: Members) -> str:
+    sites: dict[str, None] = {}
+    for name in members:
+        sites[profile.cluster.device_by_name[name].site] = None
+    return "+".join(sites)
+
+
+def _unique_names(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Number the groups of a site that came out in several pieces."""
+    seen: dict[str, int] = {}
+    named = []
+    repeated = {group.name for group in groups if sum(other.name == group.name for other in groups) > 1}
+    for group in groups:
+        name = group.name
+        if name in repeated:
+            seen[name] = seen.get(name, 0) + 1
+            name = f"{name}#{seen[name]}"
+        subgroups = tuple(
+            Group(name=f"{name}.{index}", devices=part.devices) for index, part in enumerate(group.subgroups)
+        )
+        named.append(Group(name=name, devices=group.devices, subgroups=subgroups))
+    return tuple(named)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a, b) / max(min(a, b), 1e-30)

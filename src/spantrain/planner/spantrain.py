@@ -1,0 +1,152 @@
+"""The SpanTrain planner: groups, then search, then the few best in full (Chinese paper, sections 2.2 and 2.3)."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.profile import Profile
+from spantrain.cost.step import StepEstimate
+from spantrain.planner.build import build_plan, improve_cuts
+from spantrain.planner.explain import infeasible, reasons
+from spantrain.planner.groups import Groups, group_devices
+from spantrain.planner.job import JobSpec
+from spantrain.planner.search import Candidate, SearchResult, search
+from spantrain.planner.tables import Tables
+
+__all__ = ["Considered", "PlanResult", "candidates", "plan_on_devices", "plan_spantrain_dp"]
+
+_BUILD = 96
+_IMPROVE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Considered:
+    """Something that the search looked at."""
+
+    name: str
+    """Stages in order, e.g. `lab-0+lab-1 | home-0, micro-batch 8`."""
+    step_s: float | None
+    """None where no single time belongs to it."""
+    reason: str
+    """Chosen, or why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """The plan, what its time is made of, and what else was looked at."""
+
+    plan: Plan
+    estimate: StepEstimate
+    groups: Groups
+    considered: tuple[Considered, ...]
+    search_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranked:
+    candidate: Candidate
+    plan: Plan
+    estimate: StepEstimate
+
+
+def plan_spantrain_dp(profile: Profile, job: JobSpec) -> PlanResult:
+    """Return the best plan for a profile and a job, by the closed-form estimate.
+
+    Raises:
+        InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
+        PlanError: the job names something unknown.
+        ProfileError: the profile lacks a timing or a link.
+    """
+    return plan_on_devices(profile, job, job.allowed_devices(profile.cluster))
+
+
+def plan_on_devices(profile: Profile, job: JobSpec, devices: Sequence[str]) -> PlanResult:
+    """Return the best plan that uses none but some devices; raises like `plan_spantrain_dp`."""
+    start_s = time.perf_counter()
+    tables = Tables(profile, job)
+    groups = group_devices(profile, devices=devices)
+    found, ranked = _rank(tables, groups, devices, limit=_IMPROVE)
+    best = ranked[0]
+    plan = _with_reasons(tables, groups, found, best)
+    return PlanResult(
+        plan=plan,
+        estimate=best.estimate,
+        groups=groups,
+        considered=_considered(found, ranked),
+        search_s=time.perf_counter() - start_s,
+    )
+
+
+def candidates(profile: Profile, job: JobSpec, limit: int = 8) -> tuple[Plan, ...]:
+    """Return up to `limit` different plans, best estimate first, for ranking by a simulator.
+
+    Raises:
+        InfeasiblePlanError: nothing fits into memory.
+    """
+    devices = job.allowed_devices(profile.cluster)
+    tables, groups = Tables(profile, job), group_devices(profile, devices=devices)
+    found, ranked = _rank(tables, groups, devices, limit)
+    return tuple(_with_reasons(tables, groups, found, entry) for entry in ranked)
+
+
+def _rank(
+    tables: Tables, groups: Groups, devices: Sequence[str], limit: int
+) -> tuple[SearchResult, tuple[_Ranked, ...]]:
+    found = search(tables, groups)
+    built: list[_Ranked] = []
+    for candidate in _varied(found.solved, max(_BUILD, 3 * limit)):
+        made = build_plan(tables, candidate)
+        if made is not None:
+            built.append(_Ranked(candidate=candidate, plan=made[0], estimate=made[1]))
+    if not built:
+        raise infeasible(tables, devices)
+    built.sort(key=lambda entry: entry.estimate.step_s)
+    improved: dict[tuple[Stage, ...], _Ranked] = {}
+    for entry in built:
+        plan, estimate = improve_cuts(tables, entry.candidate, (entry.plan, entry.estimate))
+        improved.setdefault(plan.stages, _Ranked(candidate=entry.candidate, plan=plan, estimate=estimate))
+        if len(improved) == limit:
+            break
+    return found, tuple(sorted(improved.values(), key=lambda entry: entry.estimate.step_s))
+
+
+def _varied(solved: Sequence[Candidate], limit: int) -> list[Candidate]:
+    """Take the best, but of one set of slots at most three micro-batch sizes."""
+    taken: list[Candidate] = []
+    sizes: dict[tuple[tuple[str, ...], ...], int] = {}
+    for candidate in solved:
+        if sizes.get(candidate.slots, 0) < 3:
+            sizes[candidate.slots] = sizes.get(candidate.slots, 0) + 1
+            taken.append(candidate)
+        if len(taken) >= limit:
+            break
+    return taken
+
+
+def _with_reasons(tables: Tables, groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
+    texts = reasons(tables, groups, found, entry.candidate, (entry.plan, entry.estimate))
+    return replace(entry.plan, reasons=texts)
+
+
+def _considered(found: SearchResult, ranked: Sequence[_Ranked]) -> tuple[Considered, ...]:
+    best_s = ranked[0].estimate.step_s
+    entries = []
+    for index, entry in enumerate(ranked):
+        slower = 100 * (entry.estimate.step_s / best_s - 1)
+        reason = "chosen" if index == 0 else f"{slower:.1f} % slower, bound by {entry.estimate.bound_by}"
+        entries.append(Considered(name=_name(entry), step_s=entry.estimate.step_s, reason=reason))
+    rest = len(found.solved) - len(ranked)
+    over = "that of all solved ones, whose number is limited" if found.cut_short else "the best by more than 15 %"
+    for count, reason in (
+        (rest, "solved; the dynamic programme's time or the estimate is over those above"),
+        (found.refused, "rejected: no cuts fit into memory"),
+        (found.pruned, f"rejected unsolved: their lower bound is over {over}"),
+    ):
+        if count > 0:
+            entries.append(Considered(name=f"{count} more", step_s=None, reason=reason))
+    return tuple(entries)
+
+
+def _name(entry: _Ranked) -> str:
+    return f"{' | '.join('+'.join(slot) for slot in entry.candidate.slots)}, micro-batch {entry.candidate.size}"

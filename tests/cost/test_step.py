@@ -1,0 +1,58 @@
+import pytest
+
+from spantrain.cost.step import StepCost
+
+
+def test_one_device_takes_its_work_and_nothing_else(cost_profile, make_cost_plan):
+    estimate = StepCost(cost_profile).estimate(make_cost_plan((3, {"a0": 1})))
+    assert estimate.step_s == pytest.approx(4 * 3 * 0.003 * 4)
+    assert estimate.bound_by.startswith("stage 0 (units 0-2 on a0")
+    assert estimate.tied_s == 0.0
+
+
+def test_a_slow_stage_rules_after_its_fill(cost_profile, make_cost_plan):
+    estimate = StepCost(cost_profile).estimate(make_cost_plan((1, {"a0": 1}), (3, {"b0": 1})))
+    fill = 0.003 + 0.01 + 2000 / 1e6
+    run = 4 * 2 * 0.01 * 4
+    assert estimate.bound_by.startswith("stage 1")
+    assert estimate.stages[1].fill_s == pytest.approx(fill)
+    assert estimate.stages[1].run_s == pytest.approx(run)
+    assert estimate.bound_s == pytest.approx(fill + run)
+    assert estimate.paper_s == pytest.approx(fill + run + 0.01 + 2000 / 1e6 + 0.006)
+    assert estimate.tied_s == pytest.approx(0.01 + 1000 / 1e6)
+    assert estimate.step_s == pytest.approx((estimate.bound_s + estimate.paper_s) / 2 + estimate.tied_s)
+
+
+def test_a_narrow_link_rules(cost_profile, make_cost_plan):
+    from dataclasses import replace
+
+    narrow = tuple(
+        replace(link, bandwidth_bytes_per_s=1e3) if "b0" in (link.source, link.target) else link
+        for link in cost_profile.links
+    )
+    estimate = StepCost(replace(cost_profile, links=narrow)).estimate(make_cost_plan((1, {"a0": 1}), (3, {"b0": 1})))
+    assert estimate.bound_by in ("link near->far", "link far->near")
+    assert estimate.step_s > 8 * 1000 / 1e3
+
+
+def test_stage_pairs_on_one_link_add_up(cost_profile, make_cost_plan):
+    cost = StepCost(cost_profile)
+    plan = make_cost_plan((1, {"a0": 1}), (2, {"b0": 1}), (3, {"a1": 1}))
+    hops = cost._hops(plan)
+    # Up near->far carries the first cut forward and the second cut's gradient.
+    assert hops[0].link_up == hops[1].link_down == "near->far"
+    assert hops[0].busy_up == pytest.approx(2 * 8 * 1000 / 1e6 + 0.01)
+
+
+def test_replicas_share_the_work_and_pay_the_sum(cost_profile, make_cost_plan):
+    estimate = StepCost(cost_profile).estimate(make_cost_plan((3, {"a0": 1, "a1": 1}), size=4))
+    assert estimate.stages[0].run_s == pytest.approx(2 * 3 * 0.003 * 4)
+    assert estimate.stages[0].sync_s == pytest.approx(12000 / 1e8 + 2e-3)
+
+
+def test_few_samples_in_flight_cost_round_trips(cost_profile, make_cost_plan):
+    cost = StepCost(cost_profile)
+    parts = (1, {"a0": 1}), (3, {"b0": 1})
+    free, tight = cost.estimate(make_cost_plan(*parts)), cost.estimate(make_cost_plan(*parts, limit=2))
+    assert tight.step_s > free.step_s
+    assert tight.bound_by.startswith("memory of stage")
