@@ -1,1 +1,7 @@
-"""Policy layer."""
+"""Decision machines: no clock, no input or output, no torch.
+
+dispatch   what a replica of a stage does next
+tasks      what a replica is told of a plan
+limits     in-flight limits that would stop the pipeline, found before it runs
+routing    who sends which samples to whom
+"""

@@ -1,0 +1,36 @@
+"""Names of the schedules, and a line on each."""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from spantrain.errors import UsageError
+
+__all__ = ["DESCRIPTIONS", "SCHEDULE_NAMES", "STATIC_SCHEDULES", "check_schedule"]
+
+DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "1f1b": "static: a few forwards to warm up, then one full backward and one forward in turn",
+        "compact": "at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
+        "critical-path": "at run time: backwards of inputs first, then forwards, weights into the holes",
+        "gpipe": "static: all forwards, then all full backwards",
+    }
+)
+SCHEDULE_NAMES = tuple(sorted(DESCRIPTIONS))
+STATIC_SCHEDULES = ("1f1b", "gpipe")
+
+
+def check_schedule(name: str) -> str:
+    """Return the name if there is such a schedule.
+
+    Raises:
+        UsageError: there is none; the message has the names and a near match.
+
+    >>> check_schedule("compact")
+    'compact'
+    """
+    if name in SCHEDULE_NAMES:
+        return name
+    near = difflib.get_close_matches(name, SCHEDULE_NAMES, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"unknown schedule {name!r}; {hint}choose one of {', '.join(SCHEDULE_NAMES)}")

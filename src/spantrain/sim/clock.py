@@ -1,0 +1,36 @@
+"""Events in the order of their time."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+__all__ = ["VirtualClock"]
+
+
+class VirtualClock:
+    """Calls what is due, in time; what is due at once is called in the order in which it was asked for.
+
+    What is asked for as `last` is called after all else that is due at once: a device that becomes idle decides with
+    knowledge of what arrives at that moment, as the runtime does.
+
+    >>> clock, seen = VirtualClock(), []
+    >>> clock.at(2.0, lambda: seen.append(clock.now_s)); clock.at(1.0, lambda: seen.append(clock.now_s))
+    >>> clock.run(); seen
+    [1.0, 2.0]
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._tickets = count()
+        self._due: list[tuple[float, bool, int, Callable[[], None]]] = []
+
+    def at(self, time_s: float, call: Callable[[], None], *, last: bool = False) -> None:
+        """Call something at a time, which is not in the past."""
+        assert time_s >= self.now_s, f"{time_s} s is before {self.now_s} s"
+        heapq.heappush(self._due, (time_s, last, next(self._tickets), call))
+
+    def run(self) -> None:
+        """Go on until nothing is due."""
+        while self._due:
+            self.now_s, _, _, call = heapq.heappop(self._due)
+            call()

@@ -1,0 +1,186 @@
+"""Runs a plan for a few steps on a virtual clock, with the policies that the runtime uses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from spantrain.core.action import Action, Direction, produces
+from spantrain.core.messages import Arrived, MessageKey
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.core.trace import Trace
+from spantrain.errors import ScheduleError
+from spantrain.policy.dispatch import make_policy
+from spantrain.policy.routing import Router
+from spantrain.policy.tasks import replica_tasks
+from spantrain.schedule.registry import check_schedule
+from spantrain.sim.clock import VirtualClock
+from spantrain.sim.costs import StepCosts
+from spantrain.sim.network import Network
+from spantrain.sim.record import TraceRecorder
+from spantrain.sim.replica import SimulatedReplica, World
+
+__all__ = ["SimulationOptions", "SimulationResult", "simulate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """How to simulate."""
+
+    fair_links: bool = True
+    """Connections that share a link get equal parts of it; False: they are served by turn."""
+    trace: bool = True
+    """Whether to collect intervals and flows; planners that try many plans need none."""
+    split_backward: bool | None = None
+    """Whether backwards run as I and W; None: as the schedule has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationResult:
+    """What a plan would do, in the steady state (the last step that was simulated)."""
+
+    step_s: float
+    """From one step to the next, all included."""
+    pipeline_s: float
+    """From a step's first start to the end of its last action."""
+    samples_per_s: float
+    bubble_ratio: Mapping[str, float]
+    """By device: the part of the step in which it waits."""
+    utilisation: Mapping[str, float]
+    """By device: the part of the step in which it computes."""
+    peak_in_flight: Mapping[str, int]
+    """By device: the most samples held at once, up to W."""
+    link_bytes: Mapping[tuple[str, str], int]
+    """Bytes that a device sends another in one step."""
+    orders: Mapping[str, tuple[Action, ...]]
+    """What the leader of each replica ran, in order."""
+    trace: Trace
+
+
+def simulate(
+    plan: Plan,
+    costs: StepCosts,
+    *,
+    steps: int = 3,
+    schedule: str | None = None,
+    options: SimulationOptions | None = None,
+) -> SimulationResult:
+    """Run a plan's policies on a virtual clock; `schedule` takes the place of the plan's own.
+
+    Raises:
+        UsageError: there is no such schedule.
+        PlanError: an in-flight limit is too small for a static order.
+        ScheduleError: the pipeline stops; the message says what every replica waits for.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    name = check_schedule(plan.schedule if schedule is None else schedule)
+    return _Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._clock = VirtualClock()
+        self._network = Network(self._clock, fair=options.fair_links)
+        self._router = Router(plan)
+        self._recorder = TraceRecorder(on=options.trace)
+        self._link_bytes: dict[tuple[str, str], int] = {}
+        self._stages = _replicas(plan, costs, schedule, options)
+        self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
+        self._world = World(clock=self._clock, recorder=self._recorder, deliver=self._deliver)
+
+    def run(self, steps: int) -> SimulationResult:
+        ready_s = dict.fromkeys(self._by_leader, 0.0)
+        begun_s = committed_s = pipeline_s = 0.0
+        for step in range(steps):
+            begun_s = committed_s
+            pipeline_s = self._pipeline(step, ready_s)
+            committed_s = self._commit()
+            ready_s = self._update(step, committed_s)
+        # After a barrier, all steps are alike but the first one, which no update precedes.
+        first_update_s = max(self._costs.optimizer_s(leader) for leader in self._by_leader) if steps == 1 else 0.0
+        return self._result(committed_s - begun_s + first_update_s, pipeline_s)
+
+    def _pipeline(self, step: int, ready_s: Mapping[str, float]) -> float:
+        """Run all actions of a step; return the seconds from first to last."""
+        self._link_bytes.clear()
+        for leader, replica in self._by_leader.items():
+            self._clock.at(ready_s[leader], partial(replica.begin, step, self._world))
+        self._clock.run()
+        replicas = self._by_leader.values()
+        if not all(replica.policy.step_complete for replica in replicas):
+            waits = "; ".join(f"{replica.leader} waits for {replica.policy.waiting_for()}" for replica in replicas)
+            raise ScheduleError(f"step {step} stopped at {self._clock.now_s:.6g} s: {waits}")
+        for replica in replicas:
+            replica.end()
+        return max(replica.ended_s for replica in replicas) - min(ready_s.values())
+
+    def _commit(self) -> float:
+        """Return when gradients are summed and all devices may update."""
+        summed_s = max(
+            max(replica.ended_s for replica in stage) + self._costs.gradient_sum_s(index)
+            for index, stage in enumerate(self._stages)
+        )
+        return summed_s + self._costs.tied_exchange_s + self._costs.commit_s
+
+    def _update(self, step: int, start_s: float) -> dict[str, float]:
+        """Return when each replica has updated its parameters."""
+        ready_s = {leader: start_s + self._costs.optimizer_s(leader) for leader in self._by_leader}
+        for leader, replica in self._by_leader.items():
+            if ready_s[leader] > start_s:
+                replica.busy_s += ready_s[leader] - start_s
+                self._recorder.computed(replica.devices, "update", step, start_s, ready_s[leader])
+        return ready_s
+
+    def _deliver(self, source: str, action: Action, step: int) -> None:
+        """Send what an action has produced to those who need it."""
+        direction = produces(action, len(self._plan.stages))
+        if direction is None:
+            return
+        for target, piece in self._router.destinations(source, direction, action.span):
+            self._send((source, target), direction, action.stage, step, piece)
+
+    def _send(self, route: tuple[str, str], direction: Direction, stage: int, step: int, span: Span) -> None:
+        transfer = self._costs.transfer(*route, direction, stage, span)
+        here = self._plan.stages[stage]
+        cut = (here.end_unit if direction is Direction.FORWARD else here.first_unit) - 1
+        key = MessageKey(self._plan.generation, step, direction.value, cut, span)
+        self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
+
+        def arrived(start_s: float, sent_s: float) -> None:
+            self._recorder.carried(route, key, transfer.size_bytes, (start_s, sent_s), self._clock.now_s)
+            self._by_leader[route[1]].arrive(Arrived(direction, span), self._world)
+
+        self._network.send(*route, transfer, arrived)
+
+    def _result(self, step_s: float, pipeline_s: float) -> SimulationResult:
+        replicas = self._by_leader.values()
+        busy = {
+            device: replica.busy_s / step_s if step_s else 1.0 for replica in replicas for device in replica.devices
+        }
+        return SimulationResult(
+            step_s=step_s,
+            pipeline_s=pipeline_s,
+            samples_per_s=self._plan.global_batch / step_s if step_s else float("inf"),
+            bubble_ratio={device: 1.0 - ratio for device, ratio in busy.items()},
+            utilisation=busy,
+            peak_in_flight={device: replica.peak_held for replica in replicas for device in replica.devices},
+            link_bytes=dict(self._link_bytes),
+            orders={replica.leader: tuple(replica.order) for replica in replicas},
+            trace=self._recorder.trace(),
+        )
+
+
+def _replicas(
+    plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions
+) -> tuple[tuple[SimulatedReplica, ...], ...]:
+    tasks = replica_tasks(plan, schedule=schedule, split_backward=options.split_backward)
+    return tuple(
+        tuple(
+            SimulatedReplica(replica.devices, make_policy(schedule, task), costs.action_s, costs.action_overhead_s)
+            for replica, task in zip(stage.replicas, row, strict=True)
+        )
+        for stage, row in zip(plan.stages, tasks, strict=True)
+    )

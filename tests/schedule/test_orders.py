@@ -1,0 +1,127 @@
+"""Static orders and their checker."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.core.action import Action
+from spantrain.core.spans import Span, equal_spans
+from spantrain.errors import PlanError, ScheduleError, UsageError
+from spantrain.schedule.check import check_orders, check_replica_order
+from spantrain.schedule.layout import Layout, forward_counts, windows
+from spantrain.schedule.orders import static_orders
+from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, check_schedule
+from spantrain.schedule.render import render_order
+
+
+def layout(*sizes: int, total: int = 8, limits: tuple[int, ...] = ()) -> Layout:
+    cuts = tuple(equal_spans(total, size) for size in sizes)
+    return Layout(
+        micro_batches=cuts,
+        spans=tuple((cut,) for cut in cuts),
+        limits=tuple((limit,) for limit in limits or (total,) * len(sizes)),
+    )
+
+
+def short(schedule: str, where: Layout) -> list[str]:
+    """Return each stage's order as letters with the number of the first sample."""
+    return [" ".join(f"{a.op.value}{a.span.lo}" for a in row[0]) for row in static_orders(schedule, where)]
+
+
+def test_1f1b_warms_up_with_one_forward_for_each_stage_that_follows() -> None:
+    assert short("1f1b", layout(2, 2, 2)) == [
+        "F0 F2 F4 B0 F6 B2 B4 B6",
+        "F0 F2 B0 F4 B2 F6 B4 B6",
+        "F0 B0 F2 B2 F4 B4 F6 B6",
+    ]
+
+
+def test_gpipe_runs_all_forwards_or_a_round_of_them() -> None:
+    assert short("gpipe", layout(2, 2)) == ["F0 F2 F4 F6 B0 B2 B4 B6"] * 2
+    assert short("gpipe", layout(2, 2, limits=(4, 8))) == ["F0 F2 B0 B2 F4 F6 B4 B6"] * 2
+
+
+def test_1f1b_warms_up_less_where_memory_is_short_and_stages_before_keep_theirs() -> None:
+    assert short("1f1b", layout(2, 2, 2, limits=(8, 2, 8))) == [
+        "F0 F2 F4 B0 F6 B2 B4 B6",
+        "F0 B0 F2 B2 F4 B4 F6 B6",
+        "F0 B0 F2 B2 F4 B4 F6 B6",
+    ]
+
+
+def test_other_micro_batches_per_stage_are_supplied() -> None:
+    where = layout(1, 4, 2)
+    assert short("1f1b", where)[0].startswith("F0 F1 F2 F3 F4 F5 F6 F7 B0")
+    for schedule in ("1f1b", "gpipe"):
+        check_orders(static_orders(schedule, where), where)
+
+
+def test_halves_follow_each_other() -> None:
+    orders = static_orders("1f1b", layout(4, 4), split=True)
+    assert render_order(orders[1:]) == "stage 0 replica 0  1F[0:4] 1I[0:4] 1W[0:4] 1F[4:8] 1I[4:8] 1W[4:8]"
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5), total=st.integers(1, 16))
+def test_orders_run_or_are_refused(data: st.DataObject, sizes: list[int], total: int) -> None:
+    limits = tuple(data.draw(st.integers(min(size, total), total)) for size in sizes)
+    where = layout(*sizes, total=total, limits=limits)
+    for schedule in ("1f1b", "gpipe"):
+        if possible(where):
+            check_orders(static_orders(schedule, where), where)
+        else:
+            with pytest.raises(PlanError, match="in-flight limits"):
+                static_orders(schedule, where)
+
+
+def possible(where: Layout) -> bool:
+    least = windows(where, forward_counts(where, lambda _stage, span: span.hi))
+    return all(need[0] <= limit[0] for need, limit in zip(least, where.limits, strict=True))
+
+
+def test_a_limit_that_no_order_meets_is_refused_with_the_need() -> None:
+    for schedule in ("1f1b", "gpipe"):
+        with pytest.raises(PlanError, match=r"stage 0: in-flight limits \[2\].*need \[4\]"):
+            static_orders(schedule, layout(2, 4, limits=(2, 8)))
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("0F[0:4] 0F[0:4] 0B[0:4]", r"action 1, 0F\[0:4\]: its forward was done before"),
+        ("0F[0:4] 0B[0:4] 0W[0:4]", r"action 2, 0W\[0:4\]: its backward_weight was done before"),
+        ("0F[0:4] 0B[0:4]", r"span \[4:8\] has no forward"),
+        ("0F[0:4] 0I[0:4] 0F[4:8] 0W[0:4] 0B[4:8]", r"action 2, 0F\[4:8\]: 8 samples held, the limit is 4"),
+        ("0F[0:2]", r"action 0, 0F\[0:2\]: the replica's micro-batches are \[0:4\] \[4:8\]"),
+    ],
+)
+def test_the_checker_names_what_is_wrong(order: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        check_replica_order([Action.parse(text) for text in order.split()], equal_spans(8, 4), limit=4)
+
+
+def test_the_checker_finds_orders_that_stop() -> None:
+    orders = [
+        [[Action.parse("0F[0:8]"), Action.parse("0B[0:8]")]],
+        [[Action.parse("1B[0:8]"), Action.parse("1F[0:8]")]],
+    ]
+    with pytest.raises(
+        ScheduleError, match=r"0B\[0:8\] waits for output_gradient of stage 1.*1B\[0:8\] waits for forw"
+    ):
+        check_orders(orders, layout(8, 8))
+    with pytest.raises(ScheduleError, match=r"1F\[0:8\] is in the order of stage 0"):
+        check_orders([[[Action.parse("1F[0:8]")]]], layout(8))
+
+
+def test_names_are_sorted_described_and_checked() -> None:
+    assert SCHEDULE_NAMES == ("1f1b", "compact", "critical-path", "gpipe")
+    assert all(DESCRIPTIONS[name] for name in SCHEDULE_NAMES)
+    with pytest.raises(UsageError, match="did you mean 'critical-path'"):
+        check_schedule("critical_path")
+
+
+def test_micro_batches_must_rise() -> None:
+    cut = (Span(4, 8), Span(0, 4))
+    where = Layout(micro_batches=(cut,), spans=((cut,),), limits=((8,),))
+    with pytest.raises(PlanError, match="rising"):
+        static_orders("gpipe", where)
