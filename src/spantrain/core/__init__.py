@@ -6,6 +6,7 @@ quantities  "100 Mbit/s" <-> bytes per second
 cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts
 profile     measurements
+job         how to train
 plan        stages, replicas, spans, predictions
 messages    events and commands of policies; the address of a message
 trace       what happened on each lane

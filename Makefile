@@ -1,0 +1,27 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo check test clean
+
+setup: .setup-stamp
+
+.setup-stamp: pyproject.toml constraints.txt
+	$(PYTHON) scripts/setup.py $(VENV)
+	touch .setup-stamp
+
+demo: setup
+	$(BIN)/spantrain demo --out runs/demo
+
+check: setup
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+clean:
+	rm -rf $(VENV) .setup-stamp runs build dist

@@ -1,0 +1,50 @@
+"""How to train: steps, optimizer, learning rate, clipping; the same for every plan."""
+
+from dataclasses import dataclass
+
+__all__ = ["LR_SCHEDULES", "OPTIMIZERS", "TrainJob"]
+
+OPTIMIZERS = ("adamw", "sgd")
+LR_SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """What every worker needs to know besides the plan."""
+
+    steps: int
+    seed: int = 0
+    optimizer: str = "adamw"
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+    """Of SGD."""
+    warmup_steps: int = 10
+    lr_schedule: str = "constant"
+    """After the warm-up: `constant`, or `cosine` down to zero at `decay_steps`."""
+    decay_steps: int = 1000
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this global norm; None leaves them."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0: only at the end and when interrupted."""
+    evaluate_every: int = 0
+    """Steps between evaluations on held-out data, the start and the end included; 0: never."""
+    trace_steps: int = 3
+    """The last so many steps are recorded for the trace."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)}, got {self.lr_schedule!r}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.lr_schedule == "cosine" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm must be positive, got {self.max_grad_norm}")
+        for name in ("warmup_steps", "checkpoint_every", "evaluate_every", "trace_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
