@@ -1,0 +1,221 @@
+"""Print how close the testbed's network comes to what was asked of it: TCP rate, round trip, re-shaping, its own cost.
+
+Real: the TCP stacks, sockets and packets of this machine's kernel. Emulated: rate, delay and queue between two sites.
+Run: `python benchmarks/testbed_accuracy.py` as root, or where user namespaces and /dev/net/tun are allowed.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from json import dumps
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain.testbed.traffic import Flow, Sample, measure_round_trips, rate_bytes_per_s
+
+RATES_MBIT = (10, 50, 100, 500, 1000)
+LATENCY_S = 0.025
+WARM_UP_S, MEASURE_S = 1.3, 0.8
+UDP_EACH_S, TCP_EACH_S = 0.6, 1.0
+RUNS = 3
+SETTLED_RATIO, WINDOW_S = 0.1, 0.2
+BYTES_PER_MBIT = 1e6 / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was found at one rate."""
+
+    asked_mbit_per_s: float
+    measured_mbit_per_s: float
+    ratio: float
+    ratio_lowest: float
+    ratio_highest: float
+    round_trip_asked_s: float
+    round_trip_s: float
+    round_trip_under_load_s: float
+    router_cpu_share: float
+    reshape_to_half_s: float | None
+    reshape_to_full_s: float | None
+    reshape_to_half_tcp_s: float | None
+    reshape_to_full_tcp_s: float | None
+
+
+def two_sites() -> Cluster:
+    """Return two sites with two hosts each, whose ports are faster than any link measured."""
+    ends = (("a", "b"), ("b", "a"))
+    return Cluster(
+        name="two sites",
+        kinds=(),
+        devices=(),
+        sites=tuple(
+            Site(name=name, hosts=(f"{name}1", f"{name}2"), bandwidth_bytes_per_s=1.25e9, latency_s=0.0)
+            for name in ("a", "b")
+        ),
+        hosts=tuple(Host(name=f"{site}{number}", site=site, devices=()) for site in ("a", "b") for number in (1, 2)),
+        links=tuple(
+            Link(source=source, target=target, bandwidth_bytes_per_s=1.25e6, latency_s=LATENCY_S)
+            for source, target in ends
+        ),
+    )
+
+
+def shape(testbed: Testbed, mbit_per_s: float) -> float:
+    """Give both directions a rate; return when."""
+    for source, target in (("a", "b"), ("b", "a")):
+        testbed.shape(source, target, bandwidth_bytes_per_s=mbit_per_s * BYTES_PER_MBIT)
+    return time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One connection."""
+
+    mbit_per_s: float
+    router_cpu_share: float
+    round_trip_s: float
+    """Of another pair of hosts meanwhile."""
+
+
+def measure_rate(testbed: Testbed) -> Run:
+    """Run one TCP connection, with a second pair of hosts pinging beside it once it has found its rate."""
+    before = testbed.status()
+    flow = Flow(testbed, "a1", "b1", duration_s=WARM_UP_S + MEASURE_S)
+    time.sleep(WARM_UP_S)
+    round_trip_s = statistics.median(measure_round_trips(testbed, "a2", "b2", count=8))
+    samples = flow.finish()
+    after = testbed.status()
+    start_s = samples[0][0] + WARM_UP_S
+    return Run(
+        mbit_per_s=rate_bytes_per_s(samples, start_s, start_s + MEASURE_S) / BYTES_PER_MBIT,
+        router_cpu_share=(after.router_cpu_s - before.router_cpu_s) / (after.up_s - before.up_s),
+        round_trip_s=round_trip_s,
+    )
+
+
+def settled_after_s(samples: list[Sample], changed_s: float, until_s: float, mbit_per_s: float) -> float | None:
+    """Return how long after a change the rate was within a tenth of what was asked, over a fifth of a second."""
+    start_s = changed_s
+    while start_s + WINDOW_S <= until_s:
+        rate = rate_bytes_per_s(samples, start_s, start_s + WINDOW_S) / BYTES_PER_MBIT
+        if abs(rate / mbit_per_s - 1) <= SETTLED_RATIO:
+            return start_s + WINDOW_S - changed_s
+        start_s += 0.01
+    return None
+
+
+def measure_reshape(testbed: Testbed, mbit_per_s: float, *, udp: bool) -> tuple[float | None, float | None]:
+    """Halve the rate of a flow, then double it; return the time each took to show."""
+    warm_up_s, each_s = (0.6, UDP_EACH_S) if udp else (WARM_UP_S, TCP_EACH_S)
+    flood = 1.1 * mbit_per_s * BYTES_PER_MBIT if udp else None
+    flow = Flow(testbed, "a1", "b1", duration_s=warm_up_s + 2 * each_s + 0.2, udp_bytes_per_s=flood)
+    time.sleep(warm_up_s)
+    halved_s = shape(testbed, mbit_per_s / 2)
+    time.sleep(each_s)
+    doubled_s = shape(testbed, mbit_per_s)
+    time.sleep(each_s)
+    samples = flow.finish()
+    to_half_s = settled_after_s(samples, halved_s, doubled_s, mbit_per_s / 2)
+    return to_half_s, settled_after_s(samples, doubled_s, doubled_s + each_s, mbit_per_s)
+
+
+def measure(testbed: Testbed, mbit_per_s: float) -> Row:
+    """Measure all there is at one rate."""
+    shape(testbed, mbit_per_s)
+    round_trip_s = statistics.median(measure_round_trips(testbed, "a1", "b1", count=9))
+    runs = [measure_rate(testbed) for _ in range(RUNS)]
+    rates = [run.mbit_per_s for run in runs]
+    udp_half_s, udp_full_s = measure_reshape(testbed, mbit_per_s, udp=True)
+    tcp_half_s, tcp_full_s = measure_reshape(testbed, mbit_per_s, udp=False)
+    return Row(
+        asked_mbit_per_s=mbit_per_s,
+        measured_mbit_per_s=statistics.median(rates),
+        ratio=statistics.median(rates) / mbit_per_s,
+        ratio_lowest=min(rates) / mbit_per_s,
+        ratio_highest=max(rates) / mbit_per_s,
+        round_trip_asked_s=2 * LATENCY_S,
+        round_trip_s=round_trip_s,
+        round_trip_under_load_s=statistics.median(run.round_trip_s for run in runs),
+        router_cpu_share=statistics.median(run.router_cpu_share for run in runs),
+        reshape_to_half_s=udp_half_s,
+        reshape_to_full_s=udp_full_s,
+        reshape_to_half_tcp_s=tcp_half_s,
+        reshape_to_full_tcp_s=tcp_full_s,
+    )
+
+
+def congestion_control() -> str:
+    """Return the name of this machine's TCP congestion control."""
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+
+
+def show(took_s: float | None) -> str:
+    """Return milliseconds, or that it took longer than was waited."""
+    return f"> {TCP_EACH_S * 1e3:.0f}" if took_s is None else f"{took_s * 1e3:.0f}"
+
+
+def render(rows: list[Row], took_s: float) -> None:
+    """Print the table and what it means."""
+    table = Table(
+        "asked\nMbit/s", "TCP measured\nMbit/s", "ratio\n(lowest-highest)", "round trip ms\nasked", "idle",
+        "under\nload", "router\nprocessor", "re-shape shows after\nms, half / full", "the same\nin TCP",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.asked_mbit_per_s:g}",
+            f"{row.measured_mbit_per_s:.1f}",
+            f"{row.ratio:.3f} ({row.ratio_lowest:.3f}-{row.ratio_highest:.3f})",
+            f"{row.round_trip_asked_s * 1e3:.1f}",
+            f"{row.round_trip_s * 1e3:.1f}",
+            f"{row.round_trip_under_load_s * 1e3:.1f}",
+            f"{row.router_cpu_share:.1%}",
+            f"{show(row.reshape_to_half_s)} / {show(row.reshape_to_full_s)}",
+            f"{show(row.reshape_to_half_tcp_s)} / {show(row.reshape_to_full_tcp_s)}",
+        )
+    console = Console(width=130)
+    console.print(table)
+    console.print(
+        f"One TCP connection over one direction, median of {RUNS} connections of {MEASURE_S:g} s each after "
+        f"{WARM_UP_S:g} s; the rate counts payload, the shaper counts IP bytes. A re-shape shows when "
+        f"{WINDOW_S * 1e3:.0f} ms of UDP payload are within {SETTLED_RATIO:.0%} of the new rate, that window included; "
+        f"in TCP ({congestion_control()}), also the time its congestion control needs to find the new rate. "
+        f"Under load: a second pair of hosts pings beside the bulk flow.\nReal: TCP, UDP, sockets, packets, kernel of "
+        f"this machine ({os.cpu_count()} processors). Emulated: rate, delay and queue of the link. Took {took_s:.0f} s."
+    )
+
+
+def main() -> int:
+    """Run all rates; return 1 if any is not within what the testbed promises."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    if (reason := why_unavailable()) is not None:
+        print(reason, file=sys.stderr)
+        return 2
+    start_s = time.monotonic()
+    with Testbed.up(two_sites()) as testbed:
+        rows = [measure(testbed, mbit_per_s) for mbit_per_s in RATES_MBIT]
+    took_s = time.monotonic() - start_s
+    if arguments.json:
+        print(dumps({"took_s": took_s, "rows": [asdict(row) for row in rows]}))
+    else:
+        render(rows, took_s)
+    good = all(
+        abs(row.ratio - 1) <= 0.05
+        and abs(row.round_trip_s - row.round_trip_asked_s) <= max(2e-3, 0.1 * row.round_trip_asked_s)
+        and (row.reshape_to_half_s or 9) <= 1
+        and (row.reshape_to_full_s or 9) <= 1
+        for row in rows
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

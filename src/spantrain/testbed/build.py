@@ -1,0 +1,158 @@
+"""Build the namespaces of a layout: hosts on veth pairs to their site's switch, a TUN device as the site's way out."""
+
+import os
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EPERM
+from pathlib import Path
+
+from spantrain.errors import TestbedError
+from spantrain.testbed import namespaces
+from spantrain.testbed.layout import HOST_INTERFACE, Layout, SiteLayout
+
+__all__ = ["MTU_BYTES", "Built", "build"]
+
+MTU_BYTES = 9000
+"""Large, so that headers take 0.6 % of a link; not larger, since at 10 Mbit/s one such packet takes 7 ms."""
+_WIRE_OVERHEAD_RATIO = (MTU_BYTES + 14) / MTU_BYTES
+_PORT_BURST_BYTES = 131072
+_PORT_QUEUE_S = 0.05
+_SYSCTLS = {
+    "ipv6/conf/all/disable_ipv6": "1",
+    "ipv4/tcp_rmem": "4096 131072 67108864",
+    "ipv4/tcp_wmem": "4096 131072 67108864",
+    # What the last connection saw says nothing after a re-shape.
+    "ipv4/tcp_no_metrics_save": "1",
+    # Training is silent between steps; hosts set up for long fat paths do not start slowly after each silence.
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv4/tcp_min_tso_segs": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """Open files that keep everything alive."""
+
+    site_fds: tuple[int, ...]
+    host_fds: dict[str, int]
+    tun_fds: tuple[int, ...]
+    has_user_namespace: bool
+
+    @property
+    def networks(self) -> dict[int, int]:
+        """Inode of each network namespace, by its file."""
+        return {fd: os.fstat(fd).st_ino for fd in (*self.site_fds, *self.host_fds.values())}
+
+
+def build(layout: Layout) -> Built:
+    """Build all sites; as root in plain namespaces, otherwise in a user namespace of our own.
+
+    Raises:
+        TestbedError: With what is missing.
+    """
+    has_user_namespace = _gain_network_rights()
+    site_fds, tun_fds = [], []
+    host_fds: dict[str, int] = {}
+    for site in layout.sites:
+        for host in site.hosts:
+            host_fds[host.name] = namespaces.new_network()
+            _set_sysctls(forward=False)
+        site_fds.append(namespaces.new_network())
+        _set_sysctls(forward=True)
+        tun_fds.append(_open_tun())
+        _build_switch(layout, site, host_fds)
+        for host in site.hosts:
+            namespaces.enter_network(host_fds[host.name])
+            _build_host(site, host.address)
+    return Built(
+        site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
+    )
+
+
+def _gain_network_rights() -> bool:
+    try:
+        os.close(namespaces.new_network())
+    except OSError as error:
+        if error.errno != EPERM:
+            raise TestbedError(f"no network namespaces on this machine: {error}") from error
+    else:
+        return False
+    try:
+        namespaces.new_user()
+        os.close(namespaces.new_network())
+    except OSError as error:
+        raise TestbedError(
+            f"neither root nor allowed a user namespace ({error}); run as root, or allow it "
+            "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+        ) from error
+    return True
+
+
+def _open_tun() -> int:
+    try:
+        return namespaces.open_tun("wan0")
+    except OSError as error:
+        raise TestbedError(
+            f"cannot open a TUN device: {error}; /dev/net/tun must be there (modprobe tun) and be readable and "
+            "writable for this user (chmod 666 /dev/net/tun, its usual mode)"
+        ) from error
+
+
+def _set_sysctls(*, forward: bool) -> None:
+    values = {**_SYSCTLS, "ipv4/ip_forward": str(int(forward))}
+    for name, value in values.items():
+        with suppress(FileNotFoundError):  # older kernels lack some; none is needed for things to work
+            Path("/proc/sys/net", name).write_text(value)
+
+
+def _build_switch(layout: Layout, site: SiteLayout, host_fds: dict[str, int]) -> None:
+    lines = [
+        "link set lo up",
+        f"link add br0 mtu {MTU_BYTES} type bridge",
+        f"addr add {site.gateway}/16 dev br0",
+        "link set br0 up",
+        f"link set wan0 mtu {MTU_BYTES} txqueuelen 1000 up",
+    ]
+    for rank, host in enumerate(site.hosts):
+        lines += [
+            f"link add port{rank} mtu {MTU_BYTES} type veth peer name {HOST_INTERFACE} mtu {MTU_BYTES} "
+            f"netns /proc/self/fd/{host_fds[host.name]}",
+            f"link set port{rank} master br0 up",
+        ]
+    for other in layout.sites:
+        joined = any((link.source, link.target) == (site.name, other.name) for link in layout.links)
+        route = "dev wan0" if joined else ""
+        if other is not site:
+            lines.append(f"route add {'' if joined else 'unreachable '}10.{other.number}.0.0/16 {route}")
+    _run("ip", lines, tuple(host_fds.values()))
+    _run("tc", [_port_shape(f"port{rank}", site) for rank in range(len(site.hosts))])
+
+
+def _build_host(site: SiteLayout, address: str) -> None:
+    lines = [
+        "link set lo up",
+        f"addr add {address}/16 dev {HOST_INTERFACE}",
+        f"link set {HOST_INTERFACE} up",
+        f"route add default via {site.gateway}",
+    ]
+    _run("ip", lines)
+    _run("tc", [_port_shape(HOST_INTERFACE, site)])
+
+
+def _port_shape(interface: str, site: SiteLayout) -> str:
+    rate = site.bandwidth_bytes_per_s * _WIRE_OVERHEAD_RATIO
+    burst = int(max(_PORT_BURST_BYTES, rate * 0.001))
+    limit = int(burst + rate * _PORT_QUEUE_S)
+    return f"qdisc add dev {interface} root tbf rate {int(rate * 8)}bit burst {burst} limit {limit}"
+
+
+def _run(program: str, lines: list[str], keep_fds: tuple[int, ...] = ()) -> None:
+    try:
+        done = subprocess.run(
+            [program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, pass_fds=keep_fds
+        )
+    except FileNotFoundError as error:
+        raise TestbedError(f"the program {program} is missing; install iproute2") from error
+    if done.returncode != 0:
+        raise TestbedError(f"{program} failed: {' '.join(done.stderr.split())}; its input was: {'; '.join(lines)}")

@@ -1,0 +1,33 @@
+"""Read from the raw bytes of a TUN device what the router must know: where to, which flow, how many bytes."""
+
+from spantrain.testbed.shaper import Packet
+
+__all__ = ["OFFLOAD_HEADER_BYTES", "parse_packet"]
+
+OFFLOAD_HEADER_BYTES = 10
+"""Of `struct virtio_net_hdr`, which stands before each packet (Linux: Documentation/networking/tuntap.rst)."""
+_TCP, _UDP = 6, 17
+
+
+def parse_packet(data: bytes) -> tuple[int, Packet] | None:
+    """Return the second byte of the destination's address (the site's number) and the packet; None if not IPv4.
+
+    With segmentation offload the kernel hands over up to 64 kB of one TCP flow as one packet; it is charged for the
+    headers of each of the packets that it stands for.
+    """
+    start = OFFLOAD_HEADER_BYTES
+    if len(data) < start + 20 or data[start] >> 4 != 4:
+        return None
+    header_bytes = (data[start] & 15) * 4
+    protocol = data[start + 9]
+    flow = data[start + 9 : start + 10] + data[start + 12 : start + 20]
+    fragment = (data[start + 6] & 0x3F) | data[start + 7]
+    if protocol in (_TCP, _UDP) and not fragment:
+        flow += data[start + header_bytes : start + header_bytes + 4]
+    wire_bytes, count = len(data) - start, 1
+    segment_bytes = int.from_bytes(data[4:6], "little")
+    if data[1] and segment_bytes and protocol == _TCP:
+        headers = header_bytes + (data[start + header_bytes + 12] >> 4) * 4
+        count = max(1, -(-(wire_bytes - headers) // segment_bytes))
+        wire_bytes += (count - 1) * headers
+    return data[start + 17], Packet(data, flow, wire_bytes, count)

@@ -1,0 +1,317 @@
+"""The testbed as its users see it: bring it up, run commands on its hosts, change its links, take it down."""
+
+import difflib
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.errors import TestbedError
+from spantrain.testbed.control import ask
+from spantrain.testbed.entrance import Entrance
+from spantrain.testbed.inhabitants import end_inhabitants, end_process
+from spantrain.testbed.layout import HOST_INTERFACE, Layout, lay_out
+from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
+
+__all__ = ["HostStatus", "LinkStatus", "Testbed", "TestbedStatus", "down_all", "why_unavailable"]
+
+_MARK = "SPANTRAIN_TESTBED"
+_GRACE_S = 3.0
+_START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStatus:
+    """One host."""
+
+    host: str
+    site: str
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkStatus:
+    """One direction between two sites: its shape now, and what has passed since the testbed came up."""
+
+    source: str
+    target: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    jitter_s: float
+    loss_ratio: float
+    bytes_sent: int
+    """IP bytes, headers included."""
+    packets_sent: int
+    packets_dropped: int
+    """For want of room in the queue."""
+    packets_lost: int
+    """By `loss_ratio`."""
+    bytes_waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestbedStatus:
+    """A running testbed."""
+
+    __test__ = False
+
+    id: str
+    cluster: str
+    hosts: tuple[HostStatus, ...]
+    links: tuple[LinkStatus, ...]
+    packets_refused: int
+    """Addressed to no site, or not IPv4."""
+    up_s: float
+    router_cpu_s: float
+    """Processor time that the router has used since it began."""
+
+    @property
+    def router_cpu_share(self) -> float:
+        """Part of one processor that the router has used since it began."""
+        return self.router_cpu_s / self.up_s
+
+    @property
+    def bytes_sent(self) -> int:
+        """IP bytes over all links."""
+        return sum(link.bytes_sent for link in self.links)
+
+
+class Testbed:
+    """A running emulated network. As a context manager it goes down at the end."""
+
+    __test__ = False
+
+    def __init__(self, state: State, router: "subprocess.Popen[str] | None" = None) -> None:
+        self._state = state
+        self._router = router
+
+    @classmethod
+    def up(cls, cluster: Cluster, *, detached: bool = False) -> "Testbed":
+        """Build the sites, hosts and links of a cluster.
+
+        Args:
+            cluster: What to emulate.
+            detached: Leave it running when this process ends.
+
+        Raises:
+            TestbedError: It cannot be built here, or not from this cluster; the message says what is missing.
+        """
+        layout = lay_out(cluster, testbed_id=secrets.token_hex(4), parent_pid=None if detached else os.getpid())
+        router = _start_router(layout)
+        state = next((state for state in read_states() if state.testbed_id == layout.testbed_id), None)
+        if state is None:
+            raise TestbedError(f"testbed {layout.testbed_id} ended as soon as it was up")
+        return cls(state, router)
+
+    @classmethod
+    def attach(cls, testbed_id: str | None = None) -> "Testbed":
+        """Return a handle on a testbed that runs already: the named one, or the only one.
+
+        Raises:
+            TestbedError: There is none, or there are several and none was named.
+        """
+        running = {state.testbed_id: state for state in read_states() if state.running}
+        if testbed_id is not None:
+            return cls(running[_known("testbed", testbed_id, running)])
+        if not running:
+            raise TestbedError("no testbed is running; start one with `spantrain testbed up --preset laptop`")
+        if len(running) > 1:
+            raise TestbedError(f"{len(running)} testbeds are running ({', '.join(running)}); name one with --id")
+        return cls(next(iter(running.values())))
+
+    @property
+    def id(self) -> str:
+        """Name of this testbed, unlike any other's."""
+        return self._state.testbed_id
+
+    def address(self, host: str) -> str:
+        """Return the IPv4 address of a host; it exists only inside the testbed."""
+        return self._state.address_of[_known("host", host, self._state.address_of)]
+
+    def interface(self, host: str) -> str:
+        """Return the name of a host's network interface, for programs that must be told (Gloo)."""
+        _known("host", host, self._state.address_of)
+        return HOST_INTERFACE
+
+    def entrance(self, host: str) -> Entrance:
+        """Return what a child process needs in order to move itself to a host."""
+        return Entrance(
+            host=host,
+            router_pid=self._state.router.pid,
+            router_started=self._state.router.started,
+            namespace_fd=self._state.namespace_fd_of[_known("host", host, self._state.namespace_fd_of)],
+            has_user_namespace=self._state.has_user_namespace,
+        )
+
+    def popen(self, host: str, argv: Sequence[str], **popen_args: Any) -> "subprocess.Popen[bytes]":
+        """Start a command on a host; it is ended when the testbed goes.
+
+        Args:
+            host: Where.
+            argv: Command and arguments; a command that does not exist ends with code 127.
+            popen_args: For `subprocess.Popen`; not `shell`, `executable` or `preexec_fn`.
+        """
+        for name in ("shell", "executable", "preexec_fn"):
+            if popen_args.get(name):
+                raise ValueError(f"popen on host {host}: {name} does not work here")
+        environment = {**(popen_args.pop("env", None) or os.environ), _MARK: self.id}
+        return subprocess.Popen(self.entrance(host).command(list(argv)), env=environment, **popen_args)
+
+    def shape(
+        self,
+        source: str,
+        target: str,
+        *,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+        jitter_s: float | None = None,
+        loss_ratio: float | None = None,
+    ) -> None:
+        """Change one direction between two sites, now; what is None stays as it is.
+
+        Raises:
+            TestbedError: No such sites, no link between them, or a value that no link can have.
+        """
+        sites = sorted(set(self._state.site_of.values()))
+        _known("site", source, sites)
+        _known("site", target, sites)
+        wanted = {
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "latency_s": latency_s,
+            "jitter_s": jitter_s,
+            "loss_ratio": loss_ratio,
+        }
+        changes = {name: value for name, value in wanted.items() if value is not None}
+        try:
+            Link(source=source, target=target, **{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes})
+        except ValueError as error:
+            raise TestbedError(str(error)) from error
+        ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
+
+    def status(self) -> TestbedStatus:
+        """Return the present shapes and counters.
+
+        Raises:
+            TestbedError: The testbed is gone.
+        """
+        answer = ask(self._state.file("sock"), "status")
+        state = self._state
+        hosts = tuple(
+            HostStatus(host=host, site=site, address=state.address_of[host], interface=HOST_INTERFACE)
+            for host, site in state.site_of.items()
+        )
+        links = tuple(LinkStatus(**link) for link in answer.pop("links"))
+        return TestbedStatus(id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, **answer)
+
+    def down(self) -> None:
+        """End every process inside, then the network; return when nothing is left. Harmless when it is gone."""
+        _take_down(self._state)
+        if self._router is not None:
+            self._router.wait(_GRACE_S)
+
+    def __enter__(self) -> "Testbed":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+
+def down_all() -> tuple[str, ...]:
+    """Take down every testbed of this user, what crashed ones left included; return their names."""
+    states = read_states()
+    for state in states:
+        _take_down(state)
+    return tuple(state.testbed_id for state in states)
+
+
+def why_unavailable() -> str | None:
+    """Return why no testbed can be built here, or None; it is tried, with one host in one site."""
+    site = Site(name="probe", hosts=("probe",), bandwidth_bytes_per_s=1e8, latency_s=0.0)
+    host = Host(name="probe", site="probe", devices=())
+    cluster = Cluster(name="probe", kinds=(), sites=(site,), hosts=(host,), devices=(), links=())
+    try:
+        router = _start_router(lay_out(cluster, testbed_id="probe", parent_pid=None), "--probe")
+    except TestbedError as error:
+        return str(error)
+    router.wait(_GRACE_S)
+    return None
+
+
+def _start_router(layout: Layout, *options: str) -> "subprocess.Popen[str]":
+    if sys.platform != "linux":
+        raise TestbedError(f"a testbed needs Linux, this is {sys.platform}; use --no-network")
+    directory = runtime_dir()
+    log = directory / f"{layout.testbed_id}.log"
+    with log.open("wb") as errors:
+        router = subprocess.Popen(
+            [sys.executable, "-m", "spantrain.testbed.router", str(directory), *options],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd="/",
+        )  # fmt: skip
+    assert router.stdin is not None
+    assert router.stdout is not None
+    with router.stdin, router.stdout:
+        router.stdin.write(layout.to_json() + "\n")
+        router.stdin.flush()
+        line = router.stdout.readline()
+    answer = json.loads(line) if line else {"error": f"its router failed: {_tail(log)}"}
+    if options or "error" in answer:
+        log.unlink(missing_ok=True)
+    if "error" in answer:
+        router.wait(_START_TIMEOUT_S)
+        raise TestbedError(
+            f"no testbed can be built here: {answer['error']}; --no-network runs without one, on loopback"
+        )
+    return router
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "without a word"
+
+
+def _take_down(state: State) -> None:
+    spare = (os.getpid(), state.router.pid, state.keeper.pid)
+    if state.running or (state.keeper.alive and _same_boot(state)):
+        end_inhabitants(state.networks, spare=spare)
+        _stop_router(state)
+        if state.keeper.alive:
+            end_process(state.keeper.pid, grace_s=2 * _GRACE_S)
+    elif _same_boot(state):
+        # Router and keeper were both killed, so the namespaces may be others' by now: the mark must match as well.
+        end_inhabitants(state.networks, spare=spare, mark=f"{_MARK}={state.testbed_id}")
+    state.remove()
+
+
+def _stop_router(state: State) -> None:
+    if not state.running:
+        return
+    try:
+        ask(state.file("sock"), "stop")
+    except TestbedError:
+        grace_s = 0.0
+    else:
+        grace_s = _GRACE_S
+    end_process(state.router.pid, grace_s=grace_s)
+
+
+def _same_boot(state: State) -> bool:
+    return state.boot_id == boot_id()
+
+
+def _known(what: str, name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise TestbedError(f"no {what} {name!r}; there are {', '.join(names) or 'none'}{hint}")
