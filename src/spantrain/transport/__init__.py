@@ -1,1 +1,13 @@
-"""Transport layer."""
+"""Wires: messages of tensors between devices, over ZeroMQ or inside one process.
+
+interface   what a mailbox takes and gives: addresses, messages, limits, counters
+keys        CURVE key pairs
+wire        the bytes of the protocol: encode, decode, check every bound
+outbox      the sending side of one peer: queue, lanes, credit, what is not acknowledged
+inbox       the receiving side of one peer: put chunks together, grant credit, know what was seen
+links       the connections to one peer, dialled or accepted
+admission   who may connect: the answering side of ZeroMQ's authentication
+loop        the one thread that owns every socket
+mailbox     what the runtime uses
+memory      the same mailbox inside one process, for tests
+"""

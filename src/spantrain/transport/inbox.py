@@ -1,0 +1,225 @@
+"""The receiving side of one peer: put chunks together, grant credit, take every message once.
+
+Pure state, no sockets. A chunk may come by any connection and in any order; a chunk that breaks a rule is refused
+and leaves everything as it was.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+import torch
+
+from spantrain.transport.interface import Limits, Message
+from spantrain.transport.wire import (
+    CHUNK_BYTES,
+    Acknowledgement,
+    Chunk,
+    Header,
+    Refusal,
+    charge_bytes,
+    decode_header,
+)
+
+__all__ = ["Inbox"]
+
+_MAX_PARTIAL = 64
+_MAX_LATER = 16384
+_WINDOW_SLACK_BYTES = 64 * 1024
+"""Room for what messages cost besides their tensors, so that one of the largest size always fits."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Partial:
+    """A message of which some chunks have come."""
+
+    header: Header
+    header_bytes: bytes
+    buffer: torch.Tensor
+    view: memoryview
+    missing_bytes: int
+    started_s: float
+    first_chunk_bytes: int
+    offsets: set[int] = field(default_factory=set)
+
+
+class _Seen:
+    """Which numbers of one track have come."""
+
+    def __init__(self) -> None:
+        self.upto = 0
+        self.later: set[int] = set()
+        self.news: list[int] = []
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.upto or number in self.later
+
+    def add(self, number: int) -> None:
+        self.later.add(number)
+        self.news.append(number)
+        self._advance()
+
+    def skip_to(self, first: int) -> None:
+        """Numbers before `first` will not come (again)."""
+        if first - 1 > self.upto:
+            self.upto = first - 1
+            self.later = {number for number in self.later if number > self.upto}
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.upto + 1 in self.later:
+            self.upto += 1
+            self.later.discard(self.upto)
+
+    def take_news(self) -> tuple[int, tuple[int, ...]]:
+        news = tuple(number for number in self.news if number > self.upto)
+        self.news.clear()
+        return self.upto, news
+
+
+class Inbox:
+    """What one peer has sent and this side has not consumed."""
+
+    def __init__(self, source: str, limits: Limits, *, checked: bool) -> None:
+        self._source = source
+        self._max_message_bytes = limits.max_message_bytes
+        self._window_bytes = limits.receive_queue_bytes + _WINDOW_SLACK_BYTES
+        self._checked = checked
+        self._partials: dict[tuple[int, int], _Partial] = {}
+        self._seen = (_Seen(), _Seen())
+        self._queued_bytes = 0
+        self._started_bytes = 0
+        self._granted_bytes = 0
+        self._announced_bytes = 0
+        self.acknowledgement_due = False
+
+    def restart(self, *, anew: bool) -> None:
+        """Begin again on a new link: half messages are forgotten, whole ones are not.
+
+        `anew`: the peer's numbers begin again as well.
+        """
+        self._partials.clear()
+        if anew:
+            self._seen = (_Seen(), _Seen())
+        self._started_bytes = 0
+        self._granted_bytes = self._announced_bytes = self._window_bytes - self._queued_bytes
+        self.acknowledgement_due = False
+
+    def skip_to(self, first: tuple[int, ...]) -> None:
+        """Take the peer's word that earlier messages will not come (again)."""
+        for seen, number in zip(self._seen, first, strict=True):
+            seen.skip_to(number)
+
+    @property
+    def done(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For each track, what has come, in full."""
+        return tuple((seen.upto, tuple(sorted(seen.later))) for seen in self._seen)
+
+    @property
+    def granted_bytes(self) -> int:
+        """Credit since the link began."""
+        return self._granted_bytes
+
+    def take_acknowledgement(self) -> Acknowledgement:
+        """Return what is to be told to the peer since the last time."""
+        self.acknowledgement_due = False
+        self._announced_bytes = self._granted_bytes
+        return Acknowledgement(
+            done=tuple(seen.take_news() for seen in self._seen),
+            granted_bytes=self._granted_bytes,
+        )
+
+    def accept(self, chunk: Chunk, data: memoryview, now_s: float) -> tuple[Message, int] | None:
+        """Take a chunk; return the message, and what `consume` needs, if it is whole now.
+
+        Raises:
+            Refusal: the chunk breaks a rule; nothing has changed.
+        """
+        if chunk.number in self._seen[chunk.track]:
+            raise Refusal("repeated", f"message {chunk.number} is here already")
+        address = (chunk.track, chunk.number)
+        partial = self._partials.get(address)
+        known = partial is not None
+        if partial is None:
+            partial = self._begin(chunk, len(data), now_s)
+        self._check(partial, chunk, data)
+        if not known:
+            self._started_bytes += charge_bytes(partial.header.payload_bytes)
+            self._partials[address] = partial
+        partial.view[chunk.offset : chunk.offset + len(data)] = data
+        partial.offsets.add(chunk.offset)
+        partial.missing_bytes -= len(data)
+        if partial.missing_bytes:
+            return None
+        return self._complete(address, partial, now_s)
+
+    def _begin(self, chunk: Chunk, first_chunk_bytes: int, now_s: float) -> _Partial:
+        header = decode_header(chunk.header, self._max_message_bytes)
+        if len(self._partials) >= _MAX_PARTIAL or len(self._seen[chunk.track].later) >= _MAX_LATER:
+            raise Refusal("over credit", f"{header.key}: too many messages at once")
+        if self._started_bytes + charge_bytes(header.payload_bytes) > self._granted_bytes:
+            raise Refusal("over credit", f"{header.key}: {header.payload_bytes} bytes are more than was granted")
+        buffer = torch.empty(header.payload_bytes, dtype=torch.uint8)
+        return _Partial(
+            header=header,
+            header_bytes=chunk.header,
+            buffer=buffer,
+            view=buffer.numpy().data,
+            missing_bytes=header.payload_bytes,
+            started_s=now_s,
+            first_chunk_bytes=first_chunk_bytes,
+        )
+
+    def _check(self, partial: _Partial, chunk: Chunk, data: memoryview) -> None:
+        if partial.header_bytes != chunk.header:
+            raise Refusal("malformed", f"two headers for message {chunk.number}")
+        payload_bytes = partial.header.payload_bytes
+        if chunk.offset % CHUNK_BYTES or chunk.offset >= max(payload_bytes, 1) or chunk.offset in partial.offsets:
+            raise Refusal("malformed", f"{partial.header.key}: no chunk begins at {chunk.offset}")
+        expected = min(CHUNK_BYTES, payload_bytes - chunk.offset)
+        if len(data) != expected:
+            reason = "truncated" if len(data) < expected else "oversized"
+            raise Refusal(reason, f"{partial.header.key}: chunk of {len(data)} bytes, {expected} expected")
+        if self._checked and zlib.crc32(data) != chunk.checksum:
+            raise Refusal("bad checksum", f"{partial.header.key}: chunk at {chunk.offset}")
+
+    def _complete(self, address: tuple[int, int], partial: _Partial, now_s: float) -> tuple[Message, int]:
+        del self._partials[address]
+        track, number = address
+        self._seen[track].add(number)
+        self.acknowledgement_due = True
+        cost = charge_bytes(partial.header.payload_bytes)
+        self._queued_bytes += cost
+        header = partial.header
+        message = Message(
+            source=self._source,
+            key=header.key,
+            tensors=_tensors(header, partial.buffer),
+            size_bytes=header.size_bytes,
+            sent_s=header.sent_s,
+            received_s=now_s,
+            started_s=partial.started_s,
+            first_chunk_bytes=partial.first_chunk_bytes,
+        )
+        return message, cost
+
+    def consume(self, cost: int) -> bool:
+        """Give back the credit of a message that left the queue; return whether the peer should hear of it soon."""
+        self._queued_bytes -= cost
+        self._granted_bytes += cost
+        if 2 * (self._announced_bytes - self._started_bytes) > self._window_bytes:
+            return False
+        self.acknowledgement_due = True
+        return True
+
+
+def _tensors(header: Header, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    tensors = []
+    for layout in header.tensors:
+        flat = buffer[layout.offset : layout.offset + layout.size_bytes]
+        if layout.dtype == torch.bool:
+            tensors.append(flat.ne(0).view(layout.shape))
+        elif layout.size_bytes == 0:
+            tensors.append(torch.empty(layout.shape, dtype=layout.dtype))
+        else:
+            tensors.append(flat.view(layout.dtype).view(layout.shape))
+    return tuple(tensors)

@@ -1,0 +1,191 @@
+"""The connections to one peer: one for small messages and control, the others for bulk.
+
+Whoever dials opens one DEALER socket for each connection; whoever is dialled has one ROUTER for all peers, on which a
+connection is a route. A link is the whole bundle: when one connection breaks, the side that dialled opens all anew,
+with a higher epoch, and both sides send again what the other does not have.
+"""
+
+import time
+
+import zmq
+
+from spantrain.transport.exchange import Correspondent
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.wire import HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
+
+__all__ = ["AcceptedLink", "DialledLink", "Link", "frame_overhead_bytes", "set_options"]
+
+_PIPE_CHUNKS = 8
+"""Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
+_HEARTBEAT_INTERVAL_S = 2.0
+_HEARTBEAT_TIMEOUT_S = 15.0
+_FIRST_WELCOME_S, _LAST_WELCOME_S = 0.4, 8.0
+_CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
+
+
+def frame_overhead_bytes(encrypted: bool) -> int:
+    """Return what ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
+    return _CURVE_FRAME_BYTES if encrypted else _PLAIN_FRAME_BYTES
+
+
+def set_options(socket: "zmq.Socket[bytes]", keypair: KeyPair | None) -> None:
+    """Set what all sockets have in common: bounds, heartbeats, keep-alive, keys."""
+    options = {
+        zmq.LINGER: 200,
+        zmq.SNDHWM: _PIPE_CHUNKS,
+        zmq.RCVHWM: 0,
+        zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+        zmq.HEARTBEAT_IVL: round(1000 * _HEARTBEAT_INTERVAL_S),
+        zmq.HEARTBEAT_TIMEOUT: round(1000 * _HEARTBEAT_TIMEOUT_S),
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: 30,
+        zmq.TCP_KEEPALIVE_INTVL: 10,
+        zmq.TCP_KEEPALIVE_CNT: 3,
+        zmq.RECONNECT_IVL: 50,
+        zmq.RECONNECT_IVL_MAX: 400,
+    }
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    if keypair is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keypair.public_key.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keypair.secret_key.encode())
+
+
+class Link:
+    """What dialled and accepted links have in common."""
+
+    def __init__(self, known: Correspondent) -> None:
+        self.known = known
+        self.up = False
+        self.epoch = 0
+        self.turn = 0
+        """Which bulk connection is next."""
+        self.control: list[bytes] = []
+        """Control frames that found no room."""
+
+    @property
+    def connections(self) -> int:
+        """Number of connections."""
+        raise NotImplementedError
+
+    def send(self, connection: int, frames: list[bytes | bytearray | memoryview]) -> bool:
+        """Hand frames to a connection; False if it has no room.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        raise NotImplementedError
+
+    def send_bulk(self, frames: list[bytes | bytearray | memoryview]) -> bool:
+        """Hand frames to the next bulk connection that has room; False if none has."""
+        bulk = self.connections - 1
+        for _ in range(bulk):
+            self.turn = (self.turn + 1) % bulk
+            if self.send(1 + self.turn, frames):
+                return True
+        return False
+
+
+class DialledLink(Link):
+    """Connections that this side opened."""
+
+    def __init__(self, known: Correspondent, connections: int) -> None:
+        super().__init__(known)
+        self.sockets: list[zmq.Socket[bytes]] = []
+        self.probes: dict[zmq.Socket[bytes], int] = {}
+        """How often each socket was asked who it is: more than once means that it was connected again."""
+        self.blocked: set[zmq.Socket[bytes]] = set()
+        self.welcome_deadline_s = 0.0
+        self._patience_s = _FIRST_WELCOME_S
+        self._connections = connections
+
+    @property
+    def connections(self) -> int:
+        """Number of connections."""
+        return self._connections
+
+    def dial(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, keypair: KeyPair | None) -> None:
+        """Open all connections and say hello on each."""
+        assert not self.sockets, "close before dialling again"
+        self.epoch += 1
+        self.up = False
+        self.known.inbox.restart(anew=False)
+        peer = self.known.peer
+        for connection in range(self.connections):
+            socket = context.socket(zmq.DEALER)
+            set_options(socket, keypair)
+            socket.setsockopt(zmq.PROBE_ROUTER, 1)
+            if keypair is not None:
+                socket.setsockopt(zmq.CURVE_SERVERKEY, peer.public_key.encode())
+            socket.connect(peer.endpoint)
+            self.sockets.append(socket)
+            self.probes[socket] = 0
+            greeting = self.known.greeting(name, self.epoch, connection, self.connections)
+            socket.send(encode_greeting(HELLO, greeting), flags=zmq.NOBLOCK)
+        self.welcome_deadline_s = time.monotonic() + self._patience_s
+        self._patience_s = min(2 * self._patience_s, _LAST_WELCOME_S)
+
+    def welcomed(self) -> None:
+        """Note that the other side has answered."""
+        self.up = True
+        self._patience_s = _FIRST_WELCOME_S
+
+    def send(self, connection: int, frames: list[bytes | bytearray | memoryview]) -> bool:
+        """Hand frames to a connection; False if it has no room."""
+        socket = self.sockets[connection]
+        if socket in self.blocked:
+            return False
+        try:
+            socket.send_multipart(frames, flags=zmq.NOBLOCK)
+        except zmq.Again:
+            self.blocked.add(socket)
+            return False
+        return True
+
+    def close(self, linger_ms: int) -> list["zmq.Socket[bytes]"]:
+        """Close all connections and return their sockets."""
+        sockets, self.sockets = self.sockets, []
+        for socket in sockets:
+            socket.close(linger=linger_ms)
+        self.probes.clear()
+        self.blocked.clear()
+        self.control.clear()
+        self.up = False
+        return sockets
+
+
+class AcceptedLink(Link):
+    """Connections that the peer opened to this side's ROUTER."""
+
+    def __init__(self, known: Correspondent, router: "zmq.Socket[bytes]") -> None:
+        super().__init__(known)
+        self.router = router
+        self.routes: list[bytes | None] = []
+        self.session = 0
+
+    @property
+    def connections(self) -> int:
+        """Number of connections."""
+        return len(self.routes)
+
+    def hello(self, route: bytes, greeting: Greeting) -> bool:
+        """Take one connection's hello; return whether the bundle is complete now."""
+        if greeting.session != self.session or greeting.epoch > self.epoch:
+            self.session, self.epoch = greeting.session, greeting.epoch
+            self.up = False
+            self.routes = [None] * greeting.connections
+            self.control.clear()
+        if greeting.epoch < self.epoch or greeting.connections != len(self.routes) or self.up:
+            return False
+        self.routes[greeting.connection] = route
+        return None not in self.routes
+
+    def send(self, connection: int, frames: list[bytes | bytearray | memoryview]) -> bool:
+        """Hand frames to a connection; False if it has no room."""
+        route = self.routes[connection]
+        assert route is not None, "send only when the link is up"
+        try:
+            self.router.send_multipart([route, *frames], flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True

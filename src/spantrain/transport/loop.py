@@ -1,0 +1,414 @@
+"""The one thread that owns every socket: it waits long, moves frames, and keeps links as the peers are wanted."""
+
+import socket as sockets
+import threading
+import time
+import zlib
+from typing import Any
+
+import zmq
+
+from spantrain.transport.admission import Admission
+from spantrain.transport.exchange import Exchange
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.links import AcceptedLink, DialledLink, Link, frame_overhead_bytes, set_options
+from spantrain.transport.outbox import Parcel
+from spantrain.transport.wire import (
+    ACK,
+    BULK,
+    CHUNK,
+    EXPRESS,
+    HELLO,
+    RESET,
+    WELCOME,
+    WHO,
+    Chunk,
+    Greeting,
+    Refusal,
+    decode_acknowledgement,
+    decode_chunk,
+    decode_greeting,
+    encode_acknowledgement,
+    encode_chunk,
+    encode_greeting,
+)
+
+__all__ = ["Loop"]
+
+_RETRY_S = 0.004
+"""A ROUTER does not say when a full route has room again; acknowledgements mostly come sooner than this."""
+_BURST = 64
+_HANDSHAKE_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_LINGER_MS = 200
+
+
+class Loop(threading.Thread):
+    """Moves frames between an `Exchange` and the network until it is told to stop."""
+
+    def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None) -> None:
+        super().__init__(name=f"mailbox {exchange.name}", daemon=True)
+        self._exchange = exchange
+        self._keypair = keypair
+        self._overhead_bytes = frame_overhead_bytes(keypair is not None)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._links: dict[str, Link] = {}
+        self._by_socket: dict[zmq.Socket[bytes], DialledLink] = {}
+        self._by_route: dict[bytes, AcceptedLink] = {}
+        self._retry: set[str] = set()
+        self._wake_out, self._wake_in = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._admission: Admission | None = None
+        self._router: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self.endpoint = ""
+        try:
+            self._listen(bind)
+        except zmq.ZMQError as error:
+            self._close()
+            raise OSError(error.errno, f"cannot listen on {bind}: {error}; is the port in use?") from error
+
+    def _listen(self, bind: str) -> None:
+        if self._keypair is not None:
+            self._admission = Admission(self._context, self._name_of)
+            self._poller.register(self._admission.socket, zmq.POLLIN)
+        if not bind:
+            return
+        router = self._router = self._context.socket(zmq.ROUTER)
+        set_options(router, self._keypair)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._keypair is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
+        self._monitor = router.get_monitor_socket(_HANDSHAKE_FAILURES)
+        router.bind(bind)
+        self.endpoint = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._poller.register(router, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def _name_of(self, public_key: str) -> str | None:
+        with self._exchange.condition:
+            names = (name for name, known in self._exchange.peers.items() if known.peer.public_key == public_key)
+            return next(names, None)
+
+    def wake(self) -> None:
+        """Make the thread look at the exchange; any thread may call this."""
+        try:
+            self._wake_out.send(b"\0")
+        except (BlockingIOError, OSError):
+            return  # it has been told already, or has stopped
+
+    def run(self) -> None:
+        """Move frames until the exchange is stopped."""
+        try:
+            while not self._exchange.stopped:
+                ready = self._poller.poll(self._timeout_ms())
+                self._handle(dict(ready))
+        finally:
+            self._exchange.stop()
+            self._close()
+
+    def _timeout_ms(self) -> int | None:
+        if self._exchange.dirty:
+            return 0
+        now_s = time.monotonic()
+        deadlines = [
+            link.welcome_deadline_s for link in self._links.values() if isinstance(link, DialledLink) and not link.up
+        ]
+        if self._retry:
+            deadlines.append(now_s + _RETRY_S)
+        return max(0, int(1000 * (min(deadlines) - now_s)) + 1) if deadlines else None
+
+    def _handle(self, ready: dict[Any, int]) -> None:
+        if self._wake_in.fileno() in ready:
+            self._drain_wakes()
+        if self._admission is not None and self._admission.socket in ready:
+            for refusal in self._admission.answer():
+                self._exchange.refuse(refusal, "the network")
+        if self._monitor is not None and self._monitor in ready:
+            self._note_failures(self._monitor)
+        if self._exchange.changed:
+            self._reconcile()
+        if self._router is not None and self._router in ready:
+            self._receive_routed(self._router)
+        for socket, events in ready.items():
+            if socket in self._by_socket:
+                self._receive_dialled(socket, events)
+        self._redial_unanswered()
+        self._flush_all()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_in.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _note_failures(self, monitor: "zmq.Socket[bytes]") -> None:
+        while monitor.poll(0):
+            monitor.recv_multipart()
+            self._exchange.refuse(Refusal("handshake", "a connection did not speak the protocol"), "the network")
+
+    # Links follow the peers that are wanted.
+
+    def _reconcile(self) -> None:
+        with self._exchange.condition:
+            self._exchange.changed = False
+            wanted = dict(self._exchange.peers)
+        for name in [name for name, link in self._links.items() if wanted.get(name) is not link.known]:
+            self._drop(name)
+        for name, known in wanted.items():
+            if name in self._links:
+                continue
+            if known.dials:
+                link = DialledLink(known, 1 + self._exchange.limits.bulk_connections)
+                self._links[name] = link
+                self._dial(link)
+            else:
+                assert self._router is not None, "a side that cannot be dialled dials"
+                self._links[name] = AcceptedLink(known, self._router)
+
+    def _drop(self, name: str) -> None:
+        link = self._links.pop(name)
+        self._retry.discard(name)
+        if isinstance(link, DialledLink):
+            self._hang_up(link, linger_ms=0)
+            return
+        for route in [route for route, other in self._by_route.items() if other is link]:
+            del self._by_route[route]
+            self._tell(route, RESET)
+
+    def _dial(self, link: DialledLink) -> None:
+        with self._exchange.condition:
+            link.dial(self._context, self._exchange.name, self._keypair)
+        for socket in link.sockets:
+            self._by_socket[socket] = link
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _hang_up(self, link: DialledLink, linger_ms: int) -> None:
+        for socket in link.sockets:
+            self._poller.unregister(socket)
+            del self._by_socket[socket]
+        link.close(linger_ms)
+
+    def _redial(self, link: DialledLink) -> None:
+        self._hang_up(link, linger_ms=0)
+        link.known.count(reconnections=1)
+        self._dial(link)
+
+    def _redial_unanswered(self) -> None:
+        now_s = time.monotonic()
+        for link in self._links.values():
+            if isinstance(link, DialledLink) and not link.up and now_s >= link.welcome_deadline_s:
+                self._redial(link)
+
+    def _tell(self, route: bytes, control: bytes) -> None:
+        assert self._router is not None
+        try:
+            self._router.send_multipart([route, control], flags=zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return  # gone, or full of other things: it will find out by itself
+
+    # What comes in.
+
+    def _receive_routed(self, router: "zmq.Socket[bytes]") -> None:
+        for _ in range(_BURST):
+            try:
+                frames: list[zmq.Frame] = router.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            route = frames[0].bytes
+            link = self._by_route.get(route)
+            try:
+                self._take_routed(route, link, frames[1:])
+            except Refusal as refusal:
+                self._exchange.refuse(refusal, link.known.peer.name if link else "the network")
+
+    def _take_routed(self, route: bytes, link: AcceptedLink | None, frames: "list[zmq.Frame]") -> None:
+        if not frames or not len(frames[0].buffer):
+            if link is None:
+                self._tell(route, WHO)
+            return
+        kind = bytes(frames[0].buffer[:1])
+        if kind == HELLO:
+            self._take_hello(route, frames[0])
+        elif link is None or route not in link.routes:
+            self._tell(route, RESET)
+            raise Refusal("no greeting", "a frame came before a hello, or after a newer one")
+        elif self._keypair is not None and _user(frames[0]) != link.known.peer.name:
+            raise Refusal("unknown peer", "a route was taken over by another key")
+        else:
+            self._take(link, kind, frames)
+
+    def _take_hello(self, route: bytes, frame: "zmq.Frame") -> None:
+        greeting = decode_greeting(frame.buffer)
+        if self._keypair is not None and _user(frame) != greeting.name:
+            raise Refusal("unknown peer", f"{_user(frame)!r} says that it is {greeting.name!r}")
+        link = self._links.get(greeting.name)
+        if not isinstance(link, AcceptedLink):
+            raise Refusal("unknown peer", f"{greeting.name!r} is not among those that dial this side")
+        complete = link.hello(route, greeting)
+        self._by_route[route] = link
+        for old in [old for old, other in self._by_route.items() if other is link and old not in link.routes]:
+            del self._by_route[old]
+        if complete:
+            self._begin(link, greeting)
+            with self._exchange.condition:
+                welcome = link.known.greeting(self._exchange.name, link.epoch, 0, link.connections)
+            self._welcome(link, encode_greeting(WELCOME, welcome))
+
+    def _welcome(self, link: AcceptedLink, welcome: bytes) -> None:
+        # On every connection: what follows on one may overtake a welcome on another.
+        try:
+            link.up = all(link.send(connection, [welcome]) for connection in range(link.connections))
+        except zmq.ZMQError:
+            link.up = False  # gone again: the other side dials anew
+
+    def _begin(self, link: Link, greeting: Greeting) -> None:
+        """Take the other side's greeting: the link is up."""
+        self._exchange.begin(link.known, greeting, fresh_link=isinstance(link, AcceptedLink))
+        if isinstance(link, DialledLink):
+            link.welcomed()
+        link.up = True
+
+    def _receive_dialled(self, socket: "zmq.Socket[bytes]", events: int) -> None:
+        link = self._by_socket[socket]
+        if events & zmq.POLLOUT:
+            link.blocked.discard(socket)
+            self._poller.modify(socket, zmq.POLLIN)
+            self._exchange.dirty.add(link.known.peer.name)
+        for _ in range(_BURST):
+            try:
+                frames: list[zmq.Frame] = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                again = self._take_dialled(socket, link, frames)
+            except Refusal as refusal:
+                self._exchange.refuse(refusal, link.known.peer.name)
+                continue
+            if again:
+                self._redial(link)
+                return
+
+    def _take_dialled(self, socket: "zmq.Socket[bytes]", link: DialledLink, frames: "list[zmq.Frame]") -> bool:
+        """Take frames of a dialled connection; return whether the link must be dialled again."""
+        kind = bytes(frames[0].buffer[:1])
+        if kind == RESET:
+            return True
+        if kind == WHO:
+            link.probes[socket] += 1
+            return link.probes[socket] > 1
+        if kind == WELCOME:
+            greeting = decode_greeting(frames[0].buffer)
+            if greeting.name != link.known.peer.name:
+                raise Refusal("unknown peer", f"{greeting.name!r} answered in the place of {link.known.peer.name!r}")
+            if greeting.epoch == link.epoch and not link.up:
+                self._begin(link, greeting)
+        elif not link.up:
+            raise Refusal("no greeting", "a frame came before the welcome")
+        else:
+            self._take(link, kind, frames)
+        return False
+
+    def _take(self, link: Link, kind: bytes, frames: "list[zmq.Frame]") -> None:
+        size_bytes = sum(len(frame.buffer) + self._overhead_bytes for frame in frames)
+        link.known.count(wire_bytes_received=size_bytes)
+        if kind == CHUNK:
+            if len(frames) != 2:
+                raise Refusal("truncated" if len(frames) < 2 else "malformed", f"a chunk of {len(frames)} frames")
+            self._exchange.take_chunk(link.known, decode_chunk(frames[0].buffer), frames[1].buffer)
+        elif kind == ACK and len(frames) == 1:
+            self._exchange.take_acknowledgement(link.known, decode_acknowledgement(frames[0].buffer))
+        else:
+            raise Refusal("malformed", f"unknown kind of frame {kind!r} in {len(frames)} parts")
+
+    # What goes out.
+
+    def _flush_all(self) -> None:
+        with self._exchange.condition:
+            names = self._exchange.dirty | self._retry
+            self._exchange.dirty.clear()
+            self._retry.clear()
+            for name in names:
+                link = self._links.get(name)
+                if link is not None and link.up:
+                    self._flush_or_give_up(name, link)
+
+    def _flush_or_give_up(self, name: str, link: Link) -> None:
+        try:
+            if not self._flush(link):
+                self._wait_for_room(name, link)
+        except zmq.ZMQError:
+            link.up = False  # the route is gone; whoever dialled dials again
+            if isinstance(link, DialledLink):
+                link.welcome_deadline_s = 0.0
+
+    def _wait_for_room(self, name: str, link: Link) -> None:
+        if isinstance(link, DialledLink):
+            for socket in link.blocked:
+                self._poller.modify(socket, zmq.POLLIN | zmq.POLLOUT)
+        else:
+            self._retry.add(name)
+
+    def _flush(self, link: Link) -> bool:
+        """Send what may be sent; return False if there was no room for something."""
+        while link.control:
+            if not link.send(0, [link.control[0]]):
+                return False
+            del link.control[0]
+        known = link.known
+        if known.inbox.acknowledgement_due:
+            self._control(link, encode_acknowledgement(known.inbox.take_acknowledgement()))
+        roomy = not link.control
+        for track in (EXPRESS, BULK):
+            for _ in range(_BURST):
+                parcel = known.outbox.peek(track, time.monotonic())
+                if parcel is None:
+                    break
+                if not self._send_chunk(link, parcel):
+                    roomy = False
+                    break
+                known.outbox.advance(parcel)
+            else:
+                self._exchange.dirty.add(known.peer.name)
+        return roomy
+
+    def _send_chunk(self, link: Link, parcel: Parcel) -> bool:
+        piece = parcel.payload.piece(parcel.offset, parcel.length)
+        checksum = 0 if self._keypair is not None else zlib.crc32(piece)
+        head = encode_chunk(Chunk(parcel.track, parcel.number, parcel.offset, checksum, parcel.header))
+        sent = link.send(0, [head, piece]) if parcel.track == EXPRESS else link.send_bulk([head, piece])
+        if sent:
+            link.known.count(wire_bytes_sent=len(head) + len(piece) + 2 * self._overhead_bytes)
+        return sent
+
+    def _control(self, link: Link, frame: bytes) -> None:
+        link.control.append(frame)
+        link.known.count(wire_bytes_sent=len(frame) + self._overhead_bytes)
+        if len(link.control) == 1 and link.send(0, [frame]):
+            link.control.clear()
+
+    def _close(self) -> None:
+        for link in self._links.values():
+            if isinstance(link, DialledLink):
+                self._hang_up(link, _LINGER_MS)
+        if self._admission is not None:
+            self._admission.close()
+        if self._monitor is not None and self._router is not None:
+            self._router.disable_monitor()
+            self._monitor.close(linger=0)
+        if self._router is not None:
+            self._router.close(linger=_LINGER_MS)
+        self._wake_in.close()
+        self._wake_out.close()
+        self._context.term()
+
+
+def _user(frame: "zmq.Frame") -> str:
+    """Return the name that admission gave to the key behind a frame."""
+    return str(frame.get("User-Id"))

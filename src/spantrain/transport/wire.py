@@ -1,0 +1,361 @@
+"""The bytes of the protocol (docs/wire-protocol.md): encode, decode, check every bound.
+
+Nothing here is executed or unpickled; whatever breaks a bound raises `Refusal` with a reason that is counted.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgpack
+import torch
+
+from spantrain.core.messages import MessageKey
+from spantrain.core.spans import Span
+from spantrain.errors import ProtocolError
+
+__all__ = [
+    "ACK",
+    "BULK",
+    "CHUNK",
+    "CHUNK_BYTES",
+    "EXPRESS",
+    "EXPRESS_BYTES",
+    "HELLO",
+    "MAX_FRAME_BYTES",
+    "RESET",
+    "WELCOME",
+    "WHO",
+    "Acknowledgement",
+    "Chunk",
+    "Greeting",
+    "Header",
+    "Payload",
+    "Refusal",
+    "TensorLayout",
+    "charge_bytes",
+    "decode_acknowledgement",
+    "decode_chunk",
+    "decode_greeting",
+    "decode_header",
+    "encode_acknowledgement",
+    "encode_chunk",
+    "encode_greeting",
+    "encode_header",
+    "header_of",
+]
+
+VERSION = 1
+HELLO, WELCOME, CHUNK, ACK, WHO, RESET = b"H", b"O", b"C", b"A", b"?", b"R"
+CHUNK_BYTES = 128 * 1024
+EXPRESS_BYTES = 32 * 1024
+"""Messages up to this size use the connection of their own, past any bulk."""
+MAX_FRAME_BYTES = 4 * 2**20
+"""ZeroMQ closes a connection that announces more; frames below it and above a chunk are refused and counted."""
+EXPRESS, BULK = 0, 1
+_HEAD_MAX_BYTES = 32 * 1024
+_ALIGNMENT = 64
+_MESSAGE_COST_BYTES = 1024
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME, _MAX_IDS = 256, 16, 256, 65536
+_INT31, _INT63 = 2**31, 2**63
+_CHUNK_PREFIX = struct.Struct("<BQQI")
+_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class Refusal(ProtocolError):
+    """Something from the network breaks a rule; `reason` is what is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """Where one tensor lies in the payload."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is said of a message beside its bytes."""
+
+    key: MessageKey
+    sent_s: float
+    tensors: tuple[TensorLayout, ...]
+    payload_bytes: int
+    """Tensors with the gaps that align them."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors alone."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a message; each says all, so that pieces may come by several connections in any order."""
+
+    track: int
+    number: int
+    """Of the message, counted by the sender from 1 for each track."""
+    offset: int
+    checksum: int
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What each side says when a link begins."""
+
+    name: str
+    session: int
+    """Made anew with the sender's state of this link: numbers start again with it."""
+    peer_session: int
+    """The session of the other side that `done` speaks of; 0 if none is known."""
+    epoch: int
+    connection: int
+    connections: int
+    done: tuple[tuple[int, tuple[int, ...]], ...]
+    """For each track: all messages up to this number have come, and these later ones."""
+    first: tuple[int, ...]
+    """For each track: the first number that the sender of this greeting still has."""
+    granted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """What has come, and how many bytes may have been started in all since the link began."""
+
+    done: tuple[tuple[int, tuple[int, ...]], ...]
+    granted_bytes: int
+
+
+def charge_bytes(payload_bytes: int) -> int:
+    """Return the credit that a message takes; both sides count alike, and empty messages are not free."""
+    return payload_bytes + _MESSAGE_COST_BYTES
+
+
+def _layout(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[tuple[TensorLayout, ...], int]:
+    layouts, offset = [], 0
+    for dtype, shape in kinds:
+        offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
+        size_bytes = prod(shape) * dtype.itemsize
+        layouts.append(TensorLayout(dtype, shape, offset, size_bytes))
+        offset += size_bytes
+    return tuple(layouts), offset
+
+
+def header_of(key: MessageKey, tensors: Sequence[torch.Tensor], sent_s: float) -> Header:
+    """Describe tensors that are to be sent."""
+    if len(tensors) > _MAX_TENSORS:
+        raise ValueError(f"{key}: a message holds at most {_MAX_TENSORS} tensors, got {len(tensors)}")
+    if not 0 <= key.generation < _INT31 or key.step < -1 or key.cut < -1 or not 0 < len(key.lane) <= _MAX_NAME:
+        raise ValueError(
+            f"{key}: generation must not be negative, step and cut at least -1, lane 1 to {_MAX_NAME} long"
+        )
+    for tensor in tensors:
+        if tensor.dtype not in _DTYPE_NAMES or tensor.ndim > _MAX_DIMENSIONS:
+            raise ValueError(f"{key}: cannot send a tensor of {tensor.dtype} with {tensor.ndim} dimensions")
+    layouts, payload_bytes = _layout([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    return Header(key, sent_s, layouts, payload_bytes)
+
+
+def encode_header(header: Header) -> bytes:
+    """Return the header's bytes."""
+    key = header.key
+    tensors = [[_DTYPE_NAMES[tensor.dtype], tensor.shape] for tensor in header.tensors]
+    address = [key.generation, key.step, key.lane, key.cut, key.span.lo, key.span.hi]
+    data: bytes = msgpack.packb([VERSION, header.sent_s, address, tensors, header.payload_bytes])
+    if len(data) > _HEAD_MAX_BYTES:
+        raise ValueError(f"{key}: the header takes {len(data)} bytes, at most {_HEAD_MAX_BYTES} are allowed")
+    return data
+
+
+def _unpack(data: bytes | memoryview, length: int) -> list[Any]:
+    try:
+        fields = msgpack.unpackb(
+            data,
+            raw=False,
+            max_str_len=_MAX_NAME,
+            max_array_len=_MAX_IDS,
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Refusal("malformed", f"not msgpack within bounds: {error}") from error
+    return _array(fields, length, length)
+
+
+def _array(value: Any, least: int, most: int) -> list[Any]:
+    if type(value) is not list or not least <= len(value) <= most:
+        raise Refusal("malformed", f"need an array of {least} to {most} entries")
+    return value
+
+
+def _int(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value < most:
+        raise Refusal("malformed", f"need a whole number from {least} up to {most}, got {value!r:.50}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or not value or len(value) > _MAX_NAME:
+        raise Refusal("malformed", "need a text that is neither empty nor long")
+    return value
+
+
+def _version(value: Any) -> None:
+    if type(value) is not int or value != VERSION:
+        raise Refusal("wrong version", f"this side speaks {VERSION}, got {value!r:.50}")
+
+
+def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
+    """Read a header.
+
+    Raises:
+        Refusal: it breaks a bound.
+    """
+    version, sent_s, address, tensors, payload_bytes = _unpack(data, 5)
+    _version(version)
+    if type(sent_s) is not float:
+        raise Refusal("malformed", "sent_s must be a float")
+    generation, step, lane, cut, lo, hi = _array(address, 6, 6)
+    lo = _int(lo, 0, _INT63)
+    key = MessageKey(
+        generation=_int(generation, 0, _INT31),
+        step=_int(step, -1, _INT63),
+        lane=_text(lane),
+        cut=_int(cut, -1, _INT31),
+        span=Span(lo, _int(hi, lo + 1, _INT63)),
+    )
+    layouts, total = _layout([_decode_kind(entry) for entry in _array(tensors, 0, _MAX_TENSORS)])
+    if total != _int(payload_bytes, 0, _INT63):
+        raise Refusal("malformed", f"{key}: tensors take {total} bytes, the header says {payload_bytes}")
+    if total > max_message_bytes:
+        raise Refusal("oversized", f"{key}: {total} bytes, at most {max_message_bytes} are allowed")
+    return Header(key, sent_s, layouts, total)
+
+
+def _decode_kind(entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+    name, shape = _array(entry, 2, 2)
+    if type(name) is not str or name not in _DTYPES:
+        raise Refusal("malformed", f"unknown dtype {name!r:.50}")
+    return _DTYPES[name], tuple(_int(size, 0, _INT31) for size in _array(shape, 0, _MAX_DIMENSIONS))
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    """Return the first frame of a chunk; the second is its bytes."""
+    return CHUNK + _CHUNK_PREFIX.pack(chunk.track, chunk.number, chunk.offset, chunk.checksum) + chunk.header
+
+
+def decode_chunk(head: bytes | memoryview) -> Chunk:
+    """Read the first frame of a chunk; its header is left for `decode_header`."""
+    if len(head) <= 1 + _CHUNK_PREFIX.size:
+        raise Refusal("truncated", f"a chunk's first frame has {len(head)} bytes")
+    if len(head) > _HEAD_MAX_BYTES + 64:
+        raise Refusal("oversized", f"a chunk's first frame has {len(head)} bytes")
+    track, number, offset, checksum = _CHUNK_PREFIX.unpack_from(head, 1)
+    if track not in (EXPRESS, BULK):
+        raise Refusal("malformed", f"unknown track {track}")
+    return Chunk(track, number, offset, checksum, bytes(head[1 + _CHUNK_PREFIX.size :]))
+
+
+def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
+    """Return a HELLO or WELCOME."""
+    body: bytes = msgpack.packb(
+        [
+            VERSION,
+            greeting.name,
+            greeting.session,
+            greeting.peer_session,
+            greeting.epoch,
+            greeting.connection,
+            greeting.connections,
+            greeting.done,
+            greeting.first,
+            greeting.granted_bytes,
+        ]
+    )
+    return kind + body
+
+
+def decode_greeting(head: bytes | memoryview) -> Greeting:
+    """Read a HELLO or WELCOME."""
+    version, name, session, peer_session, epoch, connection, connections, done, first, granted = _unpack(head[1:], 10)
+    _version(version)
+    connections = _int(connections, 1, 18)
+    return Greeting(
+        name=_text(name),
+        session=_int(session, 0, _INT63),
+        peer_session=_int(peer_session, 0, _INT63),
+        epoch=_int(epoch, 0, _INT63),
+        connection=_int(connection, 0, connections),
+        connections=connections,
+        done=_decode_done(done),
+        first=tuple(_int(number, 1, _INT63) for number in _array(first, 2, 2)),
+        granted_bytes=_int(granted, 0, _INT63),
+    )
+
+
+def encode_acknowledgement(acknowledgement: Acknowledgement) -> bytes:
+    """Return an ACK."""
+    body: bytes = msgpack.packb([acknowledgement.done, acknowledgement.granted_bytes])
+    return ACK + body
+
+
+def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
+    """Read an ACK."""
+    done, granted = _unpack(head[1:], 2)
+    return Acknowledgement(done=_decode_done(done), granted_bytes=_int(granted, 0, _INT63))
+
+
+def _decode_done(value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    tracks = []
+    for entry in _array(value, 2, 2):
+        upto, later = _array(entry, 2, 2)
+        numbers = tuple(_int(number, 1, _INT63) for number in _array(later, 0, _MAX_IDS))
+        tracks.append((_int(upto, 0, _INT63), numbers))
+    return tuple(tracks)
+
+
+class Payload:
+    """The bytes of tensors, read piece by piece with no copy of the whole."""
+
+    def __init__(self, header: Header, tensors: Sequence[torch.Tensor]) -> None:
+        self._parts: list[tuple[int, memoryview]] = []
+        for layout, tensor in zip(header.tensors, tensors, strict=True):
+            if layout.size_bytes:
+                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                self._parts.append((layout.offset, flat.numpy().data))
+
+    def piece(self, offset: int, length: int) -> memoryview | bytearray:
+        """Return bytes [offset, offset + length); gaps are zero."""
+        for start, view in self._parts:
+            if start <= offset and offset + length <= start + len(view):
+                return view[offset - start : offset - start + length]
+        joined = bytearray(length)
+        for start, view in self._parts:
+            lo, hi = max(start, offset), min(start + len(view), offset + length)
+            if lo < hi:
+                joined[lo - offset : hi - offset] = view[lo - start : hi - start]
+        return joined

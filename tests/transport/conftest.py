@@ -1,0 +1,77 @@
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from spantrain.core.messages import MessageKey
+from spantrain.core.spans import Span
+from spantrain.transport.interface import Limits, MailboxLike, Message
+from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.memory import MemoryNetwork
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def key() -> Callable[..., MessageKey]:
+    def make(step: int = 0, lane: str = "forward", generation: int = 1) -> MessageKey:
+        return MessageKey(generation=generation, step=step, lane=lane, cut=3, span=Span(0, 4))
+
+    return make
+
+
+@pytest.fixture
+def collect() -> Callable[[MailboxLike, int], list[Message]]:
+    def take(mailbox: MailboxLike, count: int) -> list[Message]:
+        found: list[Message] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(found) < count:
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, f"{len(found)} of {count} messages came"
+            found += mailbox.receive(left_s)
+        return found
+
+    return take
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    def wait(holds: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline_s, "it never came true"
+            time.sleep(0.002)
+
+    return wait
+
+
+@pytest.fixture(params=["curve", "plain", "memory"])
+def make_mailbox(request: pytest.FixtureRequest) -> Iterator[Callable[..., MailboxLike]]:
+    network = MemoryNetwork()
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str, limits: Limits | None = None) -> MailboxLike:
+            mailbox: MailboxLike
+            if request.param == "memory":
+                mailbox = network.mailbox(name, limits)
+            else:
+                mailbox = Mailbox(name=name, limits=limits, encrypted=request.param == "curve")
+            stack.callback(mailbox.close)
+            return mailbox
+
+        yield make
+
+
+@pytest.fixture
+def tensors() -> list[torch.Tensor]:
+    return [
+        torch.randn(4, 3, 5),
+        torch.randn(7, 3).to(torch.bfloat16),
+        torch.arange(9),
+        torch.tensor([True, False, True]),
+        torch.empty(0, 4),
+        torch.tensor(2.5),
+        torch.randn(6, 4).t(),
+    ]
