@@ -17,12 +17,10 @@ __all__ = ["infeasible", "reasons"]
 def reasons(
     tables: Tables, groups: Groups, found: SearchResult, chosen: Candidate, built: tuple[Plan, StepEstimate]
 ) -> tuple[str, ...]:
-    """Return the sentences: what bounds the step, order, micro-batch, shares, memory, what was left out."""
+    """Return the sentences: what bounds the step, shares, memory, what was left out."""
     plan, estimate = built
     return (
         _bound_sentence(estimate),
-        _order_sentence(found, chosen),
-        _size_sentence(plan, found, chosen),
         *_share_sentences(plan),
         *_memory_sentences(plan),
         *_left_out_sentences(tables, groups, found, chosen),
@@ -57,24 +55,7 @@ def infeasible(tables: Tables, devices: Sequence[str]) -> InfeasiblePlanError:
 
 def _bound_sentence(estimate: StepEstimate) -> str:
     tied = f", {format_seconds(estimate.tied_s)} of it for shared parameters" if estimate.tied_s else ""
-    return f"The step of {format_seconds(estimate.step_s)}{tied} is bound by {estimate.bound_by}."
-
-
-def _order_sentence(found: SearchResult, chosen: Candidate) -> str:
-    order = " > ".join(chosen.order)
-    other = _best(found.solved, lambda candidate: candidate.order != chosen.order)
-    if other is None:
-        return f"Order {order}: no other order of groups came near it."
-    return f"Order {order}: the next best is {' > '.join(other.order)}, {_slower(other, chosen)}."
-
-
-def _size_sentence(plan: Plan, found: SearchResult, chosen: Candidate) -> str:
-    count = len(plan.stages[0].micro_batches)
-    text = f"Micro-batches of {chosen.size} samples, {count} in a step"
-    other = _best(found.solved, lambda candidate: candidate.slots == chosen.slots and candidate.size != chosen.size)
-    if other is None:
-        return f"{text}: no other size came near it on these stages."
-    return f"{text}: the next best size on these stages is {other.size}, {_slower(other, chosen)}."
+    return f"By the closed form, the step of {format_seconds(estimate.step_s)}{tied} is bound by {estimate.bound_by}."
 
 
 def _share_sentences(plan: Plan) -> list[str]:

@@ -1,0 +1,174 @@
+"""The demonstration: measure, group, plan, train, compare, in one go on an emulated network."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from spantrain.app.plan import PlanOutcome, make_plan
+from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.train import DeviceFigures, LinkFigures, StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
+from spantrain.config.presets import load_preset
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.errors import Interrupted
+from spantrain.models.catalog import resolve_model
+from spantrain.planner.groups import Groups, group_devices
+from spantrain.planner.job import JobSpec
+
+__all__ = ["DemoListener", "DemoOptions", "DemoSummary", "run_demo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the demonstration shows."""
+
+    preset: str = "laptop"
+    model: str = "gpt2-tiny"
+    global_batch: int = 64
+    steps: int = 60
+    baseline_steps: int = 12
+    """Steps on the best single site, in the same run."""
+    schedule: str = "critical-path"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSummary:
+    """What came out; written as summary.json."""
+
+    losses: tuple[float, ...]
+    heldout_loss_first: float
+    heldout_loss_last: float
+    step_s_measured: float
+    step_s_predicted: float
+    prediction_error_ratio: float
+    samples_per_s: float
+    best_single_site_samples_per_s: float
+    """Measured in the same run."""
+    best_single_site_devices: tuple[str, ...]
+    best_single_device_samples_per_s_predicted: float | None
+    speedup_over_single_site: float
+    devices: Mapping[str, DeviceFigures]
+    links: Mapping[str, LinkFigures]
+    generation: int
+    schedule: str
+    trace: str
+    seconds: Mapping[str, float]
+    """What each part of the demonstration took."""
+    emulated: str
+
+
+class DemoListener(Reporter, Protocol):
+    """A reporter that also shows what each part found."""
+
+    def show_groups(self, groups: Groups, profile: Profile) -> None:
+        """Show the two levels of groups."""
+
+    def show_plan(self, outcome: PlanOutcome) -> None:
+        """Show the plan and what it is better than."""
+
+    def show_training(self, outcome: TrainOutcome, plan: Plan) -> None:
+        """Show the figures of a run."""
+
+
+def run_demo(
+    options: DemoOptions, session_options: SessionOptions, out: Path, stop: StopRequest, listener: DemoListener
+) -> DemoSummary:
+    """Run the whole demonstration.
+
+    Raises:
+        Interrupted: a stop was asked for.
+    """
+    cluster = load_preset(options.preset)
+    names = tuple(device.name for device in cluster.devices)
+    seconds: dict[str, float] = {}
+    clock = _Stopwatch(seconds)
+    out.mkdir(parents=True, exist_ok=True)
+    with open_session(cluster, names, session_options, out / "logs", listener) as session:
+        clock.lap("start")
+        profile = measure_profile(session, resolve_model(options.model), ProfileOptions(use_cache=False), listener)
+        write_profile(profile, out / "profile.json")
+        listener.show_groups(group_devices(profile), profile)
+        clock.lap("profile")
+        planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
+        reference = reference_to_profile(out / "profile.json", out / "plan.json")
+        planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
+        write_plan(planned.plan, out / "plan.json")
+        listener.show_plan(planned)
+        clock.lap("plan")
+        ours = _train(session, planned.plan, profile, options, options.steps, out, stop, listener)
+        clock.lap("train")
+        assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
+        site_plan = replace(planned.single_site_plan, generation=2)
+        listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
+        site = _train(session, site_plan, profile, options, options.baseline_steps, out / "single-site", stop, listener)
+        clock.lap("single site")
+        listener.show_training(ours, planned.plan)
+    clock.lap("stop")
+    return _summary(ours, site, site_plan, planned, seconds)
+
+
+def _train(
+    session: Session,
+    plan: Plan,
+    profile: Profile,
+    options: DemoOptions,
+    steps: int,
+    out: Path,
+    stop: StopRequest,
+    listener: DemoListener,
+) -> TrainOutcome:
+    request = TrainRequest(
+        plan=plan,
+        profile=profile,
+        profile_path=str((out / "profile.json").resolve()),
+        job=TrainJob(steps=steps, evaluate_every=0 if steps == options.baseline_steps else steps),
+        schedule=options.schedule,
+        out=out,
+    )
+    outcome = train(session, request, stop, listener)
+    if outcome.interrupted:
+        raise Interrupted(f"stopped after {outcome.steps} steps; checkpoint: {outcome.checkpoint}")
+    return outcome
+
+
+class _Stopwatch:
+    def __init__(self, laps: dict[str, float]) -> None:
+        self._laps = laps
+        self._since_s = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now_s = time.monotonic()
+        self._laps[name] = now_s - self._since_s
+        self._since_s = now_s
+
+
+def _summary(
+    ours: TrainOutcome, site: TrainOutcome, site_plan: Plan, planned: PlanOutcome, seconds: Mapping[str, float]
+) -> DemoSummary:
+    held_out = [ours.heldout_losses[step] for step in sorted(ours.heldout_losses)]
+    return DemoSummary(
+        losses=ours.losses,
+        heldout_loss_first=held_out[0],
+        heldout_loss_last=held_out[-1],
+        step_s_measured=ours.step_s_measured,
+        step_s_predicted=ours.step_s_predicted,
+        prediction_error_ratio=ours.prediction_error_ratio,
+        samples_per_s=ours.samples_per_s,
+        best_single_site_samples_per_s=site.samples_per_s,
+        best_single_site_devices=site_plan.devices,
+        best_single_device_samples_per_s_predicted=planned.best_single_device.samples_per_s,
+        speedup_over_single_site=ours.samples_per_s / site.samples_per_s,
+        devices=ours.devices,
+        links=ours.links,
+        generation=ours.generation,
+        schedule=ours.schedule,
+        trace=ours.trace,
+        seconds=seconds,
+        emulated=ours.emulated,
+    )

@@ -1,0 +1,194 @@
+"""Measure what a cluster can compute and send: cluster and model in, profile out."""
+
+import datetime
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spantrain import __version__
+from spantrain.app.cache import cache_folder
+from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session
+from spantrain.config.artefacts import from_json, read_artefact, to_json, write_artefact
+from spantrain.core.cluster import Cluster
+from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.errors import ProfileError
+from spantrain.models.graph import build_graph
+from spantrain.profiler.network import pair_rounds, payload_cap_bytes, spread
+from spantrain.runtime.orders import ComputeOrder, ComputeResult, EchoOrder, LinkOrder, LinkResult, Order
+
+__all__ = ["ProfileOptions", "measure_profile"]
+
+_PROBE_GENERATION = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """What to measure, and how long."""
+
+    dtype: str = "float32"
+    max_samples: int = 32
+    """The largest micro-batch that is measured; sizes are the powers of two up to it."""
+    network_rounds: int = 1
+    use_cache: bool = True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The micro-batch sizes measured."""
+        return tuple(2**power for power in range(self.max_samples.bit_length()) if 2**power <= self.max_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compute:
+    timings: tuple[UnitTiming, ...]
+    scores: tuple[DeviceScore, ...]
+
+
+def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions, reporter: Reporter) -> Profile:
+    """Measure every device and every pair of them."""
+    cluster = session.cluster
+    graph = build_graph(model, dtype=options.dtype)
+    started_s = time.monotonic()
+    compute = _compute(session, model, graph, options, reporter)
+    compute_s = time.monotonic() - started_s
+    started_s = time.monotonic()
+    links: list[LinkMeasurement] = []
+    for number in range(options.network_rounds):
+        reporter.phase(f"Measuring the network, round {number + 1} of {options.network_rounds}")
+        links.extend(_network_round(session, reporter))
+    network_s = (time.monotonic() - started_s) / options.network_rounds
+    return Profile(
+        cluster=cluster,
+        model=model,
+        graph=graph,
+        dtype=options.dtype,
+        timings=compute.timings,
+        links=spread(cluster, _averaged(links), session.devices),
+        scores=compute.scores,
+        provenance=Provenance(
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            spantrain_version=__version__,
+            torch_version=torch.__version__,
+            machine=f"{platform.node()} {platform.machine()} {platform.system()} {platform.release()}",
+            method=f"compute: {_what_computes(cluster)}; links: {session.network}",
+            compute_s=compute_s,
+            network_s=network_s,
+        ),
+    )
+
+
+def _what_computes(cluster: Cluster) -> str:
+    backends = sorted({device.backend for device in cluster.devices})
+    return ", ".join(
+        f"emulated at {cluster.emulated_speed:g} of the kinds' speed" if backend == "emulated" else f"real {backend}"
+        for backend in backends
+    )
+
+
+def _compute(
+    session: Session, model: ModelSpec, graph: UnitGraph, options: ProfileOptions, reporter: Reporter
+) -> _Compute:
+    """Measure units once for each kind, scores on every device; a cached result of the same question is as good."""
+    cache = cache_folder() / f"compute-{_question(session, model, graph, options)}.json"
+    if options.use_cache and cache.exists():
+        reporter.note(f"Compute times come from the cache ({cache}); --fresh measures again")
+        return read_artefact(_Compute, "spantrain-compute", cache, ProfileError)
+    kinds: dict[str, str] = {}
+    for name in session.devices:
+        kinds.setdefault(session.cluster.device_by_name[name].kind, name)
+    orders = {
+        name: ComputeOrder(
+            cluster=session.cluster,
+            model=model,
+            graph=graph,
+            dtype=options.dtype,
+            sizes=options.sizes if name in kinds.values() else (),
+        )
+        for name in session.devices
+    }
+    reporter.phase(f"Measuring compute: {len(kinds)} kinds, {len(session.devices)} devices")
+    results = session.coordinator.perform(
+        orders,
+        on_progress=lambda device, done, total, text: reporter.progress(done, total, f"{device}: {text}"),
+    )
+    parsed = [from_json(ComputeResult, results[name]["result"], f"result of {name}") for name in session.devices]
+    compute = _Compute(
+        timings=tuple(timing for result in parsed for timing in result.timings),
+        scores=tuple(result.score for result in parsed),
+    )
+    write_artefact(compute, "spantrain-compute", cache)
+    return compute
+
+
+def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: ProfileOptions) -> str:
+    """Return a digest of everything that the compute times depend on."""
+    cluster = session.cluster
+    parts = {
+        "kinds": [to_json(kind) for kind in cluster.kinds],
+        "devices": [to_json(cluster.device_by_name[name]) for name in session.devices],
+        "speed": cluster.emulated_speed,
+        "model": to_json(model),
+        "graph": to_json(graph),
+        "dtype": options.dtype,
+        "sizes": options.sizes,
+        "versions": [__version__, torch.__version__, platform.node(), platform.processor()],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement]:
+    rounds = pair_rounds(session.cluster, session.devices)
+    total = sum(len(pairs) for pairs in rounds)
+    links: list[LinkMeasurement] = []
+    done = 0
+    for pairs in rounds:
+        links.extend(_measure_pairs(session, pairs))
+        done += len(pairs)
+        reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
+    return links
+
+
+def _measure_pairs(session: Session, pairs: Sequence[tuple[str, str]]) -> list[LinkMeasurement]:
+    """Measure pairs that do not disturb each other at the same time."""
+    orders: dict[str, Order] = {}
+    for source, target in pairs:
+        peers = session.coordinator.peers((source, target))
+        orders[target] = EchoOrder(generation=_PROBE_GENERATION, peers=peers)
+        orders[source] = LinkOrder(
+            generation=_PROBE_GENERATION,
+            peers=peers,
+            target=target,
+            max_payload_bytes=payload_cap_bytes(session.cluster, source, target),
+            rounds=1,
+        )
+    sources = [source for source, _ in pairs]
+    results = session.coordinator.perform(orders, until=sources)
+    return [
+        link
+        for source in sources
+        for link in from_json(LinkResult, results[source]["result"], f"result of {source}").links
+    ]
+
+
+def _averaged(links: Sequence[LinkMeasurement]) -> tuple[LinkMeasurement, ...]:
+    """Average the rounds (SpanTrain 3.2.1)."""
+    by_pair: dict[tuple[str, str], list[LinkMeasurement]] = {}
+    for link in links:
+        by_pair.setdefault((link.source, link.target), []).append(link)
+    return tuple(
+        LinkMeasurement(
+            source=source,
+            target=target,
+            latency_s=sum(link.latency_s for link in found) / len(found),
+            bandwidth_bytes_per_s=sum(link.bandwidth_bytes_per_s for link in found) / len(found),
+            payload_bytes=found[0].payload_bytes,
+            rounds=len(found) * found[0].rounds,
+        )
+        for (source, target), found in by_pair.items()
+    )

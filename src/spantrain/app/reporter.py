@@ -1,0 +1,39 @@
+"""What a use case tells the person who waits; the CLI draws it, tests collect it."""
+
+from typing import Protocol
+
+from spantrain.runtime.barrier import StepOutcome
+
+__all__ = ["Reporter", "SilentReporter"]
+
+
+class Reporter(Protocol):
+    """Hears of progress; never decides anything."""
+
+    def phase(self, text: str) -> None:
+        """Say that a new part of the work begins."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Say how far the present part is."""
+
+    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+        """Say that a training step has ended."""
+
+    def note(self, text: str) -> None:
+        """Say something that should stay to be read."""
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def phase(self, text: str) -> None:
+        """Say nothing."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Say nothing."""
+
+    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+        """Say nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""

@@ -1,0 +1,146 @@
+"""A coordinator with workers, on this machine's testbed, on its loopback, or on machines that join."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from spantrain.app.reporter import Reporter
+from spantrain.core.cluster import Cluster
+from spantrain.errors import TestbedError
+from spantrain.runtime.coordinator import Coordinator
+from spantrain.runtime.launcher import LocalWorkers, Placement
+from spantrain.runtime.worker_settings import WorkerSettings
+from spantrain.testbed.testbed import Testbed, why_unavailable
+
+__all__ = ["Session", "SessionOptions", "open_session"]
+
+_LOCAL_JOIN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """Where the workers run."""
+
+    listen: str | None = None
+    """HOST:PORT to wait on for workers of other machines; None: start all workers here."""
+    network: bool = True
+    """Emulate the links between sites; False: all on loopback, unshaped."""
+    encrypted: bool = True
+    """Encrypt and authenticate the data between workers."""
+    join_timeout_s: float = 600.0
+    """How long to wait for workers of other machines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Workers that have joined and wait for orders."""
+
+    cluster: Cluster
+    devices: tuple[str, ...]
+    coordinator: Coordinator
+    network: str
+    """What the links are: `testbed`, `loopback, unshaped` or `real`."""
+    testbed: Testbed | None
+    workers: LocalWorkers | None
+
+
+@contextmanager
+def open_session(
+    cluster: Cluster, devices: Sequence[str], options: SessionOptions, log_folder: Path, reporter: Reporter
+) -> Iterator[Session]:
+    """Bring workers up for these devices; take everything down at the end, however it comes.
+
+    Raises:
+        TestbedError: the emulated network is wanted and cannot be had here.
+        PeerLostError: workers did not join in time.
+    """
+    with ExitStack() as stack:
+        if options.listen is not None:
+            session = _remote(cluster, devices, options, options.listen, reporter, stack)
+        else:
+            session = _local(cluster, devices, options, log_folder, reporter, stack)
+        yield session
+
+
+def _remote(
+    cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
+) -> Session:
+    coordinator = Coordinator(bind=listen, devices=devices)
+    coordinator.start()
+    stack.callback(coordinator.stop)
+    reporter.note(
+        f"Waiting for {len(devices)} workers; on each machine run:\n"
+        f"  spantrain worker --join {coordinator.join_address} --token {coordinator.token} --name DEVICE\n"
+        f"  with DEVICE one of {', '.join(devices)}"
+    )
+    coordinator.wait_for(
+        devices, options.join_timeout_s, lambda joined: reporter.progress(joined, len(devices), "workers joined")
+    )
+    return Session(
+        cluster=cluster, devices=tuple(devices), coordinator=coordinator, network="real", testbed=None, workers=None
+    )
+
+
+def _local(
+    cluster: Cluster,
+    devices: Sequence[str],
+    options: SessionOptions,
+    log_folder: Path,
+    reporter: Reporter,
+    stack: ExitStack,
+) -> Session:
+    use_testbed = options.network and len({cluster.device_by_name[name].host for name in devices}) > 1
+    if use_testbed and (reason := why_unavailable()) is not None:
+        raise TestbedError(f"{reason}; or run with --no-network (loopback, unshaped)")
+    reporter.phase(f"Starting {len(devices)} workers")
+    workers = stack.enter_context(LocalWorkers(log_folder))
+    testbed = stack.enter_context(Testbed.up(cluster)) if use_testbed else None
+    socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
+    stack.callback(shutil.rmtree, socket_folder, ignore_errors=True)
+    coordinator = Coordinator(
+        bind=f"unix:{socket_folder / 'coordinator'}",
+        devices=devices,
+        watch=workers.check,
+        where_is_log=lambda name: str(workers.log_of(name)),
+    )
+    coordinator.start()
+    stack.callback(_part, coordinator, workers)
+    workers.start([_placement(cluster, name, coordinator, testbed, options) for name in devices])
+    coordinator.wait_for(
+        devices, _LOCAL_JOIN_TIMEOUT_S, lambda joined: reporter.progress(joined, len(devices), "workers joined")
+    )
+    return Session(
+        cluster=cluster,
+        devices=tuple(devices),
+        coordinator=coordinator,
+        network="testbed" if testbed else "loopback, unshaped",
+        testbed=testbed,
+        workers=workers,
+    )
+
+
+def _part(coordinator: Coordinator, workers: LocalWorkers) -> None:
+    workers.expect_ends()
+    coordinator.stop()
+
+
+def _placement(
+    cluster: Cluster, name: str, coordinator: Coordinator, testbed: Testbed | None, options: SessionOptions
+) -> Placement:
+    device = cluster.device_by_name[name]
+    settings = WorkerSettings(
+        join=coordinator.join_address,
+        token=coordinator.token,
+        name=name,
+        backend=device.backend,
+        data_address=testbed.address(device.host) if testbed else "127.0.0.1",
+        encrypted=options.encrypted,
+    )
+    return Placement(
+        settings=settings,
+        entrance=testbed.entrance(device.host) if testbed else None,
+        environment={"GLOO_SOCKET_IFNAME": testbed.interface(device.host) if testbed else "lo"},
+    )

@@ -1,0 +1,327 @@
+"""Train a plan: plan and job in, losses and measurements out."""
+
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spantrain.app.predict import predict
+from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session
+from spantrain.app.tensorboard import ScalarWriter
+from spantrain.config.artefacts import from_json
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.trace import Trace
+from spantrain.runtime.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.checkpoint import Manifest, finish_checkpoint
+from spantrain.runtime.orders import TrainOrder, TrainResult
+from spantrain.schedule.perfetto import write_trace
+
+__all__ = ["DeviceFigures", "LinkFigures", "Resume", "StopRequest", "TrainOutcome", "TrainRequest", "train"]
+
+_WARM_UP_STEPS = 2
+
+
+class StopRequest:
+    """Ctrl-C: the first asks for a checkpoint and a clean end, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def ask(self) -> int:
+        """Count one more wish to stop."""
+        with self._lock:
+            self._count += 1
+            return self._count
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run should end after this step."""
+        return self._count > 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the run should end now."""
+        return self._count > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What an earlier run left."""
+
+    folder: Path
+    """Of its checkpoint."""
+    steps_done: int
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What to train, how, and where to write."""
+
+    plan: Plan
+    profile: Profile
+    profile_path: str
+    """For the checkpoint, so that it can be resumed."""
+    job: TrainJob
+    schedule: str
+    out: Path
+    checkpoints: bool = True
+    resume: Resume | None = None
+    tensorboard: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFigures:
+    """How one device was used, over the measured steps."""
+
+    kind: str
+    stage: int
+    sample_share: float
+    """Of the stage's samples."""
+    utilisation: float
+    """Device time computing, over step time."""
+    utilisation_predicted: float
+    bubble_ratio: float
+    peak_held_samples: int
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time (1 on real devices)."""
+    overrun_actions: int
+    overhead_median_s: float
+    """Runtime time per action outside computation and waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFigures:
+    """What went from one device to another."""
+
+    bytes_sent: int
+    bytes_received: int
+    mean_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """What became of a run; the JSON that `spantrain train --json` ends with."""
+
+    losses: tuple[float, ...]
+    """Of every step since the first, those before a resume included."""
+    step_s_measured: float
+    """Median over the steps after the warm-up, evaluations left out."""
+    step_s_predicted: float
+    prediction_error_ratio: float
+    """Measured over predicted, minus one."""
+    samples_per_s: float
+    steps: int
+    """Done in all."""
+    devices: Mapping[str, DeviceFigures]
+    links: Mapping[str, LinkFigures]
+    generation: int
+    schedule: str
+    trace: str
+    """Path of the trace, or empty."""
+    checkpoint: str
+    """Path of the newest checkpoint, or empty."""
+    heldout_losses: Mapping[int, float]
+    """By number of steps done."""
+    refused_messages: Mapping[str, int]
+    interrupted: bool
+    emulated: str
+    """What was emulated and what was real."""
+
+
+def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
+    """Run the plan's devices until the steps are done or a stop is asked for.
+
+    Raises:
+        WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
+    """
+    return _Run(session, request, stop, reporter).run()
+
+
+class _Run:
+    def __init__(self, session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> None:
+        self._session = session
+        self._request = request
+        self._stop = stop
+        self._reporter = reporter
+        self._outcomes: list[StepOutcome] = []
+        self._losses = list(request.resume.losses) if request.resume else []
+        self._saved: dict[int, dict[str, str]] = {}
+        self._checkpoint = ""
+        self._lock = threading.Lock()
+        self._scalars = ScalarWriter(request.tensorboard)
+
+    def run(self) -> TrainOutcome:
+        request = self._request
+        plan = request.plan
+        barrier = StepBarrier(
+            devices=frozenset(plan.devices),
+            job=request.job,
+            global_batch=plan.global_batch,
+            stop_requested=lambda: self._stop.wanted,
+            on_step=self._on_step,
+            can_checkpoint=request.checkpoints,
+        )
+        self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
+        try:
+            answers = self._session.coordinator.train(
+                {name: self._order() for name in plan.devices}, barrier, self._on_saved, lambda: self._stop.at_once
+            )
+        finally:
+            self._scalars.close()
+        results = {
+            name: from_json(TrainResult, answer["result"], f"result of {name}") for name, answer in answers.items()
+        }
+        return self._outcome(results)
+
+    def _order(self) -> TrainOrder:
+        request = self._request
+        return TrainOrder(
+            plan=replace(request.plan, alternatives=(), reasons=()),
+            job=request.job,
+            peers=self._session.coordinator.peers(request.plan.devices),
+            schedule=request.schedule,
+            output_dir=str(request.out.resolve()) if request.checkpoints else "",
+            first_step=request.resume.steps_done if request.resume else 0,
+            resume_from=str(request.resume.folder.resolve()) if request.resume else "",
+        )
+
+    def _on_step(self, outcome: StepOutcome) -> None:
+        self._outcomes.append(outcome)
+        if outcome.loss is not None:
+            self._losses.append(outcome.loss)
+            self._reporter.step(outcome, self._request.job.steps)
+        self._scalars.write(outcome, self._request.plan.global_batch)
+
+    def _on_saved(self, _device: str, step: int, name: str, digest: str) -> None:
+        """Finish a checkpoint when every stage has written its part."""
+        request = self._request
+        with self._lock:
+            files = self._saved.setdefault(step, {})
+            files[name] = digest
+            if len(files) < len(request.plan.stages):
+                return
+        manifest = Manifest(
+            step=step,
+            plan=request.plan,
+            job=request.job,
+            schedule=request.schedule,
+            profile=request.profile_path,
+            losses=tuple(self._losses[:step]),
+            files=files,
+        )
+        self._checkpoint = str(finish_checkpoint(request.out, manifest))
+
+    def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
+        request = self._request
+        plan = request.plan
+        measured_s = measured_step_s(self._outcomes)
+        predicted = predict(plan, request.profile, request.schedule)
+        request.out.mkdir(parents=True, exist_ok=True)
+        trace_path = request.out / "trace.json"
+        write_trace(_from_zero(Trace.joined([result.trace for result in results.values()], "wall")), trace_path)
+        refused: dict[str, int] = {}
+        for result in results.values():
+            for reason, count in result.refused.items():
+                refused[reason] = refused.get(reason, 0) + count
+        return TrainOutcome(
+            losses=tuple(self._losses),
+            step_s_measured=measured_s,
+            step_s_predicted=predicted.step_s,
+            prediction_error_ratio=measured_s / predicted.step_s - 1.0,
+            samples_per_s=plan.global_batch / measured_s,
+            steps=len(self._losses),
+            devices={name: self._device(name, results[name], predicted.utilisation[name]) for name in plan.devices},
+            links=self._links(results),
+            generation=plan.generation,
+            schedule=request.schedule,
+            trace=str(trace_path),
+            checkpoint=self._checkpoint,
+            heldout_losses={
+                outcome.step: outcome.evaluation_loss
+                for outcome in self._outcomes
+                if outcome.evaluation_loss is not None
+            },
+            refused_messages=refused,
+            interrupted=self._stop.wanted,
+            emulated=what_is_emulated(self._session),
+        )
+
+    def _device(self, name: str, result: TrainResult, predicted: float) -> DeviceFigures:
+        plan = self._request.plan
+        stage_index, replica_index = plan.place(name)
+        replicas = plan.stages[stage_index].replicas
+        steady = _steady(self._outcomes)
+        utilisation = statistics.fmean(outcome.busy_s[name] for outcome in steady) / statistics.fmean(
+            outcome.duration_s for outcome in steady
+        )
+        return DeviceFigures(
+            kind=plan.cluster.device_by_name[name].kind,
+            stage=stage_index,
+            sample_share=replicas[replica_index].sample_share / sum(replica.sample_share for replica in replicas),
+            utilisation=utilisation,
+            utilisation_predicted=predicted,
+            bubble_ratio=max(0.0, 1.0 - utilisation),
+            peak_held_samples=max(outcome.peak_held_samples[name] for outcome in self._outcomes),
+            real_compute_ratio=result.real_compute_ratio,
+            overrun_actions=result.overrun_actions,
+            overhead_median_s=statistics.median(result.overhead_s) if result.overhead_s else 0.0,
+        )
+
+    def _links(self, results: Mapping[str, TrainResult]) -> dict[str, LinkFigures]:
+        total_s = sum(outcome.duration_s for outcome in self._outcomes)
+        return {
+            f"{source} -> {target}": LinkFigures(
+                bytes_sent=size,
+                bytes_received=results[target].received_bytes.get(source, 0) if target in results else 0,
+                mean_bytes_per_s=size / total_s,
+            )
+            for source, result in results.items()
+            for target, size in sorted(result.sent_bytes.items())
+            if size
+        }
+
+
+def measured_step_s(outcomes: Sequence[StepOutcome]) -> float:
+    """Return the median duration of the steps after the warm-up, evaluations left out."""
+    return statistics.median(outcome.duration_s for outcome in _steady(outcomes))
+
+
+def _steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
+    trained = [outcome for outcome in outcomes if outcome.loss is not None]
+    calm = [outcome for outcome in trained if outcome.evaluation_loss is None]
+    return calm[_WARM_UP_STEPS:] or calm or trained
+
+
+def _from_zero(trace: Trace) -> Trace:
+    """Move a trace so that it begins at zero."""
+    if not trace.intervals:
+        return trace
+    start_s = min(interval.start_s for interval in trace.intervals)
+    return Trace(
+        intervals=tuple(
+            replace(interval, start_s=interval.start_s - start_s, end_s=interval.end_s - start_s)
+            for interval in trace.intervals
+        ),
+        flows=tuple(
+            replace(flow, sent_s=flow.sent_s - start_s, received_s=flow.received_s - start_s) for flow in trace.flows
+        ),
+        clock=trace.clock,
+    )
+
+
+def what_is_emulated(session: Session) -> str:
+    """Say what of a run was emulated and what was real."""
+    emulated = sum(session.cluster.device_by_name[name].emulated for name in session.devices)
+    devices = (
+        f"devices: {emulated} of {len(session.devices)} emulated (real computation, made-up time)"
+        if emulated
+        else "devices: real"
+    )
+    links = {"testbed": "links: emulated (real TCP through a shaping router)", "real": "links: real"}
+    return f"{devices}; {links.get(session.network, 'links: loopback, unshaped')}; gradients, losses, messages: real"

@@ -1,0 +1,60 @@
+"""Serve one device of this machine to a coordinator."""
+
+import logging
+import os
+import socket
+
+import torch
+
+from spantrain.errors import ConfigError
+from spantrain.runtime.coordinator import RANK_PREFIX
+from spantrain.runtime.environment import Environment
+from spantrain.runtime.worker import Worker
+from spantrain.runtime.worker_settings import WorkerSettings
+
+__all__ = ["serve"]
+
+
+def serve(
+    *, join: str, token: str, name: str | None, backend: str | None, data_address: str | None, encrypted: bool
+) -> None:
+    """Join, carry out orders, and return when the coordinator has no more.
+
+    Under torchrun the device's name may be left out: it is then the coordinator's device number RANK; and the
+    CUDA device is number LOCAL_RANK.
+    """
+    environment = Environment.read(os.environ)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if name is None and environment.launch is None:
+        raise ConfigError("give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)")
+    if backend is None:
+        local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
+        backend = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    settings = WorkerSettings(
+        join=join,
+        token=token,
+        name=name if name is not None else _name_of(environment),
+        backend=backend,
+        data_address=data_address or _address_towards(join),
+        encrypted=encrypted,
+    )
+    Worker(settings).run()
+
+
+def _address_towards(join: str) -> str:
+    """Return this machine's address on the way to the coordinator; nothing is sent."""
+    host, _, port = join.rpartition(":")
+    if join.startswith("unix:") or not port.isdecimal():
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"--join {join}: {error}; give HOST:PORT as the coordinator printed it") from error
+
+
+def _name_of(environment: Environment) -> str:
+    """Return what a worker without a name calls itself: the coordinator puts the device of that number in its place."""
+    assert environment.launch is not None
+    return f"{RANK_PREFIX}{environment.launch.rank}"

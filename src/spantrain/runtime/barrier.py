@@ -1,0 +1,132 @@
+"""The barrier at the end of a step: one place where all reports meet and one verdict is made."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Condition
+
+from spantrain.core.job import TrainJob
+from spantrain.errors import Interrupted
+from spantrain.runtime.orders import StepReport, Verdict
+
+__all__ = ["StepBarrier", "StepOutcome"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What is known of a step when its barrier has closed."""
+
+    step: int
+    loss: float | None
+    """Mean over the global batch; None when only an evaluation was reported."""
+    evaluation_loss: float | None
+    """On held-out data, with the parameters as they were before this step."""
+    grad_norm: float
+    duration_s: float
+    """Since the barrier before closed (the first: since the run's start)."""
+    busy_s: Mapping[str, float]
+    """Of each device."""
+    peak_held_samples: Mapping[str, int]
+    sent_bytes: Mapping[str, Mapping[str, int]]
+    """By device and peer, since the run began."""
+    closed_s: float
+
+
+class StepBarrier:
+    """Collects the reports of all devices of a run, step by step."""
+
+    def __init__(
+        self,
+        *,
+        devices: frozenset[str],
+        job: TrainJob,
+        global_batch: int,
+        stop_requested: Callable[[], bool],
+        on_step: Callable[[StepOutcome], None],
+        can_checkpoint: bool,
+    ) -> None:
+        self._devices = devices
+        self._job = job
+        self._global_batch = global_batch
+        self._stop_requested = stop_requested
+        self._on_step = on_step
+        self._can_checkpoint = can_checkpoint
+        self._reports: dict[int, dict[str, StepReport]] = {}
+        self._verdicts: dict[int, Verdict] = {}
+        self._closed = Condition()
+        self._aborted: str | None = None
+        self._last_closed_s = time.monotonic()
+
+    def report(self, device: str, report: StepReport) -> Verdict:
+        """Bring one device's report; wait for the others; return what all do next.
+
+        Raises:
+            Interrupted: the run was aborted meanwhile.
+        """
+        with self._closed:
+            assert device in self._devices, f"{device} has no part in this run"
+            reports = self._reports.setdefault(report.step, {})
+            reports[device] = report
+            if len(reports) == len(self._devices):
+                self._close(report.step)
+            while report.step not in self._verdicts and self._aborted is None:
+                self._closed.wait(1.0)
+            if report.step not in self._verdicts:
+                raise Interrupted(self._aborted or "the run was aborted")
+            return self._verdicts[report.step]
+
+    def abort(self, reason: str) -> None:
+        """Let everybody who waits go."""
+        with self._closed:
+            self._aborted = reason
+            self._closed.notify_all()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The devices whose report the oldest open step waits for."""
+        with self._closed:
+            if not self._reports:
+                return ()
+            return tuple(sorted(self._devices - set(self._reports[min(self._reports)])))
+
+    def _close(self, step: int) -> None:
+        reports = self._reports.pop(step)
+        now_s = time.monotonic()
+        outcome = self._outcome(step, reports, now_s)
+        self._last_closed_s = now_s
+        self._verdicts[step] = self._verdict(step, outcome)
+        self._verdicts.pop(step - 2, None)
+        self._closed.notify_all()
+        self._on_step(outcome)
+
+    def _outcome(self, step: int, reports: Mapping[str, StepReport], now_s: float) -> StepOutcome:
+        # Sums run over devices in name order, so that a repeated run gives the same bits.
+        ordered = [reports[name] for name in sorted(reports)]
+        return StepOutcome(
+            step=step,
+            loss=self._mean([report.loss_sum for report in ordered]),
+            evaluation_loss=self._mean([report.evaluation_loss_sum for report in ordered]),
+            grad_norm=math.sqrt(sum(report.grad_square or 0.0 for report in ordered)),
+            duration_s=now_s - self._last_closed_s,
+            busy_s={name: report.busy_s for name, report in reports.items()},
+            peak_held_samples={name: report.peak_held_samples for name, report in reports.items()},
+            sent_bytes={name: report.sent_bytes for name, report in reports.items()},
+            closed_s=now_s,
+        )
+
+    def _mean(self, sums: list[float | None]) -> float | None:
+        known = [value for value in sums if value is not None]
+        return sum(known) / self._global_batch if known else None
+
+    def _verdict(self, step: int, outcome: StepOutcome) -> Verdict:
+        done = step + 1
+        stop = done >= self._job.steps or self._stop_requested()
+        regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
+        evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
+        return Verdict(
+            grad_norm=outcome.grad_norm,
+            checkpoint=self._can_checkpoint and (stop or regular),
+            stop=stop,
+            evaluate=evaluate,
+        )

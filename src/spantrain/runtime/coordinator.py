@@ -1,0 +1,342 @@
+"""The coordinator: who is here, what each is to do, and what became of it."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spantrain.config.artefacts import from_json, to_json
+from spantrain.errors import PeerLostError, UsageError, WorkerError
+from spantrain.runtime.barrier import StepBarrier
+from spantrain.runtime.control.heartbeat import FailureDetector
+from spantrain.runtime.control.protocol import RemoteRefusal
+from spantrain.runtime.control.server import ControlServer
+from spantrain.runtime.orders import ComputeOrder, EchoOrder, LinkOrder, Order, PeerEntry, StepReport, TrainOrder
+
+__all__ = ["RANK_PREFIX", "Coordinator", "ProgressListener"]
+
+RANK_PREFIX = "rank-"
+"""A worker of this name and a number stands for the device of that number."""
+
+_log = logging.getLogger(__name__)
+
+ProgressListener = Callable[[str, int, int, str], None]
+"""(device, done, total, text)"""
+
+_KINDS: Mapping[type, str] = {ComputeOrder: "compute", EchoOrder: "echo", LinkOrder: "link", TrainOrder: "train"}
+_TICK_S = 0.1
+_HEARTBEAT_TIMEOUT_S = 6.0
+_MEETING_S = 25.0
+
+
+@dataclass
+class _Member:
+    name: str
+    facts: Mapping[str, Any]
+    order: tuple[int, Order] | None = None
+    taken: bool = False
+    result: dict[str, Any] | None = None
+    ended_orders: int = -1
+    reason: str = ""
+    left: bool = False
+
+
+@dataclass
+class _Meeting:
+    places: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+
+
+class Coordinator:
+    """Serves workers; its methods are called by the one thread that runs the use case."""
+
+    def __init__(
+        self,
+        *,
+        bind: str,
+        devices: Sequence[str],
+        watch: Callable[[], None] = lambda: None,
+        where_is_log: Callable[[str], str] = lambda _name: "",
+    ) -> None:
+        self._devices = tuple(devices)
+        self._watch = watch
+        self._where_is_log = where_is_log
+        self._name_by_peer: dict[str, str] = {}
+        """Devices by the name in their worker's certificate."""
+        self._members: dict[str, _Member] = {}
+        self._changed = threading.Condition()
+        self._order_ids = itertools.count()
+        self._detector = FailureDetector(timeout_s=_HEARTBEAT_TIMEOUT_S)
+        self._meeting = _Meeting()
+        self._barrier: StepBarrier | None = None
+        self._on_progress: ProgressListener | None = None
+        self._on_saved: Callable[[str, int, str, str], None] | None = None
+        self._closing = False
+        self._server = ControlServer(
+            bind=bind,
+            on_join=self._join,
+            handlers={
+                "introduce": self._introduce,
+                "next_order": self._next_order,
+                "heartbeat": self._heartbeat,
+                "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
+                "progress": self._progress,
+                "commit_step": self._commit_step,
+                "checkpoint_saved": self._checkpoint_saved,
+                "meeting_point": self._meeting_point,
+            },
+        )
+
+    @property
+    def join_address(self) -> str:
+        """Where workers join."""
+        return self._server.join_address
+
+    @property
+    def token(self) -> str:
+        """What workers need to join."""
+        return self._server.token
+
+    def start(self) -> None:
+        """Listen."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Tell the workers to leave, then stop listening."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            deadline_s = time.monotonic() + 3.0
+            while not all(member.left for member in self._members.values()) and time.monotonic() < deadline_s:
+                self._changed.wait(_TICK_S)
+        self._server.stop()
+
+    def wait_for(self, names: Sequence[str], timeout_s: float, on_tick: Callable[[int], None]) -> None:
+        """Wait until these devices have joined.
+
+        Raises:
+            PeerLostError: some did not come in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                missing = [name for name in names if name not in self._members]
+                if not missing:
+                    return
+                self._changed.wait(_TICK_S)
+            on_tick(len(names) - len(missing))
+            self._watch()
+            if time.monotonic() > deadline_s:
+                raise PeerLostError(
+                    f"{', '.join(missing)} did not join within {timeout_s:.0f} s; start there: "
+                    f"spantrain worker --join {self.join_address} --token {self.token} --name {missing[0]}"
+                )
+
+    def peers(self, names: Sequence[str]) -> tuple[PeerEntry, ...]:
+        """Return how these devices' mailboxes are reached."""
+        return tuple(
+            PeerEntry(
+                name=name,
+                endpoint=str(self._members[name].facts["endpoint"]),
+                public_key=str(self._members[name].facts["public_key"]),
+            )
+            for name in names
+        )
+
+    def perform(
+        self,
+        orders: Mapping[str, Order],
+        *,
+        until: Sequence[str] = (),
+        on_progress: ProgressListener | None = None,
+        should_abort: Callable[[], bool] = lambda: False,
+    ) -> dict[str, dict[str, Any]]:
+        """Give each device an order and wait for the results of `until` (default: of all); end the others.
+
+        Raises:
+            WorkerError, PeerLostError: a device failed or went away; all others have been told to stop.
+        """
+        awaited = tuple(until) or tuple(orders)
+        self._on_progress = on_progress
+        with self._changed:
+            for name, order in orders.items():
+                member = self._members[name]
+                member.order, member.taken, member.result = (next(self._order_ids), order), False, None
+            self._changed.notify_all()
+        try:
+            self._wait_for_results(awaited, orders, should_abort)
+            self._end_orders(orders, "no longer needed")
+            self._wait_for_results(tuple(orders), orders, should_abort)
+        except BaseException as error:
+            self._abort(orders, str(error) or type(error).__name__)
+            raise
+        with self._changed:
+            return {name: dict(self._result(name)) for name in orders}
+
+    def train(
+        self,
+        orders: Mapping[str, TrainOrder],
+        barrier: StepBarrier,
+        on_saved: Callable[[str, int, str, str], None],
+        should_abort: Callable[[], bool],
+    ) -> dict[str, dict[str, Any]]:
+        """Carry out train orders that meet at a barrier."""
+        self._barrier, self._on_saved = barrier, on_saved
+        try:
+            return self.perform(orders, should_abort=should_abort)
+        finally:
+            self._barrier, self._on_saved = None, None
+
+    # What the one thread does.
+
+    def _result(self, name: str) -> Mapping[str, Any]:
+        result = self._members[name].result
+        assert result is not None
+        return result
+
+    def _wait_for_results(
+        self, awaited: Sequence[str], orders: Mapping[str, Order], should_abort: Callable[[], bool]
+    ) -> None:
+        while True:
+            with self._changed:
+                self._raise_failures(orders)
+                if all(self._members[name].result is not None for name in awaited):
+                    return
+                self._changed.wait(_TICK_S)
+            self._watch()
+            self._raise_lost(orders)
+            if should_abort():
+                raise KeyboardInterrupt
+
+    def _raise_failures(self, orders: Mapping[str, Order]) -> None:
+        failed = {name: self._members[name].result or {} for name in orders}
+        failed = {name: result for name, result in failed.items() if "error" in result}
+        # A device that fails because another did is not the one to name.
+        first = next((name for name, result in failed.items() if not result.get("caused_elsewhere")), None)
+        if first is None and len(failed) == len(orders) and failed:
+            first = next(iter(failed))
+        if first is None:
+            return
+        if failed[first].get("usage"):
+            raise UsageError(str(failed[first]["error"]))
+        log = self._where_is_log(first)
+        raise WorkerError(f"device {first} failed: {failed[first]['error']}" + (f"; its log: {log}" if log else ""))
+
+    def _raise_lost(self, orders: Mapping[str, Order]) -> None:
+        with self._changed:
+            for name, reason in self._detector.lost(time.monotonic()):
+                if name in orders and self._members[name].result is None:
+                    log = self._where_is_log(name)
+                    raise PeerLostError(f"device {name} was lost: {reason}" + (f"; its log: {log}" if log else ""))
+
+    def _end_orders(self, orders: Mapping[str, Order], reason: str) -> None:
+        with self._changed:
+            for name in orders:
+                member = self._members[name]
+                assert member.order is not None
+                member.ended_orders, member.reason = member.order[0], reason
+
+    def _abort(self, orders: Mapping[str, Order], reason: str) -> None:
+        if self._barrier is not None:
+            self._barrier.abort(reason)
+        self._end_orders(orders, reason)
+
+    # What workers call, each in a thread of its own.
+
+    def _join(self, name: str, _facts: dict[str, Any]) -> dict[str, Any]:
+        """Let a worker in, as the device that it names or, under torchrun, the one of its rank."""
+        with self._changed:
+            device = self._device_of_rank(name) if name.startswith(RANK_PREFIX) else name
+            if device not in self._devices:
+                raise RemoteRefusal(f"there is no device {device} here; this run has {', '.join(self._devices)}")
+            if device in self._name_by_peer.values():
+                raise RemoteRefusal(f"device {device} has joined already")
+            self._name_by_peer[name] = device
+            self._detector.on_heartbeat(time.monotonic(), device)
+        return {"device": device}
+
+    def _device_of_rank(self, name: str) -> str:
+        rank = name.removeprefix(RANK_PREFIX)
+        if not rank.isdecimal() or int(rank) >= len(self._devices):
+            raise RemoteRefusal(
+                f"{name}: this run has {len(self._devices)} devices, ranks 0 to {len(self._devices) - 1}"
+            )
+        return self._devices[int(rank)]
+
+    def _introduce(self, peer: str, facts: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            name = self._name_by_peer[peer]
+            self._members[name] = _Member(name=name, facts=facts)
+            self._changed.notify_all()
+        return {}
+
+    def _next_order(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        deadline_s = time.monotonic() + min(float(payload.get("wait_s", 0.0)), 30.0)
+        with self._changed:
+            member = self._members[self._name_by_peer[peer]]
+            self._note_result(member, payload)
+            while not self._closing:
+                if member.order is not None and not member.taken:
+                    member.taken = True
+                    order_id, order = member.order
+                    return {"id": order_id, "kind": _KINDS[type(order)], "body": to_json(order)}
+                if time.monotonic() >= deadline_s:
+                    return {}
+                self._changed.wait(max(0.0, deadline_s - time.monotonic()))
+            member.left = True
+            self._changed.notify_all()
+            return {"kind": "leave"}
+
+    def _note_result(self, member: _Member, payload: dict[str, Any]) -> None:
+        if "done" not in payload or member.order is None or payload["done"] != member.order[0]:
+            return
+        member.result = {
+            key: payload[key] for key in ("result", "error", "caused_elsewhere", "usage") if key in payload
+        }
+        self._changed.notify_all()
+
+    def _heartbeat(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            name = self._name_by_peer[peer]
+            self._detector.on_heartbeat(time.monotonic(), name)
+            member = self._members.get(name)
+            if member is None:
+                return {}
+            return {"ended_orders": member.ended_orders, "reason": member.reason}
+
+    def _progress(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if self._on_progress is not None:
+            self._on_progress(
+                self._name_by_peer[peer], int(payload["done"]), int(payload["total"]), str(payload["text"])
+            )
+        return {}
+
+    def _commit_step(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        barrier = self._barrier
+        if barrier is None:
+            raise RemoteRefusal("no run is under way")
+        name = self._name_by_peer[peer]
+        answer = to_json(barrier.report(name, from_json(StepReport, payload, f"report of {name}")))
+        assert isinstance(answer, dict)
+        return answer
+
+    def _checkpoint_saved(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if self._on_saved is not None:
+            self._on_saved(self._name_by_peer[peer], int(payload["step"]), str(payload["file"]), str(payload["sha256"]))
+        return {}
+
+    def _meeting_point(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        place = (int(payload["generation"]), int(payload["stage"]))
+        with self._changed:
+            if "port" in payload:
+                self._meeting.places[place] = (str(payload["host"]), int(payload["port"]))
+                self._changed.notify_all()
+            deadline_s = time.monotonic() + _MEETING_S
+            while place not in self._meeting.places and time.monotonic() < deadline_s:
+                self._changed.wait(_TICK_S)
+            if place not in self._meeting.places:
+                raise RemoteRefusal(f"the first replica of stage {place[1]} did not open its meeting point")
+            host, port = self._meeting.places[place]
+            return {"host": host, "port": port}

@@ -1,0 +1,29 @@
+"""Reads samples by step and span from a data set, where they are needed."""
+
+import torch
+
+from spantrain.core.spans import Span
+from spantrain.models.data import Dataset
+from spantrain.models.sampler import Sampler
+
+__all__ = ["SampledFeed"]
+
+
+class SampledFeed:
+    """The samples that a deterministic sampler chooses for each step."""
+
+    def __init__(self, dataset: Dataset, *, global_batch: int, seed: int, same_every_step: bool = False) -> None:
+        self._dataset = dataset
+        self._sampler = Sampler(dataset_size=len(dataset), global_batch=global_batch, seed=seed)
+        self._same_every_step = same_every_step
+
+    def inputs(self, step: int, span: Span) -> tuple[torch.Tensor, ...]:
+        """Return what the first stage takes; first dimension: the span's samples."""
+        return self._dataset.inputs(self._indices(step, span))
+
+    def labels(self, step: int, span: Span) -> torch.Tensor:
+        """Return what the last stage compares with; first dimension: the span's samples."""
+        return self._dataset.labels(self._indices(step, span))
+
+    def _indices(self, step: int, span: Span) -> list[int]:
+        return self._sampler.indices(0 if self._same_every_step else step, span)

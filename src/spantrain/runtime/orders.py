@@ -1,0 +1,143 @@
+"""What the coordinator asks of a worker, and what the worker answers; JSON on the wire, dataclasses inside."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.cluster import Cluster
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
+from spantrain.core.trace import Trace
+from spantrain.core.units import ModelSpec, UnitGraph
+
+__all__ = [
+    "ComputeOrder",
+    "ComputeResult",
+    "EchoOrder",
+    "LinkOrder",
+    "LinkResult",
+    "Order",
+    "PeerEntry",
+    "StepReport",
+    "TrainOrder",
+    "TrainResult",
+    "Verdict",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerEntry:
+    """Where a worker's mailbox is, and the key that it proves itself with."""
+
+    name: str
+    endpoint: str
+    """Empty where it can't be dialled: then it dials."""
+    public_key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOrder:
+    """Measure a device's score and, where `sizes` are given, the units of a model."""
+
+    cluster: Cluster
+    model: ModelSpec
+    graph: UnitGraph
+    dtype: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeResult:
+    """Timings of units (empty without sizes) and the score."""
+
+    timings: tuple[UnitTiming, ...]
+    score: DeviceScore
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoOrder:
+    """Answer a peer's probes until it says that it is done."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOrder:
+    """Measure the paths to and from one peer."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
+    target: str
+    max_payload_bytes: int
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkResult:
+    """Both directions."""
+
+    links: tuple[LinkMeasurement, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder:
+    """Train a part of a plan."""
+
+    plan: Plan
+    job: TrainJob
+    peers: tuple[PeerEntry, ...]
+    schedule: str
+    output_dir: str
+    """Where this worker writes its part of checkpoints; empty: no checkpoints."""
+    first_step: int = 0
+    resume_from: str = ""
+    """Folder of the checkpoint to begin with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a worker says at the end of a train order."""
+
+    trace: Trace
+    sent_bytes: Mapping[str, int]
+    """By peer, payload and protocol."""
+    received_bytes: Mapping[str, int]
+    refused: Mapping[str, int]
+    """Messages that were turned away, by reason."""
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time; 1 on real devices."""
+    overrun_actions: int
+    """Actions whose real computation took longer than the emulated device would have."""
+    overhead_s: tuple[float, ...]
+    """Runtime time per action outside computation and waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What a worker brings to the barrier at the end of a step."""
+
+    generation: int
+    step: int
+    loss_sum: float | None
+    """Of the last stage's replicas: the sum over their samples."""
+    grad_square: float | None
+    """Of each stage's first replica."""
+    busy_s: float
+    peak_held_samples: int
+    evaluation_loss_sum: float | None = None
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    """To each peer, since the run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What all workers do after the barrier, in the same way."""
+
+    grad_norm: float
+    checkpoint: bool
+    stop: bool
+    evaluate: bool
+
+
+Order = ComputeOrder | EchoOrder | LinkOrder | TrainOrder

@@ -1,0 +1,216 @@
+"""A worker: joins the coordinator with one device, carries out its orders one by one, and leaves."""
+
+import contextlib
+import datetime
+import logging
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed import Store, TCPStore
+
+from spantrain.config.artefacts import from_json, to_json
+from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
+from spantrain.models.device import Device, open_device
+from spantrain.profiler.compute import measure_units
+from spantrain.profiler.network import echo_probes, measure_both
+from spantrain.profiler.tasks import measure_tasks
+from spantrain.runtime.control.client import ControlClient
+from spantrain.runtime.control.heartbeat import HeartbeatThread
+from spantrain.runtime.emulation import law_of
+from spantrain.runtime.orders import (
+    ComputeOrder,
+    ComputeResult,
+    EchoOrder,
+    LinkOrder,
+    LinkResult,
+    PeerEntry,
+    StepReport,
+    TrainOrder,
+    Verdict,
+)
+from spantrain.runtime.trainer import Colleagues, TrainSession
+from spantrain.runtime.worker_settings import WorkerSettings
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.mailbox import Mailbox
+
+__all__ = ["ORDER_TYPES", "Worker"]
+
+_log = logging.getLogger(__name__)
+
+ORDER_TYPES: Mapping[str, type] = {
+    "compute": ComputeOrder,
+    "echo": EchoOrder,
+    "link": LinkOrder,
+    "train": TrainOrder,
+}
+_LONG_POLL_S = 10.0
+_HEARTBEAT_S = 0.3
+_CALL_TIMEOUT_S = 30.0
+_BARRIER_TIMEOUT_S = 600.0
+
+
+class Worker:
+    """One device's process."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        torch.set_num_threads(1)
+
+    def run(self) -> None:
+        """Join, work, leave; returns when the coordinator has no more orders."""
+        settings = self._settings
+        self._device: Device = open_device(settings.backend)
+        self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
+        self._name = str(self._client.welcome["device"])
+        self._mailbox = Mailbox(name=self._name, bind=f"tcp://{settings.data_address}:0", encrypted=settings.encrypted)
+        self._heartbeats = HeartbeatThread(self._client, interval_s=_HEARTBEAT_S, on_change=self._mailbox.wake)
+        self._heartbeats.start()
+        try:
+            facts = {
+                "endpoint": self._mailbox.endpoint,
+                "public_key": self._mailbox.public_key,
+                "backend": settings.backend,
+            }
+            self._client.call("introduce", facts, timeout_s=_CALL_TIMEOUT_S)
+            self._serve()
+        finally:
+            self._heartbeats.stop()
+            self._mailbox.close()
+            self._client.close()
+
+    def _serve(self) -> None:
+        done: dict[str, Any] = {}
+        while True:
+            answer = self._client.call(
+                "next_order", {**done, "wait_s": _LONG_POLL_S}, timeout_s=_LONG_POLL_S + _CALL_TIMEOUT_S
+            )
+            done = {}
+            kind = answer.get("kind")
+            if kind == "leave":
+                return
+            if kind is None:
+                continue
+            done = {"done": answer["id"], **self._carry_out(kind, answer)}
+
+    def _carry_out(self, kind: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one order; return its result, or the error for the coordinator to name."""
+        order_id = answer["id"]
+        try:
+            order: object = from_json(ORDER_TYPES[kind], answer["body"], f"order {kind}")
+            return {"result": to_json(self._perform(order, order_id))}
+        except (SpanTrainError, RuntimeError, OSError, ValueError, AssertionError) as error:
+            _log.error("order %s failed:\n%s", kind, traceback.format_exc())
+            return {
+                "error": str(error) if isinstance(error, SpanTrainError) else f"{type(error).__name__}: {error}",
+                "caused_elsewhere": isinstance(error, (PeerLostError, Interrupted)),
+                "usage": isinstance(error, UsageError),
+            }
+
+    def _perform(self, order: object, order_id: int) -> object:
+        match order:
+            case ComputeOrder():
+                return self._measure_compute(order)
+            case EchoOrder():
+                self._set_peers(order.generation, order.peers)
+                echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id))
+                return {}
+            case LinkOrder():
+                return self._measure_link(order)
+            case TrainOrder():
+                return TrainSession(order, self._name, self._device, self._colleagues(order_id)).run()
+        raise AssertionError(f"no such order: {order}")
+
+    def _set_peers(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
+        self._mailbox.set_peers(
+            generation, [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in peers]
+        )
+
+    def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
+        device = order.cluster.device_by_name[self._name]
+        law = law_of(order.cluster, device.name, order.dtype)
+        timings = measure_units(
+            self._device,
+            order.model,
+            order.graph,
+            kind=device.kind,
+            dtype=order.dtype,
+            sizes=order.sizes,
+            emulate=law.seconds if law else None,
+            on_progress=self._progress,
+        )
+        return ComputeResult(timings=timings, score=measure_tasks(self._device, name=device.name, law=law))
+
+    def _measure_link(self, order: LinkOrder) -> LinkResult:
+        self._set_peers(order.generation, order.peers)
+        return LinkResult(
+            links=measure_both(
+                self._mailbox, order.target, max_payload_bytes=order.max_payload_bytes, rounds=order.rounds
+            )
+        )
+
+    def _progress(self, done: int, total: int, text: str) -> None:
+        with contextlib.suppress(PeerLostError):
+            self._client.call("progress", {"done": done, "total": total, "text": text}, timeout_s=_CALL_TIMEOUT_S)
+
+    def _order_over(self, order_id: int) -> bool:
+        """Whether the coordinator has ended this order (echoing) or aborted it."""
+        return order_id <= int(self._heartbeats.answer.get("ended_orders", -1)) or self._lost() is not None
+
+    def _lost(self) -> str | None:
+        return self._heartbeats.coordinator_lost
+
+    def _check_abort(self, order_id: int) -> None:
+        lost = self._lost()
+        if lost is not None:
+            raise PeerLostError(lost)
+        if order_id <= int(self._heartbeats.answer.get("ended_orders", -1)):
+            raise Interrupted(str(self._heartbeats.answer.get("reason", "the coordinator ended this run")))
+
+    def _colleagues(self, order_id: int) -> Colleagues:
+        return Colleagues(
+            mailbox=self._mailbox,
+            commit_step=self._commit_step,
+            meet=self._meet,
+            checkpoint_saved=self._checkpoint_saved,
+            check_abort=lambda: self._check_abort(order_id),
+            clock_offset_s=self._clock_offset_s(),
+        )
+
+    def _commit_step(self, report: StepReport) -> Verdict:
+        answer = self._client.call("commit_step", to_json(report), timeout_s=_BARRIER_TIMEOUT_S)
+        return from_json(Verdict, answer, "verdict")
+
+    def _checkpoint_saved(self, step: int, name: str, digest: str) -> None:
+        self._client.call("checkpoint_saved", {"step": step, "file": name, "sha256": digest}, timeout_s=_CALL_TIMEOUT_S)
+
+    def _meet(self, generation: int, stage: int, leads: bool) -> Store:
+        """Meet the other replicas of a stage at a store that the first one holds."""
+        patience = datetime.timedelta(seconds=_CALL_TIMEOUT_S)
+        place = {"generation": generation, "stage": stage}
+        if leads:
+            store = TCPStore(self._settings.data_address, 0, is_master=True, wait_for_workers=False, timeout=patience)
+            self._client.call(
+                "meeting_point",
+                {**place, "host": self._settings.data_address, "port": store.port},
+                timeout_s=_CALL_TIMEOUT_S,
+            )
+            return store
+        answer = self._client.call("meeting_point", place, timeout_s=_CALL_TIMEOUT_S)
+        return TCPStore(answer["host"], int(answer["port"]), is_master=False, timeout=patience)
+
+    def _clock_offset_s(self) -> float:
+        """Return what is added to this machine's monotonic clock to get the coordinator's (best of five)."""
+        best: tuple[float, float] | None = None
+        for _ in range(5):
+            sent_s = time.monotonic()
+            answer = self._client.call("clock", {}, timeout_s=_CALL_TIMEOUT_S)
+            received_s = time.monotonic()
+            sample = (received_s - sent_s, float(answer["now_s"]) - (sent_s + received_s) / 2)
+            best = sample if best is None else min(best, sample)
+        assert best is not None
+        round_trip_s, offset_s = best
+        # Processes of one machine share the clock; an offset within the measuring error is none.
+        return 0.0 if abs(offset_s) <= round_trip_s else offset_s

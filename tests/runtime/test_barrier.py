@@ -1,0 +1,77 @@
+"""The barrier at the end of a step."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spantrain.core.job import TrainJob
+from spantrain.errors import Interrupted
+from spantrain.runtime.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.orders import StepReport
+
+
+def barrier_of(job: TrainJob, outcomes: list[StepOutcome], *, stop: bool = False) -> StepBarrier:
+    return StepBarrier(
+        devices=frozenset({"a", "b"}),
+        job=job,
+        global_batch=4,
+        stop_requested=lambda: stop,
+        on_step=outcomes.append,
+        can_checkpoint=True,
+    )
+
+
+def report(step: int, loss_sum: float | None, square: float) -> StepReport:
+    return StepReport(
+        generation=0, step=step, loss_sum=loss_sum, grad_square=square, busy_s=0.1, peak_held_samples=2
+    )
+
+
+def both(barrier: StepBarrier, step: int):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(barrier.report, "a", report(step, None, 9.0))
+        second = pool.submit(barrier.report, "b", report(step, 8.0, 16.0))
+        return first.result(10), second.result(10)
+
+
+def test_all_get_the_same_verdict_with_the_global_loss_and_norm():
+    outcomes: list[StepOutcome] = []
+    a, b = both(barrier_of(TrainJob(steps=5), outcomes), 0)
+    assert a == b
+    assert (a.grad_norm, a.stop, a.checkpoint) == (5.0, False, False)
+    assert outcomes[0].loss == 2.0
+    assert outcomes[0].busy_s == {"a": 0.1, "b": 0.1}
+
+
+def test_checkpoints_come_regularly_and_at_the_end():
+    barrier = barrier_of(TrainJob(steps=4, checkpoint_every=2), [])
+    verdicts = [both(barrier, step)[0] for step in range(4)]
+    assert [v.checkpoint for v in verdicts] == [False, True, False, True]
+    assert [v.stop for v in verdicts] == [False, False, False, True]
+
+
+def test_a_wish_to_stop_ends_with_a_checkpoint():
+    verdict, _ = both(barrier_of(TrainJob(steps=100), [], stop=True), 0)
+    assert verdict.stop
+    assert verdict.checkpoint
+
+
+def test_an_abort_lets_everybody_go():
+    barrier = barrier_of(TrainJob(steps=2), [])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(barrier.report, "a", report(0, None, 1.0))
+        barrier.abort("device b was lost")
+        with pytest.raises(Interrupted, match="device b was lost"):
+            waiting.result(10)
+
+
+def test_it_knows_who_is_missing():
+    barrier = barrier_of(TrainJob(steps=2), [])
+    assert barrier.missing == ()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(barrier.report, "a", report(0, None, 1.0))
+        while not barrier.missing:
+            pass
+        assert barrier.missing == ("b",)
+        barrier.abort("enough")
+        assert isinstance(waiting.exception(10), Interrupted)

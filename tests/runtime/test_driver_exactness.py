@@ -1,0 +1,131 @@
+"""Any plan and schedule gives the gradients of one device: real executors, policies and messages, in threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.models.build import build_units
+from spantrain.models.data import open_dataset
+from spantrain.models.device import CpuDevice
+from spantrain.models.stage import StageExecutor
+from spantrain.policy.dispatch import make_policy
+from spantrain.policy.tasks import replica_tasks
+from spantrain.runtime.driver import DeviceClock, StepDriver
+from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.recorder import Recorder
+from spantrain.transport.memory import MemoryNetwork
+
+SEED = 3
+TOLERANCE = 1e-5
+FLOOR = 1e-4
+"""Gradients this much smaller than the largest are rounding (the key bias of attention has none at all)."""
+
+
+def run_plan(plan: Plan, steps: int = 1) -> tuple[float, dict[str, list[torch.Tensor]], dict[str, int]]:
+    """Run a plan's first steps in threads; return loss sum, gradients by name (one for each copy), peak samples."""
+    network = MemoryNetwork()
+    mailboxes = {name: network.mailbox(name) for name in plan.devices}
+    tasks = replica_tasks(plan)
+    data = open_dataset(plan.model)
+    executors: dict[str, StageExecutor] = {}
+
+    def run_device(name: str) -> tuple[float, int]:
+        torch.set_num_threads(1)
+        stage, replica = plan.place(name)
+        mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
+        recorder = Recorder(name)
+        driver = StepDriver(
+            plan=plan,
+            name=name,
+            executor=executors[name],
+            clock=DeviceClock(device=CpuDevice(), seconds=lambda _op, _samples: None),
+            mailbox=mailboxes[name],
+            feed=SampledFeed(data, global_batch=plan.global_batch, seed=SEED),
+            recorder=recorder,
+            check_abort=lambda: None,
+        )
+        policy = make_policy(plan.schedule, tasks[stage][replica])
+        losses = [driver.run_step(step, policy) or 0.0 for step in range(steps)]
+        return sum(losses), recorder.figures.peak_held_samples
+
+    for name in plan.devices:
+        stage, _ = plan.place(name)
+        executors[name] = StageExecutor(
+            build_units(plan.model, plan.stages[stage].units, seed=SEED),
+            is_first=stage == 0,
+            is_last=stage == len(plan.stages) - 1,
+            global_batch=plan.global_batch,
+        )
+    with ThreadPoolExecutor(len(plan.devices)) as pool:
+        futures = {name: pool.submit(run_device, name) for name in plan.devices}
+        results = {name: future.result(60) for name, future in futures.items()}
+    gradients: dict[str, list[torch.Tensor]] = {}
+    for name in plan.devices:
+        for full, parameter in executors[name].named_parameters().items():
+            if parameter.grad is not None:
+                gradients.setdefault(full, []).append(parameter.grad)
+    for mailbox in mailboxes.values():
+        mailbox.close()
+    peaks = {name: peak for name, (_, peak) in results.items()}
+    return sum(loss for loss, _ in results.values()), gradients, peaks
+
+
+def reference_gradients(plan: Plan, reference, steps: int = 1):
+    units, parameters = reference(plan.model, SEED)
+    feed = SampledFeed(open_dataset(plan.model), global_batch=plan.global_batch, seed=SEED)
+    total = 0.0
+    for step in range(steps):
+        tensors = feed.inputs(step, Span(0, plan.global_batch))
+        for unit in units[:-1]:
+            tensors = unit(*tensors)
+        loss = units[-1](*tensors, feed.labels(step, Span(0, plan.global_batch)))
+        (loss / plan.global_batch).backward()
+        total += float(loss.detach())
+    return total, parameters
+
+
+def check(plan: Plan, reference, steps: int = 1) -> None:
+    loss, gradients, peaks = run_plan(plan, steps)
+    wanted_loss, parameters = reference_gradients(plan, reference, steps)
+    assert loss == pytest.approx(wanted_loss, rel=TOLERANCE)
+    largest = max(float(p.grad.norm()) for p in parameters.values() if p.grad is not None)
+    # Copies of one parameter, also under the names that a tied parameter has elsewhere, add up.
+    by_parameter: dict[int, torch.Tensor] = {}
+    for name, copies in gradients.items():
+        key = id(parameters[name])
+        by_parameter[key] = sum(copies, by_parameter.get(key, torch.zeros_like(copies[0])))
+    for name, parameter in parameters.items():
+        got, want = by_parameter[id(parameter)], parameter.grad
+        assert want is not None, name
+        error = float((got - want).norm())
+        assert error <= TOLERANCE * max(float(want.norm()), FLOOR * largest), (name, error)
+    for device, peak in peaks.items():
+        stage, replica = plan.place(device)
+        assert peak <= plan.stages[stage].replicas[replica].in_flight_limit
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_plans_of_text_models(data, plans, reference):
+    check(data.draw(plans(("gpt2", "bert"))), reference)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_plans_of_image_models(data, plans, reference):
+    check(data.draw(plans(("resnet", "efficientnet"))), reference)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "compact", "critical-path"])
+def test_steps_follow_each_other(schedule, make_plan, spec_of, reference):
+    """Several steps without a barrier between them: early messages of the next step are kept apart."""
+    spans = [[Span(0, 2), Span(2, 4), Span(4, 6)], [Span(0, 3), Span(3, 6)], [Span(0, 2), Span(2, 6)]]
+    if schedule in ("gpipe", "1f1b"):
+        spans = [spans[0]] * 3
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], spans, schedule)
+    check(plan, reference, steps=3)
