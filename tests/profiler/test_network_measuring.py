@@ -1,0 +1,185 @@
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from spantrain.config.presets import PRESET_NAMES, load_preset
+from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.core.profile import LinkMeasurement
+from spantrain.errors import ProtocolError
+from spantrain.profiler.network import (
+    arrival_rate,
+    echo_probes,
+    measure_both,
+    measure_pair,
+    measure_round_trip,
+    pair_rounds,
+    payload_cap_bytes,
+    spread,
+)
+from spantrain.testbed.testbed import Testbed, why_unavailable
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.memory import MemoryNetwork
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_every_pair_of_hosts_is_measured_once_and_never_beside_one_that_shares_its_path(preset):
+    cluster = load_preset(preset)
+    device = cluster.device_by_name
+    rounds = pair_rounds(cluster)
+    between = Counter(frozenset((device[a].host, device[b].host)) for members in rounds for a, b in members)
+    assert set(between.values()) == {1}
+    wanted = {frozenset(pair) for pair in combinations([host.name for host in cluster.hosts], 2)}
+    wanted |= {frozenset((host.name,)) for host in cluster.hosts if len(host.devices) > 1}
+    assert set(between) == wanted
+    for members in rounds:
+        for one, other in combinations(members, 2):
+            sites, other_sites = ({device[name].site for name in pair} for pair in (one, other))
+            if sites & other_sites:
+                assert len(sites | other_sites) == 1
+                assert not {device[name].host for name in one} & {device[name].host for name in other}
+
+
+def test_rounds_may_be_bounded_and_devices_left_out():
+    cluster = load_preset("spantrain-setting-1")
+    assert max(len(members) for members in pair_rounds(cluster)) > 1
+    assert {len(members) for members in pair_rounds(cluster, most_at_once=1)} == {1}
+    two = [cluster.devices[0].name, cluster.devices[-1].name]
+    assert pair_rounds(cluster, two) == ((tuple(two),),)
+
+
+def test_the_rounds_of_22_devices_fit_in_a_minute_at_a_second_and_a_half_each():
+    rounds = pair_rounds(load_preset("spantrain-setting-1"))
+    assert len(rounds) * 1.5 < 60
+
+
+def test_a_payload_is_bounded_by_the_smaller_device():
+    cluster = load_preset("laptop")
+    a, b = cluster.devices[0], cluster.devices[-1]
+    cap_bytes = payload_cap_bytes(cluster, a.name, b.name)
+    assert cap_bytes <= min(a.memory_bytes, b.memory_bytes) / 16
+    assert cap_bytes <= 64 * 2**20
+
+
+def test_what_hosts_measured_holds_for_every_pair_of_their_devices():
+    cluster = load_preset("spantrain-setting-1")
+    links = []
+    for number, (a, b) in enumerate(pair for members in pair_rounds(cluster) for pair in members):
+        for source, target in ((a, b), (b, a)):
+            rate = 1e6 + number
+            links.append(
+                LinkMeasurement(
+                    source=source, target=target, latency_s=0, bandwidth_bytes_per_s=rate, payload_bytes=1, rounds=1
+                )
+            )
+    everything = spread(cluster, links)
+    assert len(everything) == len({(link.source, link.target) for link in everything}) == 22 * 21
+    with pytest.raises(ProtocolError, match="not measured"):
+        spread(cluster, links[2:])
+
+
+def test_the_rate_of_arrivals_forgets_the_start_and_the_end():
+    slow_start = [0.0, 1.0, 1.5, 1.75]
+    steady = [2.0 + 0.01 * number for number in range(44)]
+    burst = [steady[-1] + 0.0001 * number for number in range(1, 3)]
+    assert arrival_rate([*slow_start, *steady, *burst], 5000) == pytest.approx(500_000, rel=0.01)
+
+
+@pytest.fixture(params=["memory", "curve"])
+def pair(request):
+    if request.param == "memory":
+        network = MemoryNetwork()
+        a, b = network.mailbox("a"), network.mailbox("b")
+    else:
+        a, b = Mailbox(name="a"), Mailbox(name="b")
+    for mailbox in (a, b):
+        mailbox.set_peers(4, [a.address, b.address])
+    stop = threading.Event()
+    echo = threading.Thread(target=echo_probes, args=(b,), kwargs={"should_stop": stop.is_set})
+    echo.start()
+    yield a, b
+    stop.set()
+    b.wake()
+    echo.join()
+    a.close()
+    b.close()
+
+
+def test_both_directions_are_measured_by_one_side(pair):
+    a, _ = pair
+    there, back = measure_both(a, "b", max_payload_bytes=2_000_000, rounds=2)
+    assert (there.source, there.target, back.source, back.target) == ("a", "b", "b", "a")
+    for link in (there, back):
+        assert link.bandwidth_bytes_per_s > 1e6
+        assert 0 <= link.latency_s < 0.05
+        assert 200_000 < link.payload_bytes <= 2_100_000
+        assert link.rounds == 2
+    again = measure_pair(a, source="b", target="a", max_payload_bytes=1_000_000, rounds=1)
+    assert (again.source, again.target) == ("b", "a")
+
+
+def test_the_time_of_software_is_reported_beside_the_latency(pair):
+    a, _ = pair
+    round_trip = measure_round_trip(a, "b", rounds=2)
+    assert round_trip.latency_s <= round_trip.median_s < 0.02
+    assert 0 <= round_trip.held_s < 0.02
+
+
+@pytest.fixture
+def measure_in_testbed():
+    """Measure both directions of a link of the testbed, with a new process on either side."""
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    sites = tuple(Site(name=n, hosts=(n,), bandwidth_bytes_per_s=1.25e9, latency_s=0.0) for n in ("a", "b"))
+    hosts = tuple(Host(name=site.name, site=site.name, devices=()) for site in sites)
+    links = tuple(
+        Link(source=x, target=y, bandwidth_bytes_per_s=1e7, latency_s=0.01) for x, y in (("a", "b"), ("b", "a"))
+    )
+    cluster = Cluster(name="pair", kinds=(), sites=sites, hosts=hosts, devices=(), links=links)
+    with Testbed.up(cluster) as testbed:
+
+        def measure(there, back, latency_s):
+            testbed.shape("a", "b", bandwidth_bytes_per_s=there, latency_s=latency_s)
+            testbed.shape("b", "a", bandwidth_bytes_per_s=back, latency_s=latency_s)
+            keys = {name: KeyPair.generate() for name in "ab"}
+            b = start_side(testbed, "b", "a", keys)
+            a = start_side(testbed, "a", "b", keys)
+            answer, _ = a.communicate(json.dumps({"max_payload_bytes": 48_000_000, "rounds": 1}).encode() + b"\n")
+            b.kill()
+            b.communicate()
+            return json.loads(answer)
+
+        yield measure
+
+
+def start_side(testbed, name, peer, keys):
+    endpoint = f"tcp://{testbed.address('b')}:5600"
+    setup = {
+        "name": name,
+        "bind": endpoint if name == "b" else "",
+        "keys": {"public_key": keys[name].public_key, "secret_key": keys[name].secret_key},
+        "peer": {"name": peer, "endpoint": endpoint if name == "a" else "", "public_key": keys[peer].public_key},
+    }
+    script = str(Path(__file__).parent / "network_worker.py")
+    process = testbed.popen(name, [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(json.dumps(setup).encode() + b"\n")
+    process.stdin.flush()
+    return process
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "latency_s"), [(1.25e6, 0.005), (12.5e6, 0.02), (125e6, 0.01)])
+def test_rates_and_delays_of_the_testbed_are_found(measure_in_testbed, rate, latency_s):
+    there, back = measure_in_testbed(rate, rate * 0.8, latency_s)
+    assert there["bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.05)
+    assert back["bandwidth_bytes_per_s"] == pytest.approx(rate * 0.8, rel=0.05)
+    for link in (there, back):
+        assert link["latency_s"] == pytest.approx(latency_s, rel=0.05, abs=0.6e-3)
