@@ -12,6 +12,7 @@ import torch
 
 from spantrain import __version__
 from spantrain.app.cache import cache_folder
+from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.config.artefacts import from_json, read_artefact, to_json, write_artefact
@@ -118,6 +119,9 @@ def _compute(
         on_progress=lambda device, done, total, text: reporter.progress(done, total, f"{device}: {text}"),
     )
     parsed = [from_json(ComputeResult, results[name]["result"], f"result of {name}") for name in session.devices]
+    ratio = max(result.real_compute_ratio for result in parsed)
+    if session.cluster.emulated and ratio > MOST_REAL_COMPUTE:
+        reporter.note(too_fast(session.cluster, ratio))
     compute = _Compute(
         timings=tuple(timing for result in parsed for timing in result.timings),
         scores=tuple(result.score for result in parsed),

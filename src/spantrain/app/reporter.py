@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from spantrain.core.plan import Plan
 from spantrain.runtime.barrier import StepOutcome
 
 __all__ = ["Reporter", "SilentReporter"]
@@ -15,6 +16,9 @@ class Reporter(Protocol):
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Say how far the present part is."""
+
+    def run_begins(self, plan: Plan) -> None:
+        """Say which plan the steps to come belong to."""
 
     def step(self, outcome: StepOutcome, total_steps: int) -> None:
         """Say that a training step has ended."""
@@ -30,6 +34,9 @@ class SilentReporter:
         """Say nothing."""
 
     def progress(self, done: int, total: int, text: str) -> None:
+        """Say nothing."""
+
+    def run_begins(self, plan: Plan) -> None:
         """Say nothing."""
 
     def step(self, outcome: StepOutcome, total_steps: int) -> None:

@@ -1,11 +1,13 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
+import math
 import statistics
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.predict import predict
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
@@ -93,6 +95,8 @@ class DeviceFigures:
     overrun_actions: int
     overhead_median_s: float
     """Runtime time per action outside computation and waiting."""
+    overhead_p90_s: float
+    """Nine of ten actions have less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,7 @@ class _Run:
             can_checkpoint=request.checkpoints,
         )
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
+        self._reporter.run_begins(plan)
         try:
             answers = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices}, barrier, self._on_saved, lambda: self._stop.at_once
@@ -222,6 +227,9 @@ class _Run:
         plan = request.plan
         measured_s = measured_step_s(self._outcomes)
         predicted = predict(plan, request.profile, request.schedule)
+        ratio = max(result.real_compute_ratio for result in results.values())
+        if plan.cluster.emulated and ratio > MOST_REAL_COMPUTE:
+            self._reporter.note(too_fast(plan.cluster, ratio))
         request.out.mkdir(parents=True, exist_ok=True)
         trace_path = request.out / "trace.json"
         write_trace(_from_zero(Trace.joined([result.trace for result in results.values()], "wall")), trace_path)
@@ -270,7 +278,8 @@ class _Run:
             peak_held_samples=max(outcome.peak_held_samples[name] for outcome in self._outcomes),
             real_compute_ratio=result.real_compute_ratio,
             overrun_actions=result.overrun_actions,
-            overhead_median_s=statistics.median(result.overhead_s) if result.overhead_s else 0.0,
+            overhead_median_s=_quantile(result.overhead_s, 0.5),
+            overhead_p90_s=_quantile(result.overhead_s, 0.9),
         )
 
     def _links(self, results: Mapping[str, TrainResult]) -> dict[str, LinkFigures]:
@@ -290,6 +299,11 @@ class _Run:
 def measured_step_s(outcomes: Sequence[StepOutcome]) -> float:
     """Return the median duration of the steps after the warm-up, evaluations left out."""
     return statistics.median(outcome.duration_s for outcome in _steady(outcomes))
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    """Return the value that this part of all values does not exceed; 0 of none."""
+    return sorted(values)[math.ceil(part * len(values)) - 1] if values else 0.0
 
 
 def _steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spantrain.cli.interrupt import clean_interrupt, graceful_interrupt
-from spantrain.cli.options import ClusterFile, Insecure, Json, Listen, NoNetwork, Out, Preset, chosen_cluster
+from spantrain.cli.options import (
+    ClusterFile,
+    Insecure,
+    Json,
+    Listen,
+    NoNetwork,
+    Out,
+    Preset,
+    at_speed,
+    check_folder,
+    chosen_cluster,
+)
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, Interrupted
@@ -34,20 +45,18 @@ def demo(
     no_network: NoNetwork = False,
 ) -> None:
     """Train a real model across three emulated places: measured, planned, predicted, compared."""
-    from rich.console import Console
-
     from spantrain.app.demo import DemoOptions, run_demo
     from spantrain.app.train import StopRequest
     from spantrain.cli.render import TerminalReporter, show_demo_summary
     from spantrain.config.json_codec import render_json
 
+    check_folder("--out", out)
     options = DemoOptions(steps=steps)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
-        reporter.expect(options.global_batch)
         summary = run_demo(options, _session(no_network=no_network), out, StopRequest(), reporter)
     document = to_json(summary)
     (out / "summary.json").write_text(render_json(document) + "\n")
-    show_demo_summary(summary, Console(stderr=json_))
+    show_demo_summary(summary, stderr=json_)
     if json_:
         _print_json(document)
 
@@ -61,6 +70,10 @@ def profile(
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 (autocast).")] = "float32",
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 32,
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
+    emulated_speed: Annotated[
+        float | None,
+        typer.Option(help="Fraction of their kind's speed at which emulated devices run, for this profile."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False,
     json_: Json = False,
     no_network: NoNetwork = False,
@@ -69,6 +82,9 @@ def profile(
 ) -> None:
     """Measure the compute of every device and the network between all of them."""
     chosen = chosen_cluster(preset, cluster)
+    if emulated_speed is not None:
+        chosen = at_speed(chosen, emulated_speed)
+    check_folder("--out", out)
     _check_dtype(dtype)
     from spantrain.models.catalog import resolve_model
 
@@ -81,7 +97,6 @@ def profile(
     options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
     names = tuple(device.name for device in chosen.devices)
     session_options = _session(no_network=no_network, listen=listen, insecure=insecure)
-    out.mkdir(parents=True, exist_ok=True)
     with (
         clean_interrupt("profiling"),
         TerminalReporter(tables=not json_) as reporter,
@@ -133,6 +148,9 @@ def plan(
     from spantrain.cli.render import TerminalReporter
     from spantrain.planner.job import JobSpec
 
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name the file to write, e.g. {out / 'plan.json'}")
+    check_folder("--out", out.parent)
     job = JobSpec(
         global_batch=global_batch,
         optimizer=_STATE_OF.get(optimizer, optimizer),
@@ -179,6 +197,9 @@ def train(
     """Train what a plan says, or go on where an earlier run stopped."""
     if (plan_path is None) == (resume is None):
         raise ConfigError("give either a plan file, or --resume RUN")
+    for option, folder in (("--out", out), ("--tensorboard", tensorboard)):
+        if folder is not None:
+            check_folder(option, folder)
     if plan_path is not None:
         if out is None:
             raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
@@ -238,7 +259,6 @@ def _train(request: "TrainRequest", session_options: "SessionOptions", json_: bo
     stop = StopRequest()
     run = request.plan
     with graceful_interrupt(stop.ask), TerminalReporter(tables=not json_) as reporter:
-        reporter.expect(run.global_batch)
         with open_session(run.cluster, run.devices, session_options, request.out / "logs", reporter) as session:
             outcome = train_plan(session, request, stop, reporter)
         reporter.show_training(outcome, run)

@@ -1,5 +1,7 @@
 """Options that several commands share, each written once."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,8 @@ __all__ = [
     "NoNetwork",
     "Out",
     "Preset",
+    "at_speed",
+    "check_folder",
     "chosen_cluster",
 ]
 
@@ -35,6 +39,16 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the d
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when missing.")]
 
 
+def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:
+    """Return the cluster with its emulated devices at another fraction of their kinds' speed."""
+    if not cluster.emulated:
+        raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
+    try:
+        return replace(cluster, emulated_speed=emulated_speed)
+    except ValueError as error:
+        raise ConfigError(f"--emulated-speed: {error}") from None
+
+
 def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:
     """Return the cluster that exactly one of the two options names."""
     if (preset is None) == (cluster_file is None):
@@ -43,3 +57,12 @@ def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:
         return load_preset(preset)
     assert cluster_file is not None
     return load_cluster(cluster_file)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuse a folder to write to that cannot be made, before any work is done for it; make nothing yet."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{option} {folder}: {nearest} is a file; name a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: {nearest} cannot be written to; choose another place")

@@ -1,6 +1,5 @@
 """What a person sees: live progress on standard error, tables on standard output."""
 
-import math
 import statistics
 import time
 from collections import deque
@@ -26,13 +25,16 @@ __all__ = ["TerminalReporter", "show_demo_summary"]
 _LOG_EVERY_STEPS = 10
 """Where there is no terminal, a line for every so many steps."""
 
+_PLAIN_WIDTH = 120
+
 
 class TerminalReporter:
     """Draws progress in place on a terminal, prints plain lines elsewhere."""
 
     def __init__(self, *, tables: bool) -> None:
-        self._console = Console(stderr=True)
-        self._output = Console(stderr=not tables)
+        self._console = _console(stderr=True)
+        self._output = _console(stderr=not tables)
+        self._plan: Plan | None = None
         self._live: Live | None = None
         self._phase = ""
         self._since_s = time.monotonic()
@@ -114,40 +116,51 @@ class TerminalReporter:
             self._live.stop()
             self._live = None
 
+    def run_begins(self, plan: Plan) -> None:
+        """Remember the plan, to say stages and sites."""
+        self._plan = plan
+
     def _step_line(self, outcome: StepOutcome, total_steps: int) -> Text:
         mean_s = sum(entry.duration_s for entry in self._recent) / len(self._recent)
-        samples_per_s = self._samples / mean_s if self._samples else math.nan
-        bubbles = " ".join(
-            f"{name}:{max(0.0, 1.0 - busy / outcome.duration_s):.0%}" for name, busy in outcome.busy_s.items()
-        )
-        text = (
-            f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  {samples_per_s:.1f} samples/s  "
-            f"|grad| {outcome.grad_norm:.2f}\n  bubble {bubbles}"
-        )
-        rates = self._rates(outcome)
-        return Text(text + (f"\n  links  {rates}" if rates else ""))
-
-    _samples: int = 0
-
-    def expect(self, samples_per_step: int) -> None:
-        """Tell how many samples a step has."""
-        self._samples = samples_per_step
-
-    def _rates(self, outcome: StepOutcome) -> str:
-        if self._previous is None:
-            return ""
-        parts = []
-        for source, sent in outcome.sent_bytes.items():
-            before = self._previous.sent_bytes.get(source, {})
-            for target, size in sent.items():
-                moved = size - before.get(target, 0)
-                if moved:
-                    parts.append(f"{source}→{target} {moved * 8e-6 / outcome.duration_s:.1f} Mbit/s")
-        return "  ".join(parts)
+        parts = [f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  |grad| {outcome.grad_norm:.2f}"]
+        if self._plan is not None:
+            parts[0] += f"  {self._plan.global_batch / mean_s:.1f} samples/s"
+            parts.append(f"  bubble  {_stage_bubbles(self._plan, outcome)}")
+            if self._previous is not None:
+                parts.append(f"  between sites  {_site_rates(self._plan, self._previous, outcome)}")
+        return Text("\n".join(parts))
 
 
-def show_demo_summary(summary: DemoSummary, console: Console) -> None:
+def _stage_bubbles(plan: Plan, outcome: StepOutcome) -> str:
+    """Return the bubble of each stage, the mean over its devices."""
+    texts = []
+    for index, stage in enumerate(plan.stages):
+        busy_s = statistics.fmean(outcome.busy_s[name] for name in stage.devices)
+        texts.append(f"stage {index}: {max(0.0, 1.0 - busy_s / outcome.duration_s):.0%}")
+    return "  ".join(texts)
+
+
+def _site_rates(plan: Plan, previous: StepOutcome, outcome: StepOutcome) -> str:
+    """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
+    moved: dict[tuple[str, str], int] = {}
+    for source, sent in outcome.sent_bytes.items():
+        for target, size in sent.items():
+            pair = (plan.cluster.device_by_name[source].site, plan.cluster.device_by_name[target].site)
+            if pair[0] != pair[1]:
+                before = previous.sent_bytes.get(source, {}).get(target, 0)
+                moved[pair] = moved.get(pair, 0) + size - before
+    return "  ".join(f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()))
+
+
+def _console(*, stderr: bool) -> Console:
+    """Return a console; where there is no terminal, lines may be long."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
+
+
+def show_demo_summary(summary: DemoSummary, *, stderr: bool) -> None:
     """Print the demonstration's last lines."""
+    console = _console(stderr=stderr)
     table = Table(title="In short", show_header=False)
     table.add_row("held-out loss", f"{summary.heldout_loss_first:.3f} → {summary.heldout_loss_last:.3f}")
     table.add_row("this plan, all sites", f"{summary.samples_per_s:.1f} samples/s (measured)")

@@ -9,7 +9,16 @@ import torch
 
 from spantrain.errors import ConfigError
 
-__all__ = ["Clock", "CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "PreciseClock", "open_device"]
+__all__ = [
+    "Clock",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "EmulatedDevice",
+    "PreciseClock",
+    "open_device",
+    "real_compute_ratio",
+]
 
 T = TypeVar("T")
 
@@ -183,6 +192,11 @@ class EmulatedDevice:
         self.real_s += real_s
         self.emulated_s += seconds
         self.overruns += 0.0 < seconds < real_s
+
+
+def real_compute_ratio(device: Device) -> float:
+    """Return the seconds of real computation per second of device time; 1 on real devices."""
+    return device.real_compute_ratio if isinstance(device, EmulatedDevice) else 1.0
 
 
 def open_device(backend: str) -> CpuDevice | CudaDevice | EmulatedDevice:

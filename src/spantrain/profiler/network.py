@@ -39,15 +39,16 @@ DevicePair = tuple[str, str]
 _LANE = "probe"
 _PING_INTS = 5
 _PINGS_PER_ROUND, _LEAST_PINGS = 5, 8
-_PING_WIRE_BYTES = 280
-"""With header, framing, encryption, TCP and IP."""
+_OVERHEAD_BYTES = 280
+"""What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
 _WARM_UP_BYTES = 256 * 1024
 _TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.25, 4, 1.5
 _PIECES = 48
-_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 16 * 1024, 128 * 1024
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 8 * 1024, 124 * 1024
 _MOST_PIECES = 4096
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
+_MOST_REPEATS, _STEADY_RATIO, _MOST_OVER_WHOLE = 4, 0.1, 1.4
 _REPLY_S = 60.0
 _POLL_S = 0.25
 
@@ -341,9 +342,27 @@ def _bandwidth(
             break
         enough_bytes = 1.2 * total_bytes * wanted_s / took_s
         total_bytes = min(max_payload_bytes, max(2 * total_bytes, min(6 * total_bytes, enough_bytes)))
-    rates = [arrival_rate(arrivals_s, piece_bytes)]
-    rates += [arrival_rate(load(pieces, piece_bytes), piece_bytes) for _ in range(rounds - 1)]
+    transfers = [arrivals_s]
+    while len(transfers) < rounds or (not _steady(transfers[-1]) and len(transfers) < rounds + _MOST_REPEATS):
+        transfers.append(load(pieces, piece_bytes))
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s)] or transfers
+    rates = [arrival_rate(arrivals_s, piece_bytes + _OVERHEAD_BYTES) for arrivals_s in judged]
     return statistics.median(rates), pieces * piece_bytes
+
+
+def _steady(arrivals_s: Sequence[float]) -> bool:
+    """Whether a load came as fast early in what is judged as late, and hardly faster than the whole.
+
+    If not, TCP was still finding its speed, or a machine was too busy to read and then read what had piled up.
+    """
+    begin, end = int(len(arrivals_s) * _RAMP_PART), len(arrivals_s) - 3
+    middle = (begin + end) // 2
+    early_s, late_s = arrivals_s[middle] - arrivals_s[begin], arrivals_s[end] - arrivals_s[middle]
+    if middle == begin or early_s <= 0 or late_s <= 0:
+        return True
+    ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
+    whole_rate = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
+    return 1 - _STEADY_RATIO < ratio < 1 + _STEADY_RATIO and arrival_rate(arrivals_s, 1) < _MOST_OVER_WHOLE * whole_rate
 
 
 def measure_pair(
@@ -386,7 +405,7 @@ def _measure_one_way(
     return LinkMeasurement(
         source=source,
         target=target,
-        latency_s=max(0.0, latency_s - _PING_WIRE_BYTES / bandwidth_bytes_per_s),
+        latency_s=max(0.0, latency_s - _OVERHEAD_BYTES / bandwidth_bytes_per_s),
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         payload_bytes=payload_bytes,
         rounds=rounds,

@@ -30,6 +30,9 @@ _KINDS: Mapping[type, str] = {ComputeOrder: "compute", EchoOrder: "echo", LinkOr
 _TICK_S = 0.1
 _HEARTBEAT_TIMEOUT_S = 6.0
 _MEETING_S = 25.0
+_LEAVE_S = 3.0
+_LEAVE_AFTER_FAILURE_S = 0.5
+"""Who waits in a collective for one that is lost will not hear in time; its heartbeats tell it later."""
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Coordinator:
         self._on_progress: ProgressListener | None = None
         self._on_saved: Callable[[str, int, str, str], None] | None = None
         self._closing = False
+        self._leave_s = _LEAVE_S
         self._server = ControlServer(
             bind=bind,
             on_join=self._join,
@@ -108,7 +112,7 @@ class Coordinator:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            deadline_s = time.monotonic() + 3.0
+            deadline_s = time.monotonic() + self._leave_s
             while not all(member.left for member in self._members.values()) and time.monotonic() < deadline_s:
                 self._changed.wait(_TICK_S)
         self._server.stop()
@@ -239,6 +243,7 @@ class Coordinator:
                 member.ended_orders, member.reason = member.order[0], reason
 
     def _abort(self, orders: Mapping[str, Order], reason: str) -> None:
+        self._leave_s = _LEAVE_AFTER_FAILURE_S
         if self._barrier is not None:
             self._barrier.abort(reason)
         self._end_orders(orders, reason)

@@ -52,6 +52,8 @@ class ComputeResult:
 
     timings: tuple[UnitTiming, ...]
     score: DeviceScore
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time; 1 on real devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

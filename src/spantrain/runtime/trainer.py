@@ -16,7 +16,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.errors import WorkerError
 from spantrain.models.build import UnitModule, build_units, parameter_names, shared_parameters
 from spantrain.models.data import open_dataset
-from spantrain.models.device import Device, EmulatedDevice
+from spantrain.models.device import Device, EmulatedDevice, real_compute_ratio
 from spantrain.models.graph import build_graph
 from spantrain.models.stage import StageExecutor
 from spantrain.policy.dispatch import make_policy
@@ -233,14 +233,13 @@ class TrainSession:
         self._colleagues.checkpoint_saved(steps_done, name, digest)
 
     def _result(self) -> TrainResult:
-        emulated = self._device if isinstance(self._device, EmulatedDevice) else None
         return TrainResult(
             trace=self._recorder.trace(),
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),
             refused=dict(self._colleagues.mailbox.counters().refused),
-            real_compute_ratio=emulated.real_compute_ratio if emulated else 1.0,
-            overrun_actions=emulated.overruns if emulated else 0,
+            real_compute_ratio=real_compute_ratio(self._device),
+            overrun_actions=self._device.overruns if isinstance(self._device, EmulatedDevice) else 0,
             overhead_s=tuple(self._overhead_s),
         )
 

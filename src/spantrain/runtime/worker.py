@@ -13,7 +13,7 @@ from torch.distributed import Store, TCPStore
 
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
-from spantrain.models.device import Device, open_device
+from spantrain.models.device import open_device, real_compute_ratio
 from spantrain.profiler.compute import measure_units
 from spantrain.profiler.network import echo_probes, measure_both
 from spantrain.profiler.tasks import measure_tasks
@@ -62,7 +62,7 @@ class Worker:
     def run(self) -> None:
         """Join, work, leave; returns when the coordinator has no more orders."""
         settings = self._settings
-        self._device: Device = open_device(settings.backend)
+        open_device(settings.backend)  # a device that is not there must be told before joining
         self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
         self._name = str(self._client.welcome["device"])
         self._mailbox = Mailbox(name=self._name, bind=f"tcp://{settings.data_address}:0", encrypted=settings.encrypted)
@@ -120,7 +120,9 @@ class Worker:
             case LinkOrder():
                 return self._measure_link(order)
             case TrainOrder():
-                return TrainSession(order, self._name, self._device, self._colleagues(order_id)).run()
+                return TrainSession(
+                    order, self._name, open_device(self._settings.backend), self._colleagues(order_id)
+                ).run()
         raise AssertionError(f"no such order: {order}")
 
     def _set_peers(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
@@ -129,19 +131,21 @@ class Worker:
         )
 
     def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
-        device = order.cluster.device_by_name[self._name]
-        law = law_of(order.cluster, device.name, order.dtype)
+        place = order.cluster.device_by_name[self._name]
+        device = open_device(self._settings.backend)
+        law = law_of(order.cluster, place.name, order.dtype)
         timings = measure_units(
-            self._device,
+            device,
             order.model,
             order.graph,
-            kind=device.kind,
+            kind=place.kind,
             dtype=order.dtype,
             sizes=order.sizes,
             emulate=law.seconds if law else None,
             on_progress=self._progress,
         )
-        return ComputeResult(timings=timings, score=measure_tasks(self._device, name=device.name, law=law))
+        score = measure_tasks(device, name=place.name, law=law)
+        return ComputeResult(timings=timings, score=score, real_compute_ratio=real_compute_ratio(device))
 
     def _measure_link(self, order: LinkOrder) -> LinkResult:
         self._set_peers(order.generation, order.peers)

@@ -12,6 +12,7 @@ import torch
 from spantrain.transport.interface import Limits, Message
 from spantrain.transport.wire import (
     CHUNK_BYTES,
+    MAX_AHEAD,
     Acknowledgement,
     Chunk,
     Header,
@@ -22,8 +23,6 @@ from spantrain.transport.wire import (
 
 __all__ = ["Inbox"]
 
-_MAX_PARTIAL = 64
-_MAX_LATER = 16384
 _WINDOW_SLACK_BYTES = 64 * 1024
 """Room for what messages cost besides their tensors, so that one of the largest size always fits."""
 
@@ -154,8 +153,8 @@ class Inbox:
 
     def _begin(self, chunk: Chunk, first_chunk_bytes: int, now_s: float) -> _Partial:
         header = decode_header(chunk.header, self._max_message_bytes)
-        if len(self._partials) >= _MAX_PARTIAL or len(self._seen[chunk.track].later) >= _MAX_LATER:
-            raise Refusal("over credit", f"{header.key}: too many messages at once")
+        if chunk.number > self._seen[chunk.track].upto + MAX_AHEAD:
+            raise Refusal("over credit", f"{header.key}: message {chunk.number} is too far ahead")
         if self._started_bytes + charge_bytes(header.payload_bytes) > self._granted_bytes:
             raise Refusal("over credit", f"{header.key}: {header.payload_bytes} bytes are more than was granted")
         buffer = torch.empty(header.payload_bytes, dtype=torch.uint8)

@@ -38,9 +38,7 @@ __all__ = ["Loop"]
 _RETRY_S = 0.004
 """A ROUTER does not say when a full route has room again; acknowledgements mostly come sooner than this."""
 _BURST = 64
-_HANDSHAKE_FAILURES = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_HANDSHAKE_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LINGER_MS = 200
 
 
@@ -151,7 +149,9 @@ class Loop(threading.Thread):
     def _note_failures(self, monitor: "zmq.Socket[bytes]") -> None:
         while monitor.poll(0):
             monitor.recv_multipart()
-            self._exchange.refuse(Refusal("handshake", "a connection did not speak the protocol"), "the network")
+            self._exchange.refuse(
+                Refusal("handshake", "a connection ended before it had proved its key"), "the network"
+            )
 
     # Links follow the peers that are wanted.
 

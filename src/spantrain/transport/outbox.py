@@ -17,6 +17,7 @@ from spantrain.transport.wire import (
     CHUNK_BYTES,
     EXPRESS,
     EXPRESS_BYTES,
+    MAX_AHEAD,
     Payload,
     charge_bytes,
     encode_header,
@@ -96,7 +97,8 @@ class _Track:
 
     def startable(self) -> Parcel | None:
         """Return the oldest message whose lane is free."""
-        if len(self.under_way) >= _MAX_UNDER_WAY:
+        first = next(iter(self.unacknowledged), self.next_number)
+        if len(self.under_way) >= _MAX_UNDER_WAY or self.next_number >= first + MAX_AHEAD:
             return None
         heads = (queue[0] for lane, queue in self.waiting.items() if lane not in self.under_way)
         return min(heads, key=lambda parcel: parcel.order, default=None)

@@ -24,6 +24,7 @@ __all__ = [
     "EXPRESS",
     "EXPRESS_BYTES",
     "HELLO",
+    "MAX_AHEAD",
     "MAX_FRAME_BYTES",
     "RESET",
     "WELCOME",
@@ -55,6 +56,8 @@ EXPRESS_BYTES = 32 * 1024
 MAX_FRAME_BYTES = 4 * 2**20
 """ZeroMQ closes a connection that announces more; frames below it and above a chunk are refused and counted."""
 EXPRESS, BULK = 0, 1
+MAX_AHEAD = 16384
+"""How far a message's number may be ahead of the first that is not acknowledged: bounds what receivers remember."""
 _HEAD_MAX_BYTES = 32 * 1024
 _ALIGNMENT = 64
 _MESSAGE_COST_BYTES = 1024

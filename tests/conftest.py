@@ -1,0 +1,79 @@
+"""What tests of several layers share: a profile that needs no measuring."""
+
+from collections.abc import Callable
+
+import pytest
+
+from spantrain.core.action import Op
+from spantrain.core.cluster import Cluster
+from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.cost.analytic import AnalyticLaw
+
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -> Profile:
+    """The profile that emulated devices of this cluster have by the law of their kinds, on links as described."""
+    from spantrain.models.graph import build_graph  # torch and transformers, for those who ask
+
+    graph = build_graph(model)
+    return Profile(
+        cluster=cluster,
+        model=model,
+        graph=graph,
+        dtype=dtype,
+        timings=_timings(cluster, graph, dtype),
+        links=tuple(
+            LinkMeasurement(
+                source=a.name,
+                target=b.name,
+                latency_s=cluster.link(a.name, b.name).latency_s,
+                bandwidth_bytes_per_s=cluster.link(a.name, b.name).bandwidth_bytes_per_s,
+                payload_bytes=1,
+                rounds=1,
+            )
+            for a in cluster.devices
+            for b in cluster.devices
+            if a != b
+        ),
+        scores=tuple(
+            DeviceScore(
+                device=d.name, score=cluster.kind_by_name[d.kind].peak_fp32_flop_per_s / 1e12, task_s={"law": 1.0}
+            )
+            for d in cluster.devices
+        ),
+        provenance=Provenance(
+            created="2026-01-01T00:00:00+00:00",
+            spantrain_version="0",
+            torch_version="0",
+            machine="test",
+            method="by the law of the kinds",
+            compute_s=0.0,
+            network_s=0.0,
+        ),
+    )
+
+
+def _timings(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming, ...]:
+    by_class = {unit.unit_class: unit for unit in graph.units}
+    laws = [AnalyticLaw(kind=kind, speed=cluster.emulated_speed, dtype=dtype) for kind in cluster.kinds]
+    return tuple(
+        UnitTiming(
+            unit_class=name,
+            kind=law.kind.name,
+            dtype=dtype,
+            samples=samples,
+            forward_s=law.seconds(unit, Op.FORWARD, samples),
+            backward_input_s=law.seconds(unit, Op.BACKWARD_INPUT, samples),
+            backward_weight_s=law.seconds(unit, Op.BACKWARD_WEIGHT, samples),
+        )
+        for name, unit in by_class.items()
+        for law in laws
+        for samples in SIZES
+    )
+
+
+@pytest.fixture(scope="session")
+def law_profile() -> Callable[..., Profile]:
+    return profile_by_law

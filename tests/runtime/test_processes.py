@@ -1,0 +1,294 @@
+"""Real worker processes train what one process would have trained: losses, norms, held-out losses, checkpoints."""
+
+import contextlib
+import itertools
+import json
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.requests import resumed_run
+from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.config.artefacts import write_profile
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.errors import WorkerError
+from spantrain.models.data import open_dataset
+from spantrain.runtime.barrier import StepOutcome
+from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+TOLERANCE = 1e-4
+JOB = TrainJob(steps=20, seed=5, learning_rate=0.02, warmup_steps=5, max_grad_norm=0.5, evaluate_every=10)
+THIRDS = [Span(0, 3), Span(3, 6), Span(6, 9)]
+UNEVEN = [[Span(0, 4), Span(4, 9)], THIRDS, [Span(0, 2), Span(2, 9)]]
+
+
+@dataclass
+class Running:
+    """Workers that wait for one run after another."""
+
+    session: Session
+    logs: Path
+    profile_of: object
+    generations: itertools.count = field(default_factory=lambda: itertools.count(1))
+
+    def train(
+        self, plan: Plan, job: TrainJob, out: Path, *, meanwhile=lambda: None, **fields
+    ) -> tuple[TrainOutcome, list[StepOutcome]]:
+        plan = replace(plan, generation=next(self.generations))
+        profile = self.profile_of(plan.cluster, plan.model, plan.dtype)
+        out.mkdir(parents=True, exist_ok=True)
+        write_profile(profile, out / "profile.json")
+        request = TrainRequest(
+            plan=plan,
+            profile=profile,
+            profile_path=str(out / "profile.json"),
+            job=job,
+            schedule=plan.schedule,
+            out=out,
+            **fields,
+        )
+        return self.go(request, meanwhile)
+
+    def go(self, request: TrainRequest, meanwhile=lambda: None) -> tuple[TrainOutcome, list[StepOutcome]]:
+        listener = _Steps(meanwhile)
+        return train(self.session, request, StopRequest(), listener), listener.steps
+
+    def log_sizes(self) -> dict[Path, int]:
+        return {path: path.stat().st_size for path in sorted(self.logs.glob("*.log"))}
+
+
+class _Steps(SilentReporter):
+    def __init__(self, after_first_step) -> None:
+        self.steps: list[StepOutcome] = []
+        self._after_first_step = after_first_step
+
+    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+        self.steps.append(outcome)
+        if len(self.steps) == 1:
+            self._after_first_step()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory, make_plan, spec_of, law_profile):
+    """Five workers on real processors, started once for all tests of this file."""
+    names = make_plan(spec_of("gpt2"), [0, 1, 2, 5], [[1, 1], [1, 1], [1]], [THIRDS] * 3, "gpipe").cluster
+    logs = tmp_path_factory.mktemp("logs")
+    devices = tuple(device.name for device in names.devices)
+    with open_session(names, devices, SessionOptions(network=False), logs, SilentReporter()) as session:
+        yield Running(session, logs, law_profile)
+
+
+@pytest.fixture(scope="module")
+def alone(spec_of, reference):
+    """One process's losses, gradient norms and held-out losses, each asked for once."""
+    known: dict[tuple[str, TrainJob, int], tuple[list[float], list[float], dict[int, float]]] = {}
+
+    def run(family: str, job: TrainJob, global_batch: int = 9):
+        key = (family, job, global_batch)
+        if key not in known:
+            known[key] = single_process_run(spec_of(family), job, global_batch, reference)
+        return known[key]
+
+    return run
+
+
+def single_process_run(spec, job: TrainJob, global_batch: int, reference):
+    """Train without any of the pipeline: whole batches through all units, the same optimizer, sampler, clipping."""
+    torch.set_num_threads(1)
+    units, named = reference(spec, job.seed)
+    parameters = list({id(parameter): parameter for parameter in named.values()}.values())
+    optimizer = build_optimizer(job, parameters)
+    feed = SampledFeed(open_dataset(spec), global_batch=global_batch, seed=job.seed)
+    held_out = SampledFeed(
+        open_dataset(spec, held_out=True), global_batch=global_batch, seed=job.seed, same_every_step=True
+    )
+    whole = Span(0, global_batch)
+
+    def loss_on(source: SampledFeed, step: int) -> torch.Tensor:
+        tensors = source.inputs(step, whole)
+        for unit in units[:-1]:
+            tensors = unit(*tensors)
+        return units[-1](*tensors, source.labels(step, whole)) / global_batch
+
+    losses, norms, held_out_losses = [], [], {}
+    for step in range(job.steps + 1):
+        if job.evaluate_every and (step % job.evaluate_every == 0 or step == job.steps):
+            with torch.no_grad():
+                held_out_losses[step] = float(loss_on(held_out, step))
+        if step == job.steps:
+            break
+        loss = loss_on(feed, step)
+        loss.backward()
+        norm = float(sum(p.grad.double().square().sum() for p in parameters if p.grad is not None) ** 0.5)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(clip_factor(norm, job.max_grad_norm))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(job, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+        norms.append(norm)
+    return losses, norms, held_out_losses
+
+
+def test_twenty_steps_are_those_of_one_process(running, alone, make_plan, spec_of, tmp_path):
+    """Tied embedding across stages, unequal replicas, unequal spans, I and W apart, AdamW, warm-up, clipping."""
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], UNEVEN, "critical-path")
+    before = running.log_sizes()
+    outcome, steps = running.train(plan, JOB, tmp_path)
+    losses, norms, held_out = alone("gpt2", JOB)
+    assert outcome.losses == pytest.approx(losses, abs=TOLERANCE)
+    assert [step.grad_norm for step in steps[:20]] == pytest.approx(norms, rel=1e-3)
+    assert min(norms) < JOB.max_grad_norm < max(norms) or min(norms) > JOB.max_grad_norm
+    assert outcome.heldout_losses == pytest.approx(held_out, abs=TOLERANCE)
+    assert sorted(outcome.heldout_losses) == [0, 10, 20]
+    assert outcome.losses[-1] < outcome.losses[0]
+    check_figures(outcome, plan)
+    check_trace(Path(outcome.trace), plan)
+    for path, size in before.items():
+        assert path.read_bytes()[size:] == b"", f"{path.name}: a good run writes nothing to its log"
+
+
+def check_figures(outcome: TrainOutcome, plan: Plan) -> None:
+    """Every byte that was sent was received, and every device was busy and held what it may."""
+    assert outcome.steps == 20
+    assert not outcome.interrupted
+    assert outcome.refused_messages == {}
+    for name, link in outcome.links.items():
+        assert link.bytes_received == pytest.approx(link.bytes_sent, rel=0.01), name
+    routes = {"s0r0 -> s1r0", "s0r0 -> s1r1", "s1r0 -> s2r0", "s1r1 -> s2r0", "s0r0 -> s2r0"}
+    assert routes <= set(outcome.links)
+    assert tuple(outcome.devices) == plan.devices
+    for name, figures in outcome.devices.items():
+        stage, replica = plan.place(name)
+        assert 0 < figures.utilisation <= 1
+        assert figures.bubble_ratio == pytest.approx(1 - figures.utilisation)
+        assert 0 < figures.peak_held_samples <= plan.stages[stage].replicas[replica].in_flight_limit
+        assert figures.real_compute_ratio == 1.0
+    assert outcome.devices["s1r0"].sample_share == pytest.approx(2 / 3)
+
+
+def check_trace(path: Path, plan: Plan) -> None:
+    """The last steps are there: every device computes, sends and receives, and messages are drawn as flows."""
+    events = json.loads(path.read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len({event["pid"] for event in slices}) == len(plan.devices)
+    assert min(event["ts"] for event in slices) >= 0
+    assert {"s", "f"} <= {event["ph"] for event in events}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "compact"])
+def test_every_schedule_gives_the_same_losses(schedule, running, alone, make_plan, spec_of, tmp_path):
+    """A replica whose share of a micro-batch is nothing takes part all the same."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 4, 5], [[3], [5, 1], [1]], [THIRDS] * 3, schedule)
+    job = replace(JOB, steps=8, evaluate_every=0)
+    outcome, _ = running.train(plan, job, tmp_path, checkpoints=False)
+    assert outcome.losses == pytest.approx(alone("gpt2", JOB)[0][:8], abs=TOLERANCE)
+    assert outcome.heldout_losses == {}
+    assert outcome.checkpoint == ""
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_resumed_run_is_the_unbroken_run(running, make_plan, spec_of, tmp_path):
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, "1f1b")
+    job = replace(JOB, steps=9, evaluate_every=0, lr_schedule="cosine", decay_steps=12, checkpoint_every=3)
+    unbroken, _ = running.train(plan, job, tmp_path / "unbroken")
+    running.train(plan, replace(job, steps=4), tmp_path / "broken")
+    assert {path.name for path in (tmp_path / "broken/checkpoint").iterdir()} == {"step-3", "step-4", "latest"}
+    request = resumed_run(tmp_path / "broken", 9, tmp_path / "rest")
+    request = replace(request, plan=replace(request.plan, generation=next(running.generations)))
+    rest, steps = running.go(request)
+    assert [step.step for step in steps] == [4, 5, 6, 7, 8]
+    # A static order of work adds in the same order: the same bits.
+    assert rest.losses == unbroken.losses
+    assert rest.steps == 9
+    assert (tmp_path / "rest/checkpoint/latest").read_text().strip() == "step-9"
+
+
+def test_strangers_are_refused_and_counted(running, alone, make_plan, spec_of, tmp_path):
+    """Garbage and an unknown key on the ports of the mailboxes, in the middle of a run, change only a count."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [THIRDS] * 2, "critical-path")
+
+    def disturb() -> None:
+        for peer in running.session.coordinator.peers(plan.devices):
+            send_garbage(peer.endpoint)
+            knock_with_a_foreign_key(peer.endpoint, peer.public_key, running.logs / f"{peer.name}.log")
+
+    outcome, _ = running.train(plan, replace(JOB, steps=4, evaluate_every=0), tmp_path, meanwhile=disturb)
+    assert outcome.losses == pytest.approx(alone("gpt2", JOB)[0][:4], abs=TOLERANCE)
+    assert outcome.refused_messages.get("unknown peer", 0) >= len(plan.devices)
+
+
+def send_garbage(endpoint: str) -> None:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(range(256)))
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+
+
+def knock_with_a_foreign_key(endpoint: str, server_key: str, log: Path) -> None:
+    """Dial until the worker's log tells of it: the mailbox gives strangers no answer to wait for."""
+    deadline_s = time.monotonic() + 20
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey = server_key.encode()
+        stranger.connect(endpoint)
+        while "unknown peer" not in log.read_text():
+            assert time.monotonic() < deadline_s, "the mailbox did not say that it refused"
+            stranger.poll(10)
+
+
+def test_image_model_with_sgd(running, alone, make_plan, spec_of, tmp_path):
+    job = TrainJob(
+        steps=6, seed=2, optimizer="sgd", learning_rate=0.05, warmup_steps=2, lr_schedule="cosine", decay_steps=10,
+        max_grad_norm=None, evaluate_every=4,
+    )  # fmt: skip
+    spans = [Span(0, 3), Span(3, 6)]
+    plan = make_plan(spec_of("resnet"), [0, 2, 5], [[1, 1], [1]], [spans, [Span(0, 6)]], "critical-path")
+    outcome, _ = running.train(plan, job, tmp_path)
+    losses, _, held_out = alone("resnet", job, 6)
+    assert outcome.losses == pytest.approx(losses, abs=TOLERANCE)
+    assert outcome.heldout_losses == pytest.approx(held_out, abs=TOLERANCE)
+
+
+def test_bfloat16_learns(running, alone, make_plan, spec_of, tmp_path):
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [THIRDS] * 2, "critical-path")
+    job = replace(JOB, evaluate_every=0)
+    outcome, _ = running.train(replace(plan, dtype="bfloat16"), job, tmp_path)
+    exact = alone("gpt2", JOB)[0]
+    assert sum(outcome.losses[-3:]) < sum(outcome.losses[:3])
+    assert outcome.losses == pytest.approx(exact, rel=0.05)
+    assert outcome.losses != pytest.approx(exact, rel=1e-6)
+
+
+def test_one_device_alone(running, alone, make_plan, spec_of, tmp_path):
+    plan = make_plan(spec_of("gpt2"), [0, 5], [[1]], [THIRDS], "critical-path")
+    outcome, _ = running.train(plan, replace(JOB, steps=3, evaluate_every=0), tmp_path)
+    assert outcome.losses == pytest.approx(alone("gpt2", JOB)[0][:3], abs=TOLERANCE)
+    assert outcome.links == {}
+
+
+def test_divergence_is_told_once_and_the_workers_live_on(running, make_plan, spec_of, tmp_path):
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, "critical-path")
+    hopeless = TrainJob(steps=50, optimizer="sgd", learning_rate=1e30, warmup_steps=0, max_grad_norm=None)
+    with pytest.raises(WorkerError, match=r"(?s)device s\dr\d failed.*diverged.*--learning-rate") as failure:
+        running.train(plan, hopeless, tmp_path / "hopeless")
+    assert "WorkerError" not in str(failure.value)
+    outcome, _ = running.train(plan, replace(JOB, steps=2), tmp_path / "next")
+    assert outcome.steps == 2
