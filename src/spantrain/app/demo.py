@@ -151,11 +151,10 @@ class _Stopwatch:
 def _summary(
     ours: TrainOutcome, site: TrainOutcome, site_plan: Plan, planned: PlanOutcome, seconds: Mapping[str, float]
 ) -> DemoSummary:
-    held_out = [ours.heldout_losses[step] for step in sorted(ours.heldout_losses)]
     return DemoSummary(
         losses=ours.losses,
-        heldout_loss_first=held_out[0],
-        heldout_loss_last=held_out[-1],
+        heldout_loss_first=ours.heldout_losses[0].loss,
+        heldout_loss_last=ours.heldout_losses[-1].loss,
         step_s_measured=ours.step_s_measured,
         step_s_predicted=ours.step_s_predicted,
         prediction_error_ratio=ours.prediction_error_ratio,

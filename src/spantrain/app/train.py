@@ -22,7 +22,16 @@ from spantrain.runtime.checkpoint import Manifest, finish_checkpoint
 from spantrain.runtime.orders import TrainOrder, TrainResult
 from spantrain.schedule.perfetto import write_trace
 
-__all__ = ["DeviceFigures", "LinkFigures", "Resume", "StopRequest", "TrainOutcome", "TrainRequest", "train"]
+__all__ = [
+    "DeviceFigures",
+    "HeldOutLoss",
+    "LinkFigures",
+    "Resume",
+    "StopRequest",
+    "TrainOutcome",
+    "TrainRequest",
+    "train",
+]
 
 _WARM_UP_STEPS = 2
 
@@ -109,6 +118,14 @@ class LinkFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOutLoss:
+    """The loss on a held-out batch, with the parameters after so many steps."""
+
+    steps_done: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
     """What became of a run; the JSON that `spantrain train --json` ends with."""
 
@@ -130,8 +147,7 @@ class TrainOutcome:
     """Path of the trace, or empty."""
     checkpoint: str
     """Path of the newest checkpoint, or empty."""
-    heldout_losses: Mapping[int, float]
-    """By number of steps done."""
+    heldout_losses: tuple[HeldOutLoss, ...]
     refused_messages: Mapping[str, int]
     interrupted: bool
     emulated: str
@@ -173,7 +189,9 @@ class _Run:
         )
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
         self._reporter.run_begins(plan)
+        peers = self._session.coordinator.peers(plan.devices)
         try:
+            self._session.coordinator.admit(plan.generation, dict.fromkeys(plan.devices, peers))
             answers = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices}, barrier, self._on_saved, lambda: self._stop.at_once
             )
@@ -250,11 +268,11 @@ class _Run:
             schedule=request.schedule,
             trace=str(trace_path),
             checkpoint=self._checkpoint,
-            heldout_losses={
-                outcome.step: outcome.evaluation_loss
+            heldout_losses=tuple(
+                HeldOutLoss(steps_done=outcome.step, loss=outcome.evaluation_loss)
                 for outcome in self._outcomes
                 if outcome.evaluation_loss is not None
-            },
+            ),
             refused_messages=refused,
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(self._session),

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LR_SCHEDULES", "OPTIMIZERS", "TrainJob"]
+__all__ = ["LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
 
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine")
+MOST_TRACE_STEPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class TrainJob:
     evaluate_every: int = 0
     """Steps between evaluations on held-out data, the start and the end included; 0: never."""
     trace_steps: int = 3
-    """The last so many steps are recorded for the trace."""
+    """The last so many steps go into the trace; at most 50."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -45,6 +46,8 @@ class TrainJob:
             raise ValueError(f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm must be positive, got {self.max_grad_norm}")
+        if self.trace_steps > MOST_TRACE_STEPS:
+            raise ValueError(f"trace_steps must be at most {MOST_TRACE_STEPS}, got {self.trace_steps}")
         for name in ("warmup_steps", "checkpoint_every", "evaluate_every", "trace_steps", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

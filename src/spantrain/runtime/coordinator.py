@@ -14,7 +14,16 @@ from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.control.heartbeat import FailureDetector
 from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
-from spantrain.runtime.orders import ComputeOrder, EchoOrder, LinkOrder, Order, PeerEntry, StepReport, TrainOrder
+from spantrain.runtime.orders import (
+    AdmitOrder,
+    ComputeOrder,
+    EchoOrder,
+    LinkOrder,
+    Order,
+    PeerEntry,
+    StepReport,
+    TrainOrder,
+)
 
 __all__ = ["RANK_PREFIX", "Coordinator", "ProgressListener"]
 
@@ -26,7 +35,13 @@ _log = logging.getLogger(__name__)
 ProgressListener = Callable[[str, int, int, str], None]
 """(device, done, total, text)"""
 
-_KINDS: Mapping[type, str] = {ComputeOrder: "compute", EchoOrder: "echo", LinkOrder: "link", TrainOrder: "train"}
+_KINDS: Mapping[type, str] = {
+    AdmitOrder: "admit",
+    ComputeOrder: "compute",
+    EchoOrder: "echo",
+    LinkOrder: "link",
+    TrainOrder: "train",
+}
 _TICK_S = 0.1
 _HEARTBEAT_TIMEOUT_S = 6.0
 _MEETING_S = 25.0
@@ -73,6 +88,10 @@ class Coordinator:
         self._order_ids = itertools.count()
         self._detector = FailureDetector(timeout_s=_HEARTBEAT_TIMEOUT_S)
         self._meeting = _Meeting()
+        self._group: frozenset[str] = frozenset()
+        """The devices whose orders belong together."""
+        self._ready: set[str] = set()
+        """Those of the group that have admitted the others."""
         self._barrier: StepBarrier | None = None
         self._on_progress: ProgressListener | None = None
         self._on_saved: Callable[[str, int, str, str], None] | None = None
@@ -87,6 +106,7 @@ class Coordinator:
                 "heartbeat": self._heartbeat,
                 "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
                 "progress": self._progress,
+                "ready": self._await_group,
                 "commit_step": self._commit_step,
                 "checkpoint_saved": self._checkpoint_saved,
                 "meeting_point": self._meeting_point,
@@ -168,6 +188,7 @@ class Coordinator:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
+            self._group, self._ready = frozenset(orders), set()
             self._changed.notify_all()
         try:
             self._wait_for_results(awaited, orders, should_abort)
@@ -178,6 +199,10 @@ class Coordinator:
             raise
         with self._changed:
             return {name: dict(self._result(name)) for name in orders}
+
+    def admit(self, generation: int, peers: Mapping[str, tuple[PeerEntry, ...]]) -> None:
+        """Let these devices know who will dial them, before any of them dials."""
+        self.perform({name: AdmitOrder(generation=generation, peers=entries) for name, entries in peers.items()})
 
     def train(
         self,
@@ -316,6 +341,19 @@ class Coordinator:
             self._on_progress(
                 self._name_by_peer[peer], int(payload["done"]), int(payload["total"]), str(payload["text"])
             )
+        return {}
+
+    def _await_group(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
+        """Let go when all of the group have admitted each other, so that none dials a peer that would refuse it."""
+        name = self._name_by_peer[peer]
+        with self._changed:
+            self._ready.add(name)
+            self._changed.notify_all()
+            order = self._members[name].order
+            while not self._group <= self._ready and not self._closing:
+                if order is not None and self._members[name].ended_orders >= order[0]:
+                    raise RemoteRefusal(self._members[name].reason)
+                self._changed.wait(_TICK_S)
         return {}
 
     def _commit_step(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:

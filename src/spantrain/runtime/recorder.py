@@ -1,5 +1,6 @@
 """What one worker did and when: for the trace, and as figures of each step."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from spantrain.core.messages import MessageKey
@@ -20,21 +21,32 @@ class StepFigures:
     peak_held_samples: int = 0
 
 
-class Recorder:
-    """Collects intervals of the steps that are to be traced, on this machine's monotonic clock."""
+@dataclass
+class _StepRecord:
+    intervals: list[Interval] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
 
-    def __init__(self, device: str, *, clock_offset_s: float = 0.0) -> None:
+
+class Recorder:
+    """Keeps intervals and flows of the last steps, on this machine's monotonic clock."""
+
+    def __init__(self, device: str, *, clock_offset_s: float = 0.0, steps: int = 0) -> None:
+        """Keep `steps` steps; the offset, added to this machine's clock, gives the coordinator's."""
         self._device = device
         self._offset_s = clock_offset_s
-        self._intervals: list[Interval] = []
-        self._flows: list[Flow] = []
+        self._steps: deque[_StepRecord] = deque(maxlen=steps)
+        self._now = _StepRecord()
         self.figures = StepFigures()
-        self.tracing = False
 
-    def begin_step(self, *, tracing: bool) -> None:
-        """Start new figures; say whether this step goes into the trace."""
+    def begin_step(self) -> None:
+        """Start new figures; what comes belongs to this step."""
         self.figures = StepFigures()
-        self.tracing = tracing
+        self._now = _StepRecord()
+        self._steps.append(self._now)
+
+    def end_steps(self) -> None:
+        """Take what comes as belonging to no step."""
+        self.figures, self._now = StepFigures(), _StepRecord()
 
     def computed(self, name: str, step: int, start_s: float, end_s: float, *, held_samples: int) -> None:
         """Note a piece of computation, and how many samples are held after it."""
@@ -52,8 +64,6 @@ class Recorder:
 
     def received(self, message: Message) -> None:
         """Note a message that came in; when it was sent is on the sender's clock."""
-        if not self.tracing:
-            return
         key = message.key
         self._interval(
             "receive",
@@ -63,7 +73,7 @@ class Recorder:
             message.received_s,
             message.size_bytes,
         )
-        self._flows.append(
+        self._now.flows.append(
             Flow(
                 name=str(key),
                 source=message.source,
@@ -77,14 +87,16 @@ class Recorder:
 
     def trace(self) -> Trace:
         """Return what was collected, on the coordinator's clock."""
-        return Trace(intervals=tuple(self._intervals), flows=tuple(self._flows), clock="wall")
+        return Trace(
+            intervals=tuple(interval for record in self._steps for interval in record.intervals),
+            flows=tuple(flow for record in self._steps for flow in record.flows),
+            clock="wall",
+        )
 
     def _interval(
         self, lane: str, name: str, step: int, start_s: float, end_s: float, size_bytes: int | None = None
     ) -> None:
-        if not self.tracing:
-            return
-        self._intervals.append(
+        self._now.intervals.append(
             Interval(
                 device=self._device,
                 lane=lane,

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["Colleagues", "TrainSession"]
 
 _COLLECTIVE_TIMEOUT_S = 60.0
 _TIED = "tied:"
+_OVERHEADS_KEPT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ class TrainSession:
         self._stage = self._plan.stages[self._stage_index]
         self._leads = self._replica_index == 0
         self._device = device
-        self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s)
-        self._overhead_s: list[float] = []
+        self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
+        self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         colleagues.mailbox.set_peers(
             self._plan.generation,
             [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in order.peers],
@@ -144,8 +146,7 @@ class TrainSession:
         evaluate = True
         while True:
             evaluation = self._evaluate(step) if evaluate else None
-            tracing = step >= self._job.steps - self._job.trace_steps
-            self._recorder.begin_step(tracing=tracing)
+            self._recorder.begin_step()
             loss_sum = self._driver.run_step(step, self._policy)
             self._sum_gradients(group, step)
             verdict = self._commit(step, loss_sum, evaluation)
@@ -157,7 +158,7 @@ class TrainSession:
             if verdict.stop:
                 break
         if self._held_out:
-            self._recorder.begin_step(tracing=False)
+            self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
 
     def _evaluate(self, step: int) -> float | None:

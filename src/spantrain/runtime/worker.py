@@ -5,7 +5,7 @@ import datetime
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
 from spantrain.runtime.emulation import law_of
 from spantrain.runtime.orders import (
+    AdmitOrder,
     ComputeOrder,
     ComputeResult,
     EchoOrder,
@@ -41,6 +42,7 @@ __all__ = ["ORDER_TYPES", "Worker"]
 _log = logging.getLogger(__name__)
 
 ORDER_TYPES: Mapping[str, type] = {
+    "admit": AdmitOrder,
     "compute": ComputeOrder,
     "echo": EchoOrder,
     "link": LinkOrder,
@@ -111,6 +113,9 @@ class Worker:
 
     def _perform(self, order: object, order_id: int) -> object:
         match order:
+            case AdmitOrder():
+                self._set_peers(order.generation, _who_dials(self._name, order.peers))
+                return {}
             case ComputeOrder():
                 return self._measure_compute(order)
             case EchoOrder():
@@ -218,3 +223,9 @@ class Worker:
         round_trip_s, offset_s = best
         # Processes of one machine share the clock; an offset within the measuring error is none.
         return 0.0 if abs(offset_s) <= round_trip_s else offset_s
+
+
+def _who_dials(name: str, peers: Sequence[PeerEntry]) -> tuple[PeerEntry, ...]:
+    """Return this side's own entry and the peers that dial it: those before it by name, and those without endpoint."""
+    reachable = any(peer.name == name and peer.endpoint for peer in peers)
+    return tuple(peer for peer in peers if peer.name == name or not peer.endpoint or (reachable and peer.name < name))
