@@ -1,59 +1,9 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
-from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
-from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span
-from spantrain.core.units import ModelSpec
-
-KIND = DeviceKind(
-    name="made-up",
-    peak_fp16_flop_per_s=1.0,
-    peak_fp32_flop_per_s=1.0,
-    memory_bytes=1,
-    memory_bandwidth_bytes_per_s=1.0,
-    power_w=1.0,
-    source="a test",
-)
-
-Row = tuple[Sequence[Span], Sequence[float], Sequence[int]]
-"""Of a stage: micro-batches, and each replica's sample share and in-flight limit."""
-
-
-def plan_of(rows: Sequence[Row], schedule: str = "compact") -> Plan:
-    names = [f"s{stage}r{replica}" for stage, row in enumerate(rows) for replica in range(len(row[1]))]
-    stages = tuple(
-        Stage(
-            first_unit=index,
-            end_unit=index + 1,
-            replicas=tuple(
-                Replica(devices=(f"s{index}r{number}",), sample_share=share, in_flight_limit=limit)
-                for number, (share, limit) in enumerate(zip(shares, limits, strict=True))
-            ),
-            micro_batches=tuple(spans),
-        )
-        for index, (spans, shares, limits) in enumerate(rows)
-    )
-    cluster = Cluster(
-        name="test",
-        kinds=(KIND,),
-        sites=(Site(name="here", hosts=("one",), bandwidth_bytes_per_s=1.0, latency_s=0.0),),
-        hosts=(Host(name="one", site="here", devices=tuple(names)),),
-        devices=tuple(
-            Device(name=name, kind="made-up", host="one", site="here", backend="emulated", memory_bytes=1)
-            for name in names
-        ),
-        links=(),
-    )
-    return Plan(
-        cluster=cluster,
-        model=ModelSpec(name="none", family="gpt2", config={}, dataset="stdlib-text"),
-        global_batch=max(span.hi for span in rows[0][0]),
-        dtype="float32",
-        stages=stages,
-        schedule=schedule,
-    )
+from made_up import plan_of
+from spantrain.core.plan import Plan
 
 
 @pytest.fixture(scope="session")
