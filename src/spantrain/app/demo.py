@@ -16,7 +16,6 @@ from spantrain.config.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.errors import Interrupted
 from spantrain.models.catalog import resolve_model
 from spantrain.planner.groups import Groups, group_devices
 from spantrain.planner.job import JobSpec
@@ -76,14 +75,8 @@ class DemoListener(Reporter, Protocol):
         """Show the figures of a run."""
 
 
-def run_demo(
-    options: DemoOptions, session_options: SessionOptions, out: Path, stop: StopRequest, listener: DemoListener
-) -> DemoSummary:
-    """Run the whole demonstration.
-
-    Raises:
-        Interrupted: a stop was asked for.
-    """
+def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: DemoListener) -> DemoSummary:
+    """Run the whole demonstration."""
     cluster = load_preset(options.preset)
     names = tuple(device.name for device in cluster.devices)
     seconds: dict[str, float] = {}
@@ -101,12 +94,12 @@ def run_demo(
         write_plan(planned.plan, out / "plan.json")
         listener.show_plan(planned)
         clock.lap("plan")
-        ours = _train(session, planned.plan, profile, options, options.steps, out, stop, listener)
+        ours = _train(session, planned.plan, profile, options, options.steps, out, listener)
         clock.lap("train")
         assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
         site_plan = replace(planned.single_site_plan, generation=2)
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
-        site = _train(session, site_plan, profile, options, options.baseline_steps, out / "single-site", stop, listener)
+        site = _train(session, site_plan, profile, options, options.baseline_steps, out / "single-site", listener)
         clock.lap("single site")
         listener.show_training(ours, planned.plan)
     clock.lap("stop")
@@ -120,7 +113,6 @@ def _train(
     options: DemoOptions,
     steps: int,
     out: Path,
-    stop: StopRequest,
     listener: DemoListener,
 ) -> TrainOutcome:
     request = TrainRequest(
@@ -131,10 +123,7 @@ def _train(
         schedule=options.schedule,
         out=out,
     )
-    outcome = train(session, request, stop, listener)
-    if outcome.interrupted:
-        raise Interrupted(f"stopped after {outcome.steps} steps; checkpoint: {outcome.checkpoint}")
-    return outcome
+    return train(session, request, StopRequest(), listener)
 
 
 class _Stopwatch:

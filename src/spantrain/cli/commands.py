@@ -46,14 +46,13 @@ def demo(
 ) -> None:
     """Train a real model across three emulated places: measured, planned, predicted, compared."""
     from spantrain.app.demo import DemoOptions, run_demo
-    from spantrain.app.train import StopRequest
     from spantrain.cli.render import TerminalReporter, show_demo_summary
     from spantrain.config.json_codec import render_json
 
     check_folder("--out", out)
     options = DemoOptions(steps=steps)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
-        summary = run_demo(options, _session(no_network=no_network), out, StopRequest(), reporter)
+        summary = run_demo(options, _session(no_network=no_network), out, reporter)
     document = to_json(summary)
     (out / "summary.json").write_text(render_json(document) + "\n")
     show_demo_summary(summary, stderr=json_)

@@ -7,6 +7,8 @@ outbox      the sending side of one peer: queue, lanes, credit, what is not ackn
 inbox       the receiving side of one peer: put chunks together, grant credit, know what was seen
 links       the connections to one peer, dialled or accepted
 admission   who may connect: the answering side of ZeroMQ's authentication
+visitors    what connections to the listening side came to: those cut off are counted
+sender      what goes out on a link, and in which order
 loop        the one thread that owns every socket
 mailbox     what the runtime uses
 memory      the same mailbox inside one process, for tests

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 
@@ -27,6 +27,8 @@ class Correspondent:
     peer: PeerAddress
     dials: bool
     """Whether this side dials."""
+    held_back: bool
+    """Whether it is not to be dialled before `dial`; a connection that is there stays."""
     inbox: Inbox
     outbox: Outbox = field(default_factory=Outbox)
     session: int = field(default_factory=lambda: randbits(62) + 1)
@@ -82,7 +84,7 @@ class Exchange:
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
 
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress]) -> None:
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool) -> None:
         """Replace the peers; those that are as before keep their queues and connections."""
         wanted = {peer.name: peer for peer in peers}
         own = wanted.pop(self.name, None)
@@ -90,22 +92,39 @@ class Exchange:
         with self.condition:
             if generation < self.generation:
                 raise ValueError(f"generation {generation} is older than {self.generation}, the current one")
-            for name in [name for name, known in self.peers.items() if known.peer != wanted.get(name)]:
+            for name in [name for name, known in self.peers.items() if not self._stays(known, wanted, dialable)]:
                 self._forget(name)
             for peer in wanted.values():
                 if peer.name not in self.peers:
                     self.peers[peer.name] = self._introduce(peer, dialable)
+                self.peers[peer.name].peer = peer
+                self.peers[peer.name].held_back = not dial
             self.generation = generation
             self._drop_older()
             self.changed = True
             self.condition.notify_all()
 
+    def dial(self) -> None:
+        """Let peers be dialled that `set_peers` held back."""
+        with self.condition:
+            for known in self.peers.values():
+                known.held_back = False
+            self.changed = True
+
+    def _stays(self, known: Correspondent, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
+        peer = wanted.get(known.peer.name)
+        if peer is None or peer.public_key != known.peer.public_key or self._dials(peer, dialable) != known.dials:
+            return False
+        return not known.dials or peer.endpoint == known.peer.endpoint
+
+    def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
+        return bool(peer.endpoint) and (not dialable or self.name < peer.name)
+
     def _introduce(self, peer: PeerAddress, dialable: bool) -> Correspondent:
         if not dialable and not peer.endpoint:
             raise ValueError(f"neither {self.name} nor {peer.name} can be dialled; give one of them an endpoint")
-        dials = bool(peer.endpoint) and (not dialable or self.name < peer.name)
         inbox = Inbox(peer.name, self.limits, checked=not self.encrypted)
-        known = Correspondent(peer=peer, dials=dials, inbox=inbox)
+        known = Correspondent(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
         known.counters = self._gone.pop(peer.name, known.counters)
         return known
 

@@ -127,8 +127,11 @@ class MailboxLike(Protocol):
     def generation(self) -> int:
         """The generation of the last `set_peers`; messages of it are delivered."""
 
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress]) -> None:
-        """Replace the set of peers that may send and be sent to."""
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
+        """Replace the set of peers that may send and be sent to; dial those that are new, or wait for `dial`."""
+
+    def dial(self) -> None:
+        """Dial the peers that `set_peers` held back."""
 
     def send(
         self, peer: str, key: MessageKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None

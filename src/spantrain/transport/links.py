@@ -5,13 +5,14 @@ connection is a route. A link is the whole bundle: when one connection breaks, t
 with a higher epoch, and both sides send again what the other does not have.
 """
 
+import contextlib
 import time
 
 import zmq
 
 from spantrain.transport.exchange import Correspondent
 from spantrain.transport.keys import KeyPair
-from spantrain.transport.wire import HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
+from spantrain.transport.wire import BYE, HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
 
 __all__ = ["AcceptedLink", "DialledLink", "Link", "frame_overhead_bytes", "set_options"]
 
@@ -19,7 +20,10 @@ _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
 _HEARTBEAT_INTERVAL_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 15.0
-_FIRST_WELCOME_S, _LAST_WELCOME_S = 0.4, 8.0
+_FIRST_WELCOME_S, _LAST_WELCOME_S = 2.0, 16.0
+"""ZeroMQ itself tries again where a connection failed; this is for answers that were lost, and for slow starts."""
+_SENT_AWAY_S = 60.0
+"""Whoever said goodbye is to be dialled again when the peers are set anew, not before; this is for when it forgot."""
 _CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
 
 
@@ -130,6 +134,10 @@ class DialledLink(Link):
         self.up = True
         self._patience_s = _FIRST_WELCOME_S
 
+    def sent_away(self) -> None:
+        """Note that the other side has said goodbye."""
+        self.welcome_deadline_s = time.monotonic() + _SENT_AWAY_S
+
     def send(self, connection: int, frames: list[bytes | bytearray | memoryview]) -> bool:
         """Hand frames to a connection; False if it has no room."""
         socket = self.sockets[connection]
@@ -142,16 +150,17 @@ class DialledLink(Link):
             return False
         return True
 
-    def close(self, linger_ms: int) -> list["zmq.Socket[bytes]"]:
-        """Close all connections and return their sockets."""
-        sockets, self.sockets = self.sockets, []
-        for socket in sockets:
+    def close(self, linger_ms: int) -> None:
+        """Say goodbye and close all connections."""
+        for socket in self.sockets:
+            with contextlib.suppress(zmq.Again):  # it is full: the other side will see it end without a goodbye
+                socket.send(BYE, flags=zmq.NOBLOCK)
             socket.close(linger=linger_ms)
+        self.sockets.clear()
         self.probes.clear()
         self.blocked.clear()
         self.control.clear()
         self.up = False
-        return sockets
 
 
 class AcceptedLink(Link):

@@ -3,33 +3,29 @@
 import socket as sockets
 import threading
 import time
-import zlib
 from typing import Any
 
 import zmq
 
 from spantrain.transport.admission import Admission
-from spantrain.transport.exchange import Exchange
+from spantrain.transport.exchange import Correspondent, Exchange
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.links import AcceptedLink, DialledLink, Link, frame_overhead_bytes, set_options
-from spantrain.transport.outbox import Parcel
+from spantrain.transport.sender import Sender
+from spantrain.transport.visitors import Visitors
 from spantrain.transport.wire import (
     ACK,
-    BULK,
+    BYE,
     CHUNK,
-    EXPRESS,
     HELLO,
     RESET,
     WELCOME,
     WHO,
-    Chunk,
     Greeting,
     Refusal,
     decode_acknowledgement,
     decode_chunk,
     decode_greeting,
-    encode_acknowledgement,
-    encode_chunk,
     encode_greeting,
 )
 
@@ -38,7 +34,6 @@ __all__ = ["Loop"]
 _RETRY_S = 0.004
 """A ROUTER does not say when a full route has room again; acknowledgements mostly come sooner than this."""
 _BURST = 64
-_HANDSHAKE_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LINGER_MS = 200
 
 
@@ -50,6 +45,7 @@ class Loop(threading.Thread):
         self._exchange = exchange
         self._keypair = keypair
         self._overhead_bytes = frame_overhead_bytes(keypair is not None)
+        self._sender = Sender(exchange)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._links: dict[str, Link] = {}
@@ -62,7 +58,7 @@ class Loop(threading.Thread):
         self._poller.register(self._wake_in, zmq.POLLIN)
         self._admission: Admission | None = None
         self._router: zmq.Socket[bytes] | None = None
-        self._monitor: zmq.Socket[bytes] | None = None
+        self._visitors: Visitors | None = None
         self.endpoint = ""
         try:
             self._listen(bind)
@@ -82,11 +78,11 @@ class Loop(threading.Thread):
         if self._keypair is not None:
             router.setsockopt(zmq.CURVE_SERVER, 1)
             router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
-        self._monitor = router.get_monitor_socket(_HANDSHAKE_FAILURES)
+        self._visitors = Visitors(router)
         router.bind(bind)
         self.endpoint = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._poller.register(router, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.register(self._visitors.socket, zmq.POLLIN)
 
     def _name_of(self, public_key: str) -> str | None:
         with self._exchange.condition:
@@ -125,14 +121,14 @@ class Loop(threading.Thread):
         if self._wake_in.fileno() in ready:
             self._drain_wakes()
         if self._admission is not None and self._admission.socket in ready:
-            for refusal in self._admission.answer():
-                self._exchange.refuse(refusal, "the network")
-        if self._monitor is not None and self._monitor in ready:
-            self._note_failures(self._monitor)
+            self._answer_admission(self._admission)
+        if self._visitors is not None and self._visitors.socket in ready:
+            self._visitors.listen()
         if self._exchange.changed:
             self._reconcile()
-        if self._router is not None and self._router in ready:
-            self._receive_routed(self._router)
+        if self._router is not None and self._visitors is not None and self._receive_routed(self._router):
+            for refusal in self._visitors.judge():
+                self._exchange.refuse(refusal, "the network")
         for socket, events in ready.items():
             if socket in self._by_socket:
                 self._receive_dialled(socket, events)
@@ -146,12 +142,12 @@ class Loop(threading.Thread):
         except BlockingIOError:
             return
 
-    def _note_failures(self, monitor: "zmq.Socket[bytes]") -> None:
-        while monitor.poll(0):
-            monitor.recv_multipart()
-            self._exchange.refuse(
-                Refusal("handshake", "a connection ended before it had proved its key"), "the network"
-            )
+    def _answer_admission(self, admission: Admission) -> None:
+        refusals = admission.answer()
+        for refusal in refusals:
+            self._exchange.refuse(refusal, "the network")
+        if self._visitors is not None:
+            self._visitors.note_turned_away(len(refusals))
 
     # Links follow the peers that are wanted.
 
@@ -162,25 +158,27 @@ class Loop(threading.Thread):
         for name in [name for name, link in self._links.items() if wanted.get(name) is not link.known]:
             self._drop(name)
         for name, known in wanted.items():
-            if name in self._links:
-                continue
-            if known.dials:
-                link = DialledLink(known, 1 + self._exchange.limits.bulk_connections)
-                self._links[name] = link
+            if name not in self._links:
+                self._links[name] = self._new_link(known)
+            link = self._links[name]
+            if isinstance(link, DialledLink) and not link.sockets and not known.held_back:
                 self._dial(link)
-            else:
-                assert self._router is not None, "a side that cannot be dialled dials"
-                self._links[name] = AcceptedLink(known, self._router)
+
+    def _new_link(self, known: Correspondent) -> Link:
+        if known.dials:
+            return DialledLink(known, 1 + self._exchange.limits.bulk_connections)
+        assert self._router is not None, "a side that cannot be dialled dials"
+        return AcceptedLink(known, self._router)
 
     def _drop(self, name: str) -> None:
         link = self._links.pop(name)
         self._retry.discard(name)
         if isinstance(link, DialledLink):
-            self._hang_up(link, linger_ms=0)
+            self._hang_up(link)
             return
         for route in [route for route, other in self._by_route.items() if other is link]:
             del self._by_route[route]
-            self._tell(route, RESET)
+            self._tell(route, BYE)
 
     def _dial(self, link: DialledLink) -> None:
         with self._exchange.condition:
@@ -189,14 +187,14 @@ class Loop(threading.Thread):
             self._by_socket[socket] = link
             self._poller.register(socket, zmq.POLLIN)
 
-    def _hang_up(self, link: DialledLink, linger_ms: int) -> None:
+    def _hang_up(self, link: DialledLink) -> None:
         for socket in link.sockets:
             self._poller.unregister(socket)
             del self._by_socket[socket]
-        link.close(linger_ms)
+        link.close(_LINGER_MS)
 
     def _redial(self, link: DialledLink) -> None:
-        self._hang_up(link, linger_ms=0)
+        self._hang_up(link)
         link.known.count(reconnections=1)
         self._dial(link)
 
@@ -215,27 +213,33 @@ class Loop(threading.Thread):
 
     # What comes in.
 
-    def _receive_routed(self, router: "zmq.Socket[bytes]") -> None:
+    def _receive_routed(self, router: "zmq.Socket[bytes]") -> bool:
+        """Take what has come to the listening socket; return whether that was all."""
         for _ in range(_BURST):
             try:
                 frames: list[zmq.Frame] = router.recv_multipart(flags=zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return True
             route = frames[0].bytes
             link = self._by_route.get(route)
             try:
                 self._take_routed(route, link, frames[1:])
             except Refusal as refusal:
                 self._exchange.refuse(refusal, link.known.peer.name if link else "the network")
+        return False
 
     def _take_routed(self, route: bytes, link: AcceptedLink | None, frames: "list[zmq.Frame]") -> None:
-        if not frames or not len(frames[0].buffer):
+        kind = bytes(frames[0].buffer[:1]) if frames else b""
+        if self._visitors is not None and frames:
+            self._visitors.note_frame(frames[0], leaves=kind == BYE)
+        if not kind:
             if link is None:
                 self._tell(route, WHO)
-            return
-        kind = bytes(frames[0].buffer[:1])
-        if kind == HELLO:
+        elif kind == HELLO:
             self._take_hello(route, frames[0])
+        elif kind == BYE:
+            if link is not None and route in link.routes:
+                link.up = False
         elif link is None or route not in link.routes:
             self._tell(route, RESET)
             raise Refusal("no greeting", "a frame came before a hello, or after a newer one")
@@ -293,6 +297,7 @@ class Loop(threading.Thread):
                 continue
             if again:
                 self._redial(link)
+            if socket not in self._by_socket:
                 return
 
     def _take_dialled(self, socket: "zmq.Socket[bytes]", link: DialledLink, frames: "list[zmq.Frame]") -> bool:
@@ -303,7 +308,10 @@ class Loop(threading.Thread):
         if kind == WHO:
             link.probes[socket] += 1
             return link.probes[socket] > 1
-        if kind == WELCOME:
+        if kind == BYE:
+            self._hang_up(link)
+            link.sent_away()
+        elif kind == WELCOME:
             greeting = decode_greeting(frames[0].buffer)
             if greeting.name != link.known.peer.name:
                 raise Refusal("unknown peer", f"{greeting.name!r} answered in the place of {link.known.peer.name!r}")
@@ -341,7 +349,7 @@ class Loop(threading.Thread):
 
     def _flush_or_give_up(self, name: str, link: Link) -> None:
         try:
-            if not self._flush(link):
+            if not self._sender.flush(link):
                 self._wait_for_room(name, link)
         except zmq.ZMQError:
             link.up = False  # the route is gone; whoever dialled dials again
@@ -355,53 +363,14 @@ class Loop(threading.Thread):
         else:
             self._retry.add(name)
 
-    def _flush(self, link: Link) -> bool:
-        """Send what may be sent; return False if there was no room for something."""
-        while link.control:
-            if not link.send(0, [link.control[0]]):
-                return False
-            del link.control[0]
-        known = link.known
-        if known.inbox.acknowledgement_due:
-            self._control(link, encode_acknowledgement(known.inbox.take_acknowledgement()))
-        roomy = not link.control
-        for track in (EXPRESS, BULK):
-            for _ in range(_BURST):
-                parcel = known.outbox.peek(track, time.monotonic())
-                if parcel is None:
-                    break
-                if not self._send_chunk(link, parcel):
-                    roomy = False
-                    break
-                known.outbox.advance(parcel)
-            else:
-                self._exchange.dirty.add(known.peer.name)
-        return roomy
-
-    def _send_chunk(self, link: Link, parcel: Parcel) -> bool:
-        piece = parcel.payload.piece(parcel.offset, parcel.length)
-        checksum = 0 if self._keypair is not None else zlib.crc32(piece)
-        head = encode_chunk(Chunk(parcel.track, parcel.number, parcel.offset, checksum, parcel.header))
-        sent = link.send(0, [head, piece]) if parcel.track == EXPRESS else link.send_bulk([head, piece])
-        if sent:
-            link.known.count(wire_bytes_sent=len(head) + len(piece) + 2 * self._overhead_bytes)
-        return sent
-
-    def _control(self, link: Link, frame: bytes) -> None:
-        link.control.append(frame)
-        link.known.count(wire_bytes_sent=len(frame) + self._overhead_bytes)
-        if len(link.control) == 1 and link.send(0, [frame]):
-            link.control.clear()
-
     def _close(self) -> None:
         for link in self._links.values():
             if isinstance(link, DialledLink):
-                self._hang_up(link, _LINGER_MS)
+                self._hang_up(link)
         if self._admission is not None:
             self._admission.close()
-        if self._monitor is not None and self._router is not None:
-            self._router.disable_monitor()
-            self._monitor.close(linger=0)
+        if self._visitors is not None:
+            self._visitors.close()
         if self._router is not None:
             self._router.close(linger=_LINGER_MS)
         self._wake_in.close()

@@ -79,10 +79,12 @@ class Mailbox:
         """The generation of the last `set_peers`."""
         return self._exchange.generation
 
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress]) -> None:
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers; nobody else may connect or send.
 
-        Peers whose address and key are as before keep their connections and what is on the way. An entry for this side
+        Peers whose name, key and (where this side dials) endpoint are as before keep their connections and what is on
+        the way. Who dials a peer that has not admitted it yet is refused there, counted, and tries again: with
+        `dial=False` nobody new is dialled before `dial()`, so that all sides can admit each other first. An entry for this side
         itself tells whether others can dial it. If both sides of a link can be dialled, the one whose name sorts first
         dials; a peer without endpoint dials.
 
@@ -92,7 +94,12 @@ class Mailbox:
         addresses = tuple(peers)
         for peer in addresses:
             self._check_address(peer)
-        self._exchange.set_peers(generation, addresses)
+        self._exchange.set_peers(generation, addresses, dial=dial)
+        self._loop.wake()
+
+    def dial(self) -> None:
+        """Dial the peers that `set_peers(..., dial=False)` held back; nothing happens to those that are connected."""
+        self._exchange.dial()
         self._loop.wake()
 
     def _check_address(self, peer: PeerAddress) -> None:

@@ -50,7 +50,8 @@ class MemoryNetwork:
         out, back = source.peers.get(target.name), target.peers.get(source.name)
         if out is None or back is None:
             return False
-        self._introduce(source, out, target, back)
+        if not self._introduce(source, out, target, back):
+            return False
         moved = False
         for track in (EXPRESS, BULK):
             while (parcel := self._peek(source, out, track)) is not None:
@@ -72,11 +73,14 @@ class MemoryNetwork:
         with source.condition:
             return out.outbox.peek(track, time.monotonic())
 
-    def _introduce(self, a: Exchange, a_side: Correspondent, b: Exchange, b_side: Correspondent) -> None:
+    def _introduce(self, a: Exchange, a_side: Correspondent, b: Exchange, b_side: Correspondent) -> bool:
+        """Connect two sides, if they are not; return whether they are now."""
         if a.name > b.name:
             a, a_side, b, b_side = b, b_side, a, a_side
         if self._begun.get((a.name, b.name)) == (a_side, b_side):
-            return
+            return True
+        if (a_side if a_side.dials else b_side).held_back:
+            return False
         self._begun[a.name, b.name] = (a_side, b_side)
         with a.condition:
             a_side.inbox.restart(anew=False)
@@ -85,6 +89,7 @@ class MemoryNetwork:
         with b.condition:
             welcome = b_side.greeting(b.name, 1, 0, 1)
         a.begin(a_side, welcome, fresh_link=False)
+        return True
 
 
 class MemoryMailbox:
@@ -121,9 +126,14 @@ class MemoryMailbox:
         """The generation of the last `set_peers`."""
         return self._exchange.generation
 
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress]) -> None:
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers; see `Mailbox.set_peers`."""
-        self._exchange.set_peers(generation, peers)
+        self._exchange.set_peers(generation, peers, dial=dial)
+        self._network.pump()
+
+    def dial(self) -> None:
+        """Dial the peers that `set_peers(..., dial=False)` held back; nothing happens to those that are connected."""
+        self._exchange.dial()
         self._network.pump()
 
     def send(

@@ -1,8 +1,8 @@
-"""Who came to the listening side and went again: counts connections that were cut off before they were anybody's.
+"""Who came to the listening side and went again: what libzmq cuts off by itself is counted here.
 
-libzmq closes by itself what speaks no ZeroMQ, cannot prove a key, or announces a frame over the limit; all that it tells
-is that a connection was accepted and that it ended. Both name its file descriptor, and so does every frame that comes
-by it: that is enough to know which connections ended without ever having spoken, and which without a goodbye.
+libzmq closes what speaks no ZeroMQ, does not prove a key, or announces a frame over the limit, and tells only that a
+connection was accepted and that it ended. Both events name its file descriptor, and so does each frame that came by it:
+enough to know which connections ended without ever having spoken, and which without a goodbye.
 """
 
 from enum import Enum, auto
@@ -10,12 +10,14 @@ from enum import Enum, auto
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from spantrain.transport.wire import MAX_FRAME_BYTES, Refusal
+
 __all__ = ["Visitors"]
 
 
 class _Stand(Enum):
     SILENT = auto()
-    """Accepted; no frame has come by it."""
+    """Accepted, and no frame has come by it: the handshake is not over."""
     SPEAKING = auto()
     LEAVING = auto()
     """It has said goodbye."""
@@ -31,23 +33,50 @@ class Visitors:
         self._events: list[tuple[int, int]] = []
         self._turned_away = 0
 
-    def note_turned_away(self) -> None:
-        """Expect a connection to end because its key was refused: that is counted already."""
-        self._turned_away += 1
+    def note_turned_away(self, count: int) -> None:
+        """Expect connections to end because their keys were refused: that is counted already."""
+        self._turned_away += count
 
     def note_frame(self, frame: "zmq.Frame", *, leaves: bool) -> None:
-        """Take note of a frame: its connection is past the handshake, and may have said goodbye."""
-        descriptor = frame.get(zmq.SRCFD)
-        if isinstance(descriptor, int) and self._stands.get(descriptor) is not _Stand.LEAVING:
+        """Take note of a frame: its connection is past the handshake, and may be saying goodbye."""
+        try:
+            descriptor = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return  # libzmq does not know it for peers of ZeroMQ's first protocol, which is none of ours
+        if self._stands.get(descriptor) is not _Stand.LEAVING:
             self._stands[descriptor] = _Stand.LEAVING if leaves else _Stand.SPEAKING
 
     def listen(self) -> None:
-        """Read what happened. Its meaning is known when all frames that came before have been noted: see `judge`."""
+        """Read what happened; `judge` says what it means, once all frames that came before have been noted."""
         while self.socket.poll(0):
             event = parse_monitor_message(self.socket.recv_multipart())
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                # The descriptor's connection before has ended, and that was read before.
-                yield_to = (zmq.EVENT_ACCEPTED, int(event["value"]))
-                self._events.append(yield_to)
-            else:
-                self._events.append((zmq.EVENT_DISCONNECTED, int(event["value"])))
+            self._events.append((int(event["event"]), int(event["value"])))
+
+    def judge(self) -> list[Refusal]:
+        """Return what is to be counted of the events read so far."""
+        events, self._events = self._events, []
+        refusals = []
+        for event, descriptor in events:
+            if event == zmq.EVENT_ACCEPTED:
+                self._stands.setdefault(descriptor, _Stand.SILENT)
+            elif (refusal := self._ended(self._stands.pop(descriptor, _Stand.SILENT))) is not None:
+                refusals.append(refusal)
+        return refusals
+
+    def _ended(self, stand: _Stand) -> Refusal | None:
+        if stand is _Stand.LEAVING:
+            return None
+        if stand is _Stand.SPEAKING:
+            return Refusal(
+                "cut off",
+                f"a connection ended without a goodbye: it broke, or announced a frame over {MAX_FRAME_BYTES} bytes",
+            )
+        if self._turned_away:
+            self._turned_away -= 1
+            return None
+        return Refusal("handshake", "a connection ended before it had spoken ZeroMQ and proved its key")
+
+    def close(self) -> None:
+        """Stop following."""
+        self._listener.disable_monitor()
+        self.socket.close(linger=0)

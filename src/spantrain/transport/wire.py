@@ -19,6 +19,7 @@ from spantrain.errors import ProtocolError
 __all__ = [
     "ACK",
     "BULK",
+    "BYE",
     "CHUNK",
     "CHUNK_BYTES",
     "EXPRESS",
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 VERSION = 1
-HELLO, WELCOME, CHUNK, ACK, WHO, RESET = b"H", b"O", b"C", b"A", b"?", b"R"
+HELLO, WELCOME, CHUNK, ACK, WHO, RESET, BYE = b"H", b"O", b"C", b"A", b"?", b"R", b"B"
 CHUNK_BYTES = 128 * 1024
 EXPRESS_BYTES = 32 * 1024
 """Messages up to this size use the connection of their own, past any bulk."""
