@@ -28,9 +28,9 @@ from spantrain.runtime.emulation import emulated_seconds
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.gradients import GradientSum, gradient_square
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.orders import StepReport, TrainOrder, TrainResult, Verdict
+from spantrain.runtime.orders import PeerEntry, StepReport, TrainOrder, TrainResult, Verdict
 from spantrain.runtime.recorder import Recorder
-from spantrain.transport.interface import PeerAddress, PeerCounters
+from spantrain.transport.interface import PeerCounters
 from spantrain.transport.mailbox import Mailbox
 
 __all__ = ["Colleagues", "TrainSession"]
@@ -45,6 +45,8 @@ class Colleagues:
     """How a worker reaches the others: data, barrier, meeting point, and the news that the run is off."""
 
     mailbox: Mailbox
+    admit: Callable[[int, tuple[PeerEntry, ...]], None]
+    """(generation, peers): returns when all of them have admitted each other."""
     commit_step: Callable[[StepReport], Verdict]
     meet: Callable[[int, int, bool], Store]
     """(generation, stage, leads) -> the store where the replicas of a stage meet."""
@@ -69,10 +71,7 @@ class TrainSession:
         self._device = device
         self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
-        colleagues.mailbox.set_peers(
-            self._plan.generation,
-            [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in order.peers],
-        )
+        colleagues.admit(self._plan.generation, order.peers)
         self._traffic = _Traffic(colleagues.mailbox)
         self._build()
 

@@ -114,12 +114,12 @@ class Worker:
     def _perform(self, order: object, order_id: int) -> object:
         match order:
             case AdmitOrder():
-                self._set_peers(order.generation, _who_dials(self._name, order.peers))
+                self._admit(order.generation, _who_dials(self._name, order.peers))
                 return {}
             case ComputeOrder():
                 return self._measure_compute(order)
             case EchoOrder():
-                self._set_peers(order.generation, order.peers)
+                self._admit(order.generation, order.peers)
                 echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id))
                 return {}
             case LinkOrder():
@@ -130,10 +130,12 @@ class Worker:
                 ).run()
         raise AssertionError(f"no such order: {order}")
 
-    def _set_peers(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
-        self._mailbox.set_peers(
-            generation, [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in peers]
-        )
+    def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
+        """Admit the peers of an order, and dial them when they have done the same."""
+        addresses = [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in peers]
+        self._mailbox.set_peers(generation, addresses, dial=False)
+        self._client.call("ready", {}, timeout_s=_BARRIER_TIMEOUT_S)
+        self._mailbox.dial()
 
     def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
         place = order.cluster.device_by_name[self._name]
@@ -153,7 +155,7 @@ class Worker:
         return ComputeResult(timings=timings, score=score, real_compute_ratio=real_compute_ratio(device))
 
     def _measure_link(self, order: LinkOrder) -> LinkResult:
-        self._set_peers(order.generation, order.peers)
+        self._admit(order.generation, order.peers)
         return LinkResult(
             links=measure_both(
                 self._mailbox, order.target, max_payload_bytes=order.max_payload_bytes, rounds=order.rounds
@@ -181,6 +183,7 @@ class Worker:
     def _colleagues(self, order_id: int) -> Colleagues:
         return Colleagues(
             mailbox=self._mailbox,
+            admit=self._admit,
             commit_step=self._commit_step,
             meet=self._meet,
             checkpoint_saved=self._checkpoint_saved,

@@ -6,13 +6,14 @@ with a higher epoch, and both sides send again what the other does not have.
 """
 
 import contextlib
+import math
 import time
 
 import zmq
 
 from spantrain.transport.exchange import Correspondent
 from spantrain.transport.keys import KeyPair
-from spantrain.transport.wire import BYE, HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
+from spantrain.transport.wire import HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
 
 __all__ = ["AcceptedLink", "DialledLink", "Link", "frame_overhead_bytes", "set_options"]
 
@@ -99,7 +100,8 @@ class DialledLink(Link):
         self.probes: dict[zmq.Socket[bytes], int] = {}
         """How often each socket was asked who it is: more than once means that it was connected again."""
         self.blocked: set[zmq.Socket[bytes]] = set()
-        self.welcome_deadline_s = 0.0
+        self.welcome_deadline_s = math.inf
+        """When to dial again if it is not up by then; never, before it was dialled for the first time."""
         self._patience_s = _FIRST_WELCOME_S
         self._connections = connections
 
@@ -150,11 +152,11 @@ class DialledLink(Link):
             return False
         return True
 
-    def close(self, linger_ms: int) -> None:
+    def close(self, bye: bytes, linger_ms: int) -> None:
         """Say goodbye and close all connections."""
         for socket in self.sockets:
             with contextlib.suppress(zmq.Again):  # it is full: the other side will see it end without a goodbye
-                socket.send(BYE, flags=zmq.NOBLOCK)
+                socket.send(bye, flags=zmq.NOBLOCK)
             socket.close(linger=linger_ms)
         self.sockets.clear()
         self.probes.clear()

@@ -1,5 +1,6 @@
 """The one thread that owns every socket: it waits long, moves frames, and keeps links as the peers are wanted."""
 
+import math
 import socket as sockets
 import threading
 import time
@@ -24,8 +25,10 @@ from spantrain.transport.wire import (
     Greeting,
     Refusal,
     decode_acknowledgement,
+    decode_bye,
     decode_chunk,
     decode_greeting,
+    encode_bye,
     encode_greeting,
 )
 
@@ -51,6 +54,8 @@ class Loop(threading.Thread):
         self._links: dict[str, Link] = {}
         self._by_socket: dict[zmq.Socket[bytes], DialledLink] = {}
         self._by_route: dict[bytes, AcceptedLink] = {}
+        self._parted: set[bytes] = set()
+        """Routes of peers that are none any more; what they still say of what they have is no news."""
         self._retry: set[str] = set()
         self._wake_out, self._wake_in = sockets.socketpair()
         self._wake_in.setblocking(False)
@@ -115,7 +120,8 @@ class Loop(threading.Thread):
         ]
         if self._retry:
             deadlines.append(now_s + _RETRY_S)
-        return max(0, int(1000 * (min(deadlines) - now_s)) + 1) if deadlines else None
+        wait_s = min(deadlines, default=math.inf) - now_s
+        return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
 
     def _handle(self, ready: dict[Any, int]) -> None:
         if self._wake_in.fileno() in ready:
@@ -178,7 +184,8 @@ class Loop(threading.Thread):
             return
         for route in [route for route, other in self._by_route.items() if other is link]:
             del self._by_route[route]
-            self._tell(route, BYE)
+            self._parted.add(route)
+            self._tell(route, encode_bye(self._exchange.generation))
 
     def _dial(self, link: DialledLink) -> None:
         with self._exchange.condition:
@@ -191,12 +198,19 @@ class Loop(threading.Thread):
         for socket in link.sockets:
             self._poller.unregister(socket)
             del self._by_socket[socket]
-        link.close(_LINGER_MS)
+        link.close(encode_bye(self._exchange.generation), _LINGER_MS)
 
     def _redial(self, link: DialledLink) -> None:
         self._hang_up(link)
         link.known.count(reconnections=1)
         self._dial(link)
+
+    def _part(self, link: DialledLink, generation: int) -> None:
+        """Hang up on who said goodbye; dial again when the peers were, or will be, set anew since."""
+        self._hang_up(link)
+        link.sent_away()
+        if generation < self._exchange.generation and not link.known.held_back:
+            self._redial(link)
 
     def _redial_unanswered(self) -> None:
         now_s = time.monotonic()
@@ -238,8 +252,11 @@ class Loop(threading.Thread):
         elif kind == HELLO:
             self._take_hello(route, frames[0])
         elif kind == BYE:
+            self._parted.discard(route)
             if link is not None and route in link.routes:
                 link.up = False
+        elif kind == ACK and route in self._parted:
+            return
         elif link is None or route not in link.routes:
             self._tell(route, RESET)
             raise Refusal("no greeting", "a frame came before a hello, or after a newer one")
@@ -259,6 +276,7 @@ class Loop(threading.Thread):
         self._by_route[route] = link
         for old in [old for old, other in self._by_route.items() if other is link and old not in link.routes]:
             del self._by_route[old]
+        self._parted.discard(route)
         if complete:
             self._begin(link, greeting)
             with self._exchange.condition:
@@ -309,8 +327,7 @@ class Loop(threading.Thread):
             link.probes[socket] += 1
             return link.probes[socket] > 1
         if kind == BYE:
-            self._hang_up(link)
-            link.sent_away()
+            self._part(link, decode_bye(frames[0].buffer))
         elif kind == WELCOME:
             greeting = decode_greeting(frames[0].buffer)
             if greeting.name != link.known.peer.name:

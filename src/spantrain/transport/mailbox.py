@@ -84,9 +84,10 @@ class Mailbox:
 
         Peers whose name, key and (where this side dials) endpoint are as before keep their connections and what is on
         the way. Who dials a peer that has not admitted it yet is refused there, counted, and tries again: with
-        `dial=False` nobody new is dialled before `dial()`, so that all sides can admit each other first. An entry for this side
-        itself tells whether others can dial it. If both sides of a link can be dialled, the one whose name sorts first
-        dials; a peer without endpoint dials.
+        `dial=False` nobody new is dialled before `dial()`, so that all sides can admit each other first.
+
+        An entry for this side itself tells whether others can dial it. If both sides of a link can be dialled, the one
+        whose name sorts first dials; a peer without endpoint dials.
 
         Raises:
             ValueError: an older generation, an endpoint or key that cannot be one, or neither side can be dialled.

@@ -39,10 +39,12 @@ __all__ = [
     "TensorLayout",
     "charge_bytes",
     "decode_acknowledgement",
+    "decode_bye",
     "decode_chunk",
     "decode_greeting",
     "decode_header",
     "encode_acknowledgement",
+    "encode_bye",
     "encode_chunk",
     "encode_greeting",
     "encode_header",
@@ -331,6 +333,18 @@ def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
     """Read an ACK."""
     done, granted = _unpack(head[1:], 2)
     return Acknowledgement(done=_decode_done(done), granted_bytes=_int(granted, 0, _INT63))
+
+
+def encode_bye(generation: int) -> bytes:
+    """Return a goodbye, with the generation in which the sender has no more to do with the other side."""
+    body: bytes = msgpack.packb([generation])
+    return BYE + body
+
+
+def decode_bye(head: bytes | memoryview) -> int:
+    """Read the generation of a goodbye."""
+    (generation,) = _unpack(head[1:], 1)
+    return _int(generation, 0, _INT31)
 
 
 def _decode_done(value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
