@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import logging
+import socket
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -203,7 +204,7 @@ class Worker:
         patience = datetime.timedelta(seconds=_CALL_TIMEOUT_S)
         place = {"generation": generation, "stage": stage}
         if leads:
-            store = TCPStore(self._settings.data_address, 0, is_master=True, wait_for_workers=False, timeout=patience)
+            store = _open_store(self._settings.data_address, patience)
             self._client.call(
                 "meeting_point",
                 {**place, "host": self._settings.data_address, "port": store.port},
@@ -232,3 +233,19 @@ def _who_dials(name: str, peers: Sequence[PeerEntry]) -> tuple[PeerEntry, ...]:
     """Return this side's own entry and the peers that dial it: those before it by name, and those without endpoint."""
     reachable = any(peer.name == name and peer.endpoint for peer in peers)
     return tuple(peer for peer in peers if peer.name == name or not peer.endpoint or (reachable and peer.name < name))
+
+
+def _open_store(address: str, patience: datetime.timedelta) -> TCPStore:
+    """Hold a meeting point on one address only; left alone, torch would listen on all of the machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=patience,
+            master_listen_fd=listener.detach(),
+        )
