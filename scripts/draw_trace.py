@@ -12,7 +12,7 @@ from spantrain.schedule.perfetto import read_trace
 
 WIDTH, ROW, LEFT, TOP = 1100, 44, 96, 34
 COLOURS = {"F": "#4c9be8", "B": "#e8894c", "I": "#e8b34c", "W": "#6abf69"}
-NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights", "": "sums"}
+NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights", "": "gradient sums"}
 
 
 def letter(interval: Interval) -> str:

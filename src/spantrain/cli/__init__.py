@@ -1,7 +1,8 @@
 """The program: parse, call a use case, show what came out. It starts without torch.
 
 main        the command table; where errors become exit codes
-commands    demo, profile, groups, plan, train, worker
+commands    demo, profile, groups, plan, worker
+train       train, and going on where a run stopped
 testbed     the commands that build, change and end an emulated network
 options     options that several commands share
 interrupt   Ctrl-C and SIGTERM: end at once, or after this step with a checkpoint

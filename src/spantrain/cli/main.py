@@ -7,6 +7,7 @@ import typer
 
 from spantrain import __version__
 from spantrain.cli import commands, testbed
+from spantrain.cli.train import train
 from spantrain.errors import SpanTrainError
 
 __all__ = ["app", "main"]
@@ -22,7 +23,7 @@ app.command("demo")(commands.demo)
 app.command("profile")(commands.profile)
 app.command("groups")(commands.groups)
 app.command("plan")(commands.plan)
-app.command("train")(commands.train)
+app.command("train")(train)
 app.command("worker")(commands.worker)
 app.add_typer(testbed.app, name="testbed")
 

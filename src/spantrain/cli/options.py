@@ -1,9 +1,11 @@
 """Options that several commands share, each written once."""
 
+import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +25,12 @@ __all__ = [
     "at_speed",
     "check_folder",
     "chosen_cluster",
+    "print_json",
+    "session_options",
 ]
+
+if TYPE_CHECKING:
+    from spantrain.app.session import SessionOptions
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
@@ -66,3 +73,15 @@ def check_folder(option: str, folder: Path) -> None:
         raise ConfigError(f"{option} {folder}: {nearest} is a file; name a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {folder}: {nearest} cannot be written to; choose another place")
+
+
+def session_options(*, no_network: bool = False, listen: str | None = None, insecure: bool = False) -> "SessionOptions":
+    """Return where workers run, as the options say."""
+    from spantrain.app.session import SessionOptions
+
+    return SessionOptions(listen=listen, network=not no_network, encrypted=not insecure)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

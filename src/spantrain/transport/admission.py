@@ -36,7 +36,7 @@ class Admission:
             name = self._judge(request)
             if name is None:
                 refusals.append(Refusal("unknown peer", "its key is not among those of the current generation"))
-            # 300 lets the other side try again by itself: it may only be early.
+            # With 400 the other side's ZeroMQ would give up for good; with 300 it may dial again: it may only be early.
             verdict = [b"300", b"unknown peer", b""] if name is None else [b"200", b"OK", name.encode()]
             self.socket.send_multipart([b"1.0", request[1], *verdict, b""])
 

@@ -115,13 +115,15 @@ class Loop(threading.Thread):
         if self._exchange.dirty:
             return 0
         now_s = time.monotonic()
-        deadlines = [
-            link.welcome_deadline_s for link in self._links.values() if isinstance(link, DialledLink) and not link.up
-        ]
+        deadlines = [link.welcome_deadline_s for link in self._dialled if not link.up]
         if self._retry:
             deadlines.append(now_s + _RETRY_S)
         wait_s = min(deadlines, default=math.inf) - now_s
         return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
+
+    @property
+    def _dialled(self) -> list[DialledLink]:
+        return [link for link in self._links.values() if isinstance(link, DialledLink)]
 
     def _handle(self, ready: dict[Any, int]) -> None:
         if self._wake_in.fileno() in ready:
@@ -132,14 +134,18 @@ class Loop(threading.Thread):
             self._visitors.listen()
         if self._exchange.changed:
             self._reconcile()
-        if self._router is not None and self._visitors is not None and self._receive_routed(self._router):
-            for refusal in self._visitors.judge():
-                self._exchange.refuse(refusal, "the network")
+        if self._router is not None and self._receive_routed(self._router):
+            self._judge_visitors()
         for socket, events in ready.items():
             if socket in self._by_socket:
                 self._receive_dialled(socket, events)
         self._redial_unanswered()
         self._flush_all()
+
+    def _judge_visitors(self) -> None:
+        assert self._visitors is not None
+        for refusal in self._visitors.judge():
+            self._exchange.refuse(refusal, "the network")
 
     def _drain_wakes(self) -> None:
         try:
@@ -162,7 +168,7 @@ class Loop(threading.Thread):
             self._exchange.changed = False
             wanted = dict(self._exchange.peers)
         for name in [name for name, link in self._links.items() if wanted.get(name) is not link.known]:
-            self._drop(name)
+            self._drop(name, returns=name in wanted)
         for name, known in wanted.items():
             if name not in self._links:
                 self._links[name] = self._new_link(known)
@@ -176,7 +182,7 @@ class Loop(threading.Thread):
         assert self._router is not None, "a side that cannot be dialled dials"
         return AcceptedLink(known, self._router)
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, name: str, *, returns: bool) -> None:
         link = self._links.pop(name)
         self._retry.discard(name)
         if isinstance(link, DialledLink):
@@ -184,8 +190,11 @@ class Loop(threading.Thread):
             return
         for route in [route for route, other in self._by_route.items() if other is link]:
             del self._by_route[route]
-            self._parted.add(route)
-            self._tell(route, encode_bye(self._exchange.generation))
+            if returns:
+                self._tell(route, RESET)
+            else:
+                self._parted.add(route)
+                self._tell(route, encode_bye(self._exchange.generation))
 
     def _dial(self, link: DialledLink) -> None:
         with self._exchange.condition:
@@ -214,8 +223,8 @@ class Loop(threading.Thread):
 
     def _redial_unanswered(self) -> None:
         now_s = time.monotonic()
-        for link in self._links.values():
-            if isinstance(link, DialledLink) and not link.up and now_s >= link.welcome_deadline_s:
+        for link in self._dialled:
+            if not link.up and now_s >= link.welcome_deadline_s:
                 self._redial(link)
 
     def _tell(self, route: bytes, control: bytes) -> None:
@@ -381,9 +390,8 @@ class Loop(threading.Thread):
             self._retry.add(name)
 
     def _close(self) -> None:
-        for link in self._links.values():
-            if isinstance(link, DialledLink):
-                self._hang_up(link)
+        for link in self._dialled:
+            self._hang_up(link)
         if self._admission is not None:
             self._admission.close()
         if self._visitors is not None:
