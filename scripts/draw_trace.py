@@ -61,7 +61,9 @@ def draw(trace: Trace) -> str:
             )
     for index, (key, name) in enumerate(NAMES.items()):
         left = LEFT + 175 * index
-        parts.append(f'<rect x="{left}" y="{height - 24}" width="14" height="14" fill="{COLOURS.get(key, "#b6a6d8")}"/>')
+        parts.append(
+            f'<rect x="{left}" y="{height - 24}" width="14" height="14" fill="{COLOURS.get(key, "#b6a6d8")}"/>'
+        )
         parts.append(f'<text x="{left + 20}" y="{height - 12}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])
 

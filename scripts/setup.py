@@ -13,7 +13,9 @@ def main(target: str) -> None:
     """Create `target` where it is missing, then install; pip says what it does."""
     if sys.version_info < MINIMUM:
         wanted = ".".join(map(str, MINIMUM))
-        sys.exit(f"Python {wanted} or newer is needed, this is {sys.version.split()[0]}; run: make PYTHON=python{wanted} setup")
+        sys.exit(
+            f"Python {wanted} or newer is needed, this is {sys.version.split()[0]}; run: make PYTHON=python{wanted} setup"
+        )
     folder = ROOT / target
     if not (folder / "bin" / "python").exists():
         sys.stderr.write(f"Making the virtual environment {target}\n")

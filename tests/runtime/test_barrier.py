@@ -22,9 +22,7 @@ def barrier_of(job: TrainJob, outcomes: list[StepOutcome], *, stop: bool = False
 
 
 def report(step: int, loss_sum: float | None, square: float) -> StepReport:
-    return StepReport(
-        generation=0, step=step, loss_sum=loss_sum, grad_square=square, busy_s=0.1, peak_held_samples=2
-    )
+    return StepReport(generation=0, step=step, loss_sum=loss_sum, grad_square=square, busy_s=0.1, peak_held_samples=2)
 
 
 def both(barrier: StepBarrier, step: int):

@@ -19,6 +19,7 @@ from spantrain.transport.wire import (
     HELLO,
     Chunk,
     Greeting,
+    encode_bye,
     encode_chunk,
     encode_greeting,
     encode_header,
@@ -128,15 +129,29 @@ def test_someone_without_encryption_is_refused_and_counted(open_mailbox, dial, u
     until(lambda: refused(b, "handshake") > 0)
 
 
-def test_someone_who_speaks_no_zeromq_does_no_harm(open_mailbox, collect):
-    b, c = open_mailbox("b"), open_mailbox("c")
+def test_an_unknown_key_is_counted_once(open_mailbox, dial, until):
+    b = open_mailbox("b")
+    stranger = dial(b, KeyPair.generate())
+    until(lambda: refused(b, "unknown peer") == 1)
+    stranger.close()
+    host, port = b.endpoint.removeprefix("tcp://").split(":")
+    socket.create_connection((host, int(port))).close()
+    until(lambda: refused(b, "handshake") > 0)
+    assert b.counters().refused == {"unknown peer": 1, "handshake": 1}
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10, b"\xff" + bytes(300)])
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_someone_who_speaks_no_zeromq_is_counted_and_does_no_harm(open_mailbox, collect, until, said, encrypted):
+    b, c = (open_mailbox(name, encrypted=encrypted) for name in "bc")
     b.set_peers(1, [c.address])
     c.set_peers(1, [b.address])
     host, port = b.endpoint.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10)
+        raw.sendall(said)
         c.send("b", KEY, [torch.ones(3)])
         collect(b, 1)
+    until(lambda: refused(b, "handshake") == 1)
 
 
 GOOD = torch.ones(3)
@@ -175,7 +190,7 @@ def test_bad_frames_of_a_peer_are_refused_counted_and_do_no_harm(open_mailbox, d
         assert torch.equal(message.tensors[0], GOOD)
 
 
-def test_a_frame_beyond_every_bound_costs_the_connection_only(open_mailbox, dial, collect):
+def test_a_frame_beyond_every_bound_is_counted_and_costs_the_connection_only(open_mailbox, dial, collect, until):
     b, c = open_mailbox("b"), open_mailbox("c")
     keys = KeyPair.generate()
     b.set_peers(1, [c.address, PeerAddress(name="a", endpoint="", public_key=keys.public_key)])
@@ -185,6 +200,25 @@ def test_a_frame_beyond_every_bound_costs_the_connection_only(open_mailbox, dial
     a.send_multipart([chunk(1, GOOD), bytes(8 * 2**20)])
     c.send("b", KEY, [GOOD])
     assert collect(b, 1)[0].source == "c"
+    until(lambda: refused(b, "cut off") == 1)
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_connection_that_breaks_without_goodbye_is_counted_and_one_with_is_not(
+    open_mailbox, dial, collect, until, encrypted
+):
+    b = open_mailbox("b", encrypted=encrypted)
+    keys = KeyPair.generate() if encrypted else None
+    b.set_peers(1, [PeerAddress(name="a", endpoint="", public_key=keys.public_key if keys else "")])
+    for goodbye in (True, False):
+        a = dial(b, keys)
+        a.send(hello("a"))
+        a.recv()
+        if goodbye:
+            a.send(encode_bye(1))
+        a.close(linger=100)
+    until(lambda: sum(b.counters().refused.values()) > 0)
+    assert b.counters().refused == {"cut off": 1}
 
 
 @pytest.mark.parametrize("silent", ["a", "b"])

@@ -13,6 +13,7 @@ from spantrain.transport.wire import (
     BULK,
     CHUNK_BYTES,
     EXPRESS,
+    MAX_AHEAD,
     Chunk,
     Refusal,
     decode_acknowledgement,
@@ -189,6 +190,35 @@ def test_more_than_was_granted_is_refused():
     with pytest.raises(Refusal) as caught:
         inbox.accept(*chunks[2], 0.0)
     assert caught.value.reason == "over credit"
+
+
+def test_many_half_messages_are_no_error_when_one_connection_lags():
+    limits = Limits(max_message_bytes=10**7, receive_queue_bytes=10**9)
+    outbox, inbox = Outbox(), Inbox("a", limits, checked=False)
+    inbox.restart(anew=True)
+    outbox.restart(((0, ()), (0, ())), inbox.granted_bytes)
+    for step in range(300):
+        outbox.offer(parcel(step, CHUNK_BYTES + 1))
+    quick, lagging = [], []
+    while (out := outbox.peek(BULK, 0.0)) is not None:
+        (lagging if out.next_chunk == 0 else quick).append(chunk_of(out))
+        outbox.advance(out)
+    assert [inbox.accept(*piece, 0.0) for piece in quick] == [None] * 300
+    assert all(inbox.accept(*piece, 0.0) for piece in lagging)
+
+
+def test_no_message_starts_too_far_ahead_of_one_that_is_not_acknowledged():
+    outbox = Outbox()
+    outbox.restart(((0, ()), (0, ())), 10**12)
+    for step in range(MAX_AHEAD + 1):
+        outbox.offer(parcel(step, 1))
+    started = 0
+    while (out := outbox.peek(EXPRESS, 0.0)) is not None:
+        outbox.advance(out)
+        started += 1
+    assert started == MAX_AHEAD
+    outbox.acknowledge(((1, ()), (0, ())), 10**12)
+    assert outbox.peek(EXPRESS, 0.0) is not None
 
 
 @given(

@@ -172,9 +172,6 @@ def _measure_pairs(session: Session, pairs: Sequence[tuple[str, str]]) -> list[L
             rounds=1,
         )
     sources = [source for source, _ in pairs]
-    session.coordinator.admit(
-        _PROBE_GENERATION, {name: session.coordinator.peers(pair) for pair in pairs for name in pair}
-    )
     results = session.coordinator.perform(orders, until=sources)
     return [
         link

@@ -173,7 +173,6 @@ class _Run:
         self._losses = list(request.resume.losses) if request.resume else []
         self._saved: dict[int, dict[str, str]] = {}
         self._checkpoint = ""
-        self._lock = threading.Lock()
         self._scalars = ScalarWriter(request.tensorboard)
 
     def run(self) -> TrainOutcome:
@@ -184,14 +183,12 @@ class _Run:
             job=request.job,
             global_batch=plan.global_batch,
             stop_requested=lambda: self._stop.wanted,
-            on_step=self._on_step,
+            on_step=lambda outcome: self._session.coordinator.later(lambda: self._on_step(outcome)),
             can_checkpoint=request.checkpoints,
         )
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
         self._reporter.run_begins(plan)
-        peers = self._session.coordinator.peers(plan.devices)
         try:
-            self._session.coordinator.admit(plan.generation, dict.fromkeys(plan.devices, peers))
             answers = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices}, barrier, self._on_saved, lambda: self._stop.at_once
             )
@@ -224,11 +221,10 @@ class _Run:
     def _on_saved(self, _device: str, step: int, name: str, digest: str) -> None:
         """Finish a checkpoint when every stage has written its part."""
         request = self._request
-        with self._lock:
-            files = self._saved.setdefault(step, {})
-            files[name] = digest
-            if len(files) < len(request.plan.stages):
-                return
+        files = self._saved.setdefault(step, {})
+        files[name] = digest
+        if len(files) < len(request.plan.stages):
+            return
         manifest = Manifest(
             step=step,
             plan=request.plan,

@@ -1,7 +1,9 @@
 """The coordinator: who is here, what each is to do, and what became of it."""
 
+import functools
 import itertools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +17,6 @@ from spantrain.runtime.control.heartbeat import FailureDetector
 from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
 from spantrain.runtime.orders import (
-    AdmitOrder,
     ComputeOrder,
     EchoOrder,
     LinkOrder,
@@ -36,7 +37,6 @@ ProgressListener = Callable[[str, int, int, str], None]
 """(device, done, total, text)"""
 
 _KINDS: Mapping[type, str] = {
-    AdmitOrder: "admit",
     ComputeOrder: "compute",
     EchoOrder: "echo",
     LinkOrder: "link",
@@ -95,6 +95,8 @@ class Coordinator:
         self._barrier: StepBarrier | None = None
         self._on_progress: ProgressListener | None = None
         self._on_saved: Callable[[str, int, str, str], None] | None = None
+        self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
         self._closing = False
         self._leave_s = _LEAVE_S
         self._server = ControlServer(
@@ -184,11 +186,12 @@ class Coordinator:
         """
         awaited = tuple(until) or tuple(orders)
         self._on_progress = on_progress
+        self._news = queue.SimpleQueue()
         with self._changed:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
-            self._group, self._ready = frozenset(orders), set()
+            self._group, self._ready, self._meeting = frozenset(orders), set(), _Meeting()
             self._changed.notify_all()
         try:
             self._wait_for_results(awaited, orders, should_abort)
@@ -197,12 +200,9 @@ class Coordinator:
         except BaseException as error:
             self._abort(orders, str(error) or type(error).__name__)
             raise
+        self._tell_news()
         with self._changed:
             return {name: dict(self._result(name)) for name in orders}
-
-    def admit(self, generation: int, peers: Mapping[str, tuple[PeerEntry, ...]]) -> None:
-        """Let these devices know who will dial them, before any of them dials."""
-        self.perform({name: AdmitOrder(generation=generation, peers=entries) for name, entries in peers.items()})
 
     def train(
         self,
@@ -218,7 +218,15 @@ class Coordinator:
         finally:
             self._barrier, self._on_saved = None, None
 
+    def later(self, call: Callable[[], None]) -> None:
+        """Have the thread that runs the use case make a call, after all that it was asked for before."""
+        self._news.put(call)
+
     # What the one thread does.
+
+    def _tell_news(self) -> None:
+        while not self._news.empty():
+            self._news.get()()
 
     def _result(self, name: str) -> Mapping[str, Any]:
         result = self._members[name].result
@@ -229,6 +237,7 @@ class Coordinator:
         self, awaited: Sequence[str], orders: Mapping[str, Order], should_abort: Callable[[], bool]
     ) -> None:
         while True:
+            self._tell_news()
             with self._changed:
                 self._raise_failures(orders)
                 if all(self._members[name].result is not None for name in awaited):
@@ -338,9 +347,8 @@ class Coordinator:
 
     def _progress(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
         if self._on_progress is not None:
-            self._on_progress(
-                self._name_by_peer[peer], int(payload["done"]), int(payload["total"]), str(payload["text"])
-            )
+            figures = (self._name_by_peer[peer], int(payload["done"]), int(payload["total"]), str(payload["text"]))
+            self.later(functools.partial(self._on_progress, *figures))
         return {}
 
     def _await_group(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
@@ -367,7 +375,8 @@ class Coordinator:
 
     def _checkpoint_saved(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
         if self._on_saved is not None:
-            self._on_saved(self._name_by_peer[peer], int(payload["step"]), str(payload["file"]), str(payload["sha256"]))
+            saved = (self._name_by_peer[peer], int(payload["step"]), str(payload["file"]), str(payload["sha256"]))
+            self.later(functools.partial(self._on_saved, *saved))
         return {}
 
     def _meeting_point(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:

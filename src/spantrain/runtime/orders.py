@@ -11,7 +11,6 @@ from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
 
 __all__ = [
-    "AdmitOrder",
     "ComputeOrder",
     "ComputeResult",
     "EchoOrder",
@@ -34,14 +33,6 @@ class PeerEntry:
     endpoint: str
     """Empty where it can't be dialled: then it dials."""
     public_key: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdmitOrder:
-    """Let those in who are going to dial: all do so before the first one dials, so that nobody is turned away."""
-
-    generation: int
-    peers: tuple[PeerEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,4 +142,4 @@ class Verdict:
     evaluate: bool
 
 
-Order = AdmitOrder | ComputeOrder | EchoOrder | LinkOrder | TrainOrder
+Order = ComputeOrder | EchoOrder | LinkOrder | TrainOrder

@@ -6,7 +6,7 @@ import logging
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
 from spantrain.runtime.emulation import law_of
 from spantrain.runtime.orders import (
-    AdmitOrder,
     ComputeOrder,
     ComputeResult,
     EchoOrder,
@@ -43,7 +42,6 @@ __all__ = ["ORDER_TYPES", "Worker"]
 _log = logging.getLogger(__name__)
 
 ORDER_TYPES: Mapping[str, type] = {
-    "admit": AdmitOrder,
     "compute": ComputeOrder,
     "echo": EchoOrder,
     "link": LinkOrder,
@@ -114,9 +112,6 @@ class Worker:
 
     def _perform(self, order: object, order_id: int) -> object:
         match order:
-            case AdmitOrder():
-                self._admit(order.generation, _who_dials(self._name, order.peers))
-                return {}
             case ComputeOrder():
                 return self._measure_compute(order)
             case EchoOrder():
@@ -227,12 +222,6 @@ class Worker:
         round_trip_s, offset_s = best
         # Processes of one machine share the clock; an offset within the measuring error is none.
         return 0.0 if abs(offset_s) <= round_trip_s else offset_s
-
-
-def _who_dials(name: str, peers: Sequence[PeerEntry]) -> tuple[PeerEntry, ...]:
-    """Return this side's own entry and the peers that dial it: those before it by name, and those without endpoint."""
-    reachable = any(peer.name == name and peer.endpoint for peer in peers)
-    return tuple(peer for peer in peers if peer.name == name or not peer.endpoint or (reachable and peer.name < name))
 
 
 def _open_store(address: str, patience: datetime.timedelta) -> TCPStore:

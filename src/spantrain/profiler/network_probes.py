@@ -1,0 +1,213 @@
+"""Probes over a mailbox: what is asked, how it is answered, what came back.
+
+The kind of a probe is in its key's `cut`, its number in the key's `step`.
+"""
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+import torch
+
+from spantrain.core.messages import MessageKey
+from spantrain.core.spans import Span
+from spantrain.errors import PeerLostError, ProtocolError
+from spantrain.transport.interface import MailboxLike, Message
+
+__all__ = ["LARGEST_PIECES", "LARGEST_PIECE_BYTES", "Echo", "Prober"]
+
+LARGEST_PIECE_BYTES = 124 * 1024
+LARGEST_PIECES = 4096
+_LANE = "probe"
+_PING_INTS = 5
+_REPLY_S = 60.0
+
+
+class _Kind(IntEnum):
+    PING = 0
+    PONG = 1
+    LOAD = 2
+    """[pieces] and a piece; the receiver answers the last one with a report."""
+    REPORT = 3
+    """Arrival times of the pieces, on the receiver's clock."""
+    REQUEST = 4
+    """[pieces, bytes of one]: send me such a load."""
+    ASK_SOFTWARE = 5
+    """How long does a round trip take that uses your software on both ends, and no network?"""
+    SOFTWARE = 6
+    """So many seconds."""
+
+
+_QUESTIONS = (_Kind.PING, _Kind.LOAD, _Kind.REQUEST, _Kind.ASK_SOFTWARE)
+
+
+def _key(mailbox: MailboxLike, kind: _Kind, number: int) -> MessageKey:
+    return MessageKey(generation=mailbox.generation, step=number, lane=_LANE, cut=int(kind), span=Span(0, 1))
+
+
+def _send_load(mailbox: MailboxLike, peer: str, number: int, pieces: int, piece_bytes: int) -> None:
+    control = torch.tensor([pieces])
+    piece = torch.zeros(piece_bytes, dtype=torch.uint8)
+    for _ in range(pieces):
+        mailbox.send(peer, _key(mailbox, _Kind.LOAD, number), [control, piece])
+
+
+class Echo:
+    """The answering side, one message at a time."""
+
+    def __init__(self, mailbox: MailboxLike, software_round_trip_s: Callable[[], float]) -> None:
+        """`software_round_trip_s` measures this side's software when it is asked for."""
+        self._mailbox = mailbox
+        self._software_round_trip_s = software_round_trip_s
+        self._arrivals: dict[tuple[str, int], list[float]] = {}
+
+    def take(self, message: Message) -> None:
+        """Answer a message; whatever is not a well-formed question is left out."""
+        if message.key.lane != _LANE:
+            return
+        match message.key.cut:
+            case _Kind.PING:
+                # How long it lies here until it is answered is no part of the network: the asker takes it off.
+                self._answer(message, _Kind.PONG, message.received_s, *message.tensors)
+            case _Kind.LOAD:
+                if (arrivals := self._load(message)) is not None:
+                    times = torch.tensor(arrivals, dtype=torch.float64)
+                    self._mailbox.send(message.source, _key(self._mailbox, _Kind.REPORT, message.key.step), [times])
+            case _Kind.REQUEST:
+                self._serve(message)
+            case _Kind.ASK_SOFTWARE:
+                self._answer(message, _Kind.SOFTWARE, self._software_round_trip_s())
+
+    def _answer(self, message: Message, kind: _Kind, value: float, *more: torch.Tensor) -> None:
+        tensors = [torch.tensor([value], dtype=torch.float64), *more]
+        self._mailbox.send(message.source, _key(self._mailbox, kind, message.key.step), tensors)
+
+    def _serve(self, message: Message) -> None:
+        numbers = _integers(message, 2)
+        if numbers is not None and 1 <= numbers[0] <= LARGEST_PIECES and 1 <= numbers[1] <= LARGEST_PIECE_BYTES:
+            _send_load(self._mailbox, message.source, message.key.step, numbers[0], numbers[1])
+
+    def _load(self, message: Message) -> list[float] | None:
+        """Note a piece of a load; return all arrival times when the last one is here."""
+        numbers = _integers(message, 1)
+        if numbers is None:
+            return None
+        address = (message.source, message.key.step)
+        if address not in self._arrivals:
+            # A new load of this peer: what is left of an older one was given up.
+            self._arrivals = {key: times for key, times in self._arrivals.items() if key[0] != message.source}
+        arrivals = self._arrivals.setdefault(address, [])
+        arrivals.append(message.received_s)
+        if len(arrivals) < min(numbers[0], LARGEST_PIECES):
+            return None
+        return sorted(self._arrivals.pop(address))
+
+
+def _integers(message: Message, count: int) -> list[int] | None:
+    if not message.tensors or message.tensors[0].dtype != torch.int64 or message.tensors[0].shape != (count,):
+        return None
+    return [int(value) for value in message.tensors[0]]
+
+
+def _number(message: Message) -> float:
+    if not message.tensors or message.tensors[0].dtype != torch.float64 or message.tensors[0].shape != (1,):
+        raise ProtocolError(f"{message.source} answered a probe with {message.tensors!r:.80}, not one float64")
+    return float(message.tensors[0])
+
+
+class Prober:
+    """Asks one peer, and answers whatever others ask meanwhile."""
+
+    def __init__(self, mailbox: MailboxLike, peer: str, software_round_trip_s: Callable[[], float]) -> None:
+        """`software_round_trip_s` measures this side's software when it is asked for."""
+        self.mailbox = mailbox
+        self.peer = peer
+        self._echo = Echo(mailbox, software_round_trip_s)
+        self._number = time.monotonic_ns()
+
+    def _next_number(self) -> int:
+        """Number a probe so that no late answer to an earlier one is taken for its own."""
+        self._number += 1
+        return self._number
+
+    def ping(self, count: int, gap_s: float) -> list[tuple[float, float]]:
+        """Send five int32 `count` times, `gap_s` apart, without waiting for the answers before.
+
+        Returns:
+            For each the seconds there and back, less what the other side held it, and those that it was held.
+        """
+        sent_s: dict[int, float] = {}
+        found: list[tuple[float, float]] = []
+        payload = [torch.zeros(_PING_INTS, dtype=torch.int32)]
+        due_s = time.monotonic()
+        deadline_s = due_s + _REPLY_S
+        while len(found) < count and time.monotonic() < deadline_s:
+            now_s = time.monotonic()
+            if len(sent_s) < count and now_s >= due_s:
+                number = self._next_number()
+                sent_s[number] = time.monotonic()
+                self.mailbox.send(self.peer, _key(self.mailbox, _Kind.PING, number), payload)
+                due_s = now_s + gap_s
+            for message in self._receive(due_s if len(sent_s) < count else deadline_s):
+                if (message.source, message.key.cut) == (self.peer, _Kind.PONG) and message.key.step in sent_s:
+                    held_s = max(0.0, message.sent_s - _number(message))
+                    found.append((message.received_s - sent_s[message.key.step] - held_s, held_s))
+        self._check_complete(len(found), count)
+        return found
+
+    def ask_software_round_trip(self) -> float:
+        """Return the other side's seconds for a round trip through its own software alone."""
+        number = self._next_number()
+        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.ASK_SOFTWARE, number), [])
+        (answer,) = self._replies(_Kind.SOFTWARE, number, 1)
+        return _number(answer)
+
+    def _receive(self, until_s: float) -> list[Message]:
+        """Return what comes until then, less the questions of others: those are answered."""
+        answers = []
+        for message in self.mailbox.receive(max(0.0, until_s - time.monotonic())):
+            if message.key.cut in _QUESTIONS and not self._asked_for(message):
+                self._echo.take(message)
+            else:
+                answers.append(message)
+        return answers
+
+    def _asked_for(self, message: Message) -> bool:
+        return (message.source, message.key.cut, message.key.step) == (self.peer, _Kind.LOAD, self._number)
+
+    def _replies(self, kind: _Kind, number: int, count: int) -> list[Message]:
+        """Wait for messages of a kind.
+
+        Raises:
+            PeerLostError: they do not come.
+        """
+        found: list[Message] = []
+        deadline_s = time.monotonic() + _REPLY_S
+        while len(found) < count and time.monotonic() < deadline_s:
+            for message in self._receive(deadline_s):
+                if (message.source, message.key.step, message.key.cut) == (self.peer, number, kind):
+                    found.append(message)
+        self._check_complete(len(found), count)
+        return found
+
+    def _check_complete(self, found: int, count: int) -> None:
+        if found < count:
+            raise PeerLostError(
+                f"{self.mailbox.name} measures with {self.peer}: {found} of {count} answers after {_REPLY_S} s"
+            )
+
+    def push(self, pieces: int, piece_bytes: int) -> list[float]:
+        """Send a load; return the other side's arrival times."""
+        number = self._next_number()
+        _send_load(self.mailbox, self.peer, number, pieces, piece_bytes)
+        (report,) = self._replies(_Kind.REPORT, number, 1)
+        if len(report.tensors) != 1 or report.tensors[0].dtype != torch.float64 or report.tensors[0].numel() != pieces:
+            raise ProtocolError(f"{self.peer} answered a load of {pieces} pieces with {report.tensors!r:.80}")
+        return [float(value) for value in report.tensors[0].reshape(-1)]
+
+    def pull(self, pieces: int, piece_bytes: int) -> list[float]:
+        """Have a load sent; return its arrival times."""
+        number = self._next_number()
+        request = torch.tensor([pieces, piece_bytes])
+        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.REQUEST, number), [request])
+        return sorted(message.received_s for message in self._replies(_Kind.LOAD, number, pieces))

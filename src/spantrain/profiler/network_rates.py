@@ -1,0 +1,84 @@
+"""Bandwidth: loads of many pieces, judged by when they arrive."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from spantrain.profiler.network_probes import LARGEST_PIECE_BYTES, LARGEST_PIECES
+
+__all__ = ["OVERHEAD_BYTES", "WARM_UP_BYTES", "arrival_rate", "measure_bandwidth"]
+
+OVERHEAD_BYTES = 280
+"""What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
+WARM_UP_BYTES = 256 * 1024
+_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.25, 4, 1.5
+_PIECES = 48
+_LEAST_PIECE_BYTES = 8 * 1024
+_RAMP_PART = 0.35
+"""Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
+_MOST_REPEATS, _STEADY_RATIO, _MOST_OVER_WHOLE = 4, 0.1, 1.4
+
+
+def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
+    """Return bytes per second of the later part of a load: the slope of the line through its arrivals.
+
+    The first third is left out, for TCP may still be finding its speed, and the last pieces, for then connections run
+    empty one after the other. Latency has no part in it, so nothing is to be taken off.
+
+    >>> round(arrival_rate([0.01 * n for n in range(50)], 1000))
+    100000
+    """
+    count = len(arrivals_s)
+    times = arrivals_s[int(count * _RAMP_PART) : max(count - 3, int(count * _RAMP_PART) + 2)]
+    middle_s, middle = statistics.fmean(times), (len(times) - 1) / 2
+    spread_s = sum((index - middle) * (time_s - middle_s) for index, time_s in enumerate(times))
+    steps = sum((index - middle) ** 2 for index in range(len(times)))
+    if spread_s <= 0:
+        return 1e12  # faster than the clock tells
+    return piece_bytes * steps / spread_s
+
+
+def _pieces(total_bytes: float) -> tuple[int, int]:
+    """Divide a load into pieces small enough to see its course."""
+    piece_bytes = int(min(max(total_bytes / _PIECES, _LEAST_PIECE_BYTES), LARGEST_PIECE_BYTES))
+    return min(max(8, round(total_bytes / piece_bytes)), LARGEST_PIECES), piece_bytes
+
+
+def measure_bandwidth(
+    load: Callable[[int, int], list[float]], max_payload_bytes: int, rounds: int, latency_s: float
+) -> tuple[float, int]:
+    """Send more and more until a transfer takes long enough to be judged; return bytes per second and payload.
+
+    The smaller transfers before are the warm-up. Long enough is long against a round trip: TCP finds its speed in
+    round trips, not in seconds.
+    """
+    wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MOST_TRANSFER_S)
+    total_bytes = float(min(WARM_UP_BYTES, max_payload_bytes))
+    while True:
+        pieces, piece_bytes = _pieces(total_bytes)
+        arrivals_s = load(pieces, piece_bytes)
+        took_s = max(arrivals_s[-1] - arrivals_s[0], 1e-6)
+        if took_s >= 0.8 * wanted_s or total_bytes >= max_payload_bytes:
+            break
+        enough_bytes = 1.2 * total_bytes * wanted_s / took_s
+        total_bytes = min(max_payload_bytes, max(2 * total_bytes, min(6 * total_bytes, enough_bytes)))
+    transfers = [arrivals_s]
+    while len(transfers) < rounds or (not _steady(transfers[-1]) and len(transfers) < rounds + _MOST_REPEATS):
+        transfers.append(load(pieces, piece_bytes))
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s)] or transfers
+    rates = [arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in judged]
+    return statistics.median(rates), pieces * piece_bytes
+
+
+def _steady(arrivals_s: Sequence[float]) -> bool:
+    """Whether a load came as fast early in what is judged as late, and hardly faster than the whole.
+
+    If not, TCP was still finding its speed, or a machine was too busy to read and then read what had piled up.
+    """
+    begin, end = int(len(arrivals_s) * _RAMP_PART), len(arrivals_s) - 3
+    middle = (begin + end) // 2
+    early_s, late_s = arrivals_s[middle] - arrivals_s[begin], arrivals_s[end] - arrivals_s[middle]
+    if middle == begin or early_s <= 0 or late_s <= 0:
+        return True
+    ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
+    whole_rate = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
+    return 1 - _STEADY_RATIO < ratio < 1 + _STEADY_RATIO and arrival_rate(arrivals_s, 1) < _MOST_OVER_WHOLE * whole_rate

@@ -1,0 +1,62 @@
+"""Run the program in this process, and files for it to read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from spantrain.cli.main import main
+from spantrain.config.artefacts import write_profile
+from spantrain.config.presets import load_preset
+from spantrain.core.profile import Profile
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the program ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def spantrain(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run the program with these words; return exit code and both outputs."""
+
+    def run(*words: object) -> Ended:
+        capfd.readouterr()
+        code = 0
+        try:
+            main([str(word) for word in words])
+        except SystemExit as end:
+            code = 0 if end.code is None else int(end.code)
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def laptop_profile(law_profile) -> Profile:
+    from spantrain.models.catalog import resolve_model
+
+    return law_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+
+
+@pytest.fixture(scope="session")
+def profile_path(laptop_profile, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    write_profile(laptop_profile, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tight_profile_path(laptop_profile, tmp_path_factory) -> Path:
+    """The same devices with a mebibyte of memory each."""
+    cluster = laptop_profile.cluster
+    devices = tuple(replace(device, memory_bytes=2**20) for device in cluster.devices)
+    path = tmp_path_factory.mktemp("tight") / "profile.json"
+    write_profile(replace(laptop_profile, cluster=replace(cluster, devices=devices)), path)
+    return path

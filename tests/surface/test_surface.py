@@ -1,0 +1,148 @@
+"""What the package promises by name: its modules, their maps, a quick start, and the keys of its JSON."""
+
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spantrain
+
+MODULES = sorted(
+    {module.name for module in pkgutil.walk_packages(spantrain.__path__, "spantrain.")} - {"spantrain.__main__"}
+)
+PACKAGES = [name for name in MODULES if hasattr(importlib.import_module(name), "__path__")]
+LISTED = [name for name in MODULES if name not in PACKAGES]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_all_is_sorted_and_true(name):
+    """Constants, then classes, then functions, each by name: the order that the linter asks for."""
+    module = importlib.import_module(name)
+    assert list(module.__all__) == sorted(
+        module.__all__, key=lambda public: (not public.isupper(), not public[0].isupper(), public)
+    )
+    assert len(set(module.__all__)) == len(module.__all__)
+    for public in module.__all__:
+        assert hasattr(module, public), public
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_listed_is_explained(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for public in module.__all__:
+        value = getattr(module, public)
+        if callable(value) and getattr(value, "__module__", "").startswith("spantrain."):
+            assert value.__doc__, public
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_maps_its_files(name):
+    """The package's docstring has a line for each module and each package in it, and none for others."""
+    package = importlib.import_module(name)
+    inside = {module.name.rpartition(".")[2] for module in pkgutil.iter_modules(package.__path__)}
+    words = set(re.findall(r"[a-z_0-9]+", package.__doc__ or ""))
+    assert sorted(inside - words) == []
+    source = Path(str(package.__file__)).read_text()
+    assert "import " not in source.replace(package.__doc__ or "", ""), "a package's own file holds only its map"
+
+
+def test_command_line_starts_without_torch():
+    code = (
+        "import sys, spantrain.cli.main as program\n"
+        "try:\n    program.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for command in ("demo", "profile", "groups", "plan", "train", "worker", "testbed"):
+        assert command in ended.stdout
+
+
+def test_planning_needs_no_torch():
+    """The layers that decide run where torch is not installed."""
+    decide = ("spantrain.core", "spantrain.config", "spantrain.cost", "spantrain.schedule", "spantrain.policy",
+              "spantrain.planner", "spantrain.sim")  # fmt: skip
+    names = [name for name in MODULES if name.startswith(decide)]
+    code = (
+        f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_json_of_planning_and_training(tmp_path, law_profile):
+    """With --json, standard output holds one JSON object with the promised keys, and nothing else."""
+    profile = written_profile(tmp_path, law_profile)
+    groups = one_object("groups", profile, "--json")
+    assert groups
+    plan = one_object("plan", profile, "--global-batch", 8, "--out", tmp_path / "plan.json", "--json")
+    assert {
+        "plan", "search_s", "step_s_predicted", "samples_per_s_predicted", "peak_bytes", "best_single_device",
+        "best_single_site", "reasons",
+    } <= plan.keys()  # fmt: skip
+    assert plan["plan"]["stages"]
+    assert set(plan["peak_bytes"]) == {
+        device for stage in plan["plan"]["stages"] for replica in stage["replicas"] for device in replica["devices"]
+    }
+    train = one_object(
+        "train", tmp_path / "plan.json", "--steps", 3, "--no-network", "--out", tmp_path / "run", "--json",
+        "--tensorboard", tmp_path / "board",
+    )  # fmt: skip
+    assert {
+        "losses", "step_s_measured", "step_s_predicted", "samples_per_s", "devices", "links", "generation", "trace",
+    } <= train.keys()  # fmt: skip
+    assert len(train["losses"]) == 3
+    assert all({"utilisation", "bubble_ratio"} <= figures.keys() for figures in train["devices"].values())
+    assert all({"bytes_sent", "bytes_received"} <= figures.keys() for figures in train["links"].values())
+    assert json.loads(Path(train["trace"]).read_text())["traceEvents"]
+    assert list((tmp_path / "board").iterdir())
+
+
+def written_profile(folder: Path, law_profile) -> Path:
+    """Two emulated boards at two places, fast enough for a test."""
+    from spantrain.config.artefacts import write_profile
+    from spantrain.config.cluster_file import parse_cluster
+    from spantrain.models.catalog import resolve_model
+
+    cluster = parse_cluster(
+        """\
+name: two
+sites:
+  - name: a
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: a, backend: emulated, devices: {xavier-nx: 1}}
+  - name: b
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: b, backend: emulated, devices: {xavier-nx: 1}}
+links:
+  - {between: [a, b], bandwidth: 100 Mbit/s, latency: 1 ms}
+emulated_speed: 0.01
+""",
+        source="test",
+    )
+    path = folder / "profile.json"
+    write_profile(law_profile(cluster, resolve_model("gpt2-tiny")), path)
+    return path
+
+
+def one_object(*words: object) -> dict[str, object]:
+    """Run the program; return the one JSON object on its standard output."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "spantrain", *map(str, words)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert isinstance(found, dict)
+    return found
