@@ -37,9 +37,11 @@ def draw(trace: Trace) -> str:
         return TOP + ROW * rows[device]
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="20">One measured step, {end_s - start_s:.2f} s: what each device did, and the messages</text>',
+        f'<text x="{LEFT}" y="20">One measured step, {end_s - start_s:.2f} s: '
+        "what each device did, and the messages</text>",
     ]
     for device in rows:
         parts.append(f'<text x="{LEFT - 8}" y="{y(device) + 18}" text-anchor="end">{escape(device)}</text>')

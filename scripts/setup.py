@@ -14,7 +14,8 @@ def main(target: str) -> None:
     if sys.version_info < MINIMUM:
         wanted = ".".join(map(str, MINIMUM))
         sys.exit(
-            f"Python {wanted} or newer is needed, this is {sys.version.split()[0]}; run: make PYTHON=python{wanted} setup"
+            f"Python {wanted} or newer is needed, this is {sys.version.split()[0]}; "
+            f"run: make PYTHON=python{wanted} setup"
         )
     folder = ROOT / target
     if not (folder / "bin" / "python").exists():

@@ -1,5 +1,7 @@
 """Pieces in, whole spans out."""
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def test_any_pieces_make_any_spans(data):
 
     def cut(name: str) -> list[Span]:
         edges = sorted({0, total, *data.draw(st.lists(st.integers(0, total), max_size=6), label=name)})
-        return [Span(lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+        return [Span(lo, hi) for lo, hi in itertools.pairwise(edges)]
 
     inbox = Inbox()
     for piece in data.draw(st.permutations(cut("pieces"))):

@@ -1,6 +1,7 @@
 """Bandwidth: loads of many pieces, judged by when they arrive."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 from spantrain.profiler.network_probes import LARGEST_PIECE_BYTES, LARGEST_PIECES
@@ -10,16 +11,23 @@ __all__ = ["OVERHEAD_BYTES", "WARM_UP_BYTES", "arrival_rate", "measure_bandwidth
 OVERHEAD_BYTES = 280
 """What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
 WARM_UP_BYTES = 256 * 1024
-_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.25, 4, 1.5
+_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 4, 1.5
+_LONG_ENOUGH_PART = 0.7
+_REPEAT_PART = 2.5
+"""No transfer is repeated after so many times the length that was wanted."""
 _PIECES = 48
 _LEAST_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
-_MOST_REPEATS, _STEADY_RATIO, _MOST_OVER_WHOLE = 4, 0.1, 1.4
+_STEADY_RATIO, _MOST_OVER_WHOLE = 0.1, 1.4
+_GRAIN_BYTES = 64 * 1024
+"""Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
 
 
 def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
-    """Return bytes per second of the later part of a load: the slope of the line through its arrivals.
+    """Return bytes per second of the later part of a load: the median over windows of a third of that part.
+
+    A machine that stalls once and then reads what had piled up spoils some windows, not the median.
 
     The first third is left out, for TCP may still be finding its speed, and the last pieces, for then connections run
     empty one after the other. Latency has no part in it, so nothing is to be taken off.
@@ -29,12 +37,11 @@ def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     """
     count = len(arrivals_s)
     times = arrivals_s[int(count * _RAMP_PART) : max(count - 3, int(count * _RAMP_PART) + 2)]
-    middle_s, middle = statistics.fmean(times), (len(times) - 1) / 2
-    spread_s = sum((index - middle) * (time_s - middle_s) for index, time_s in enumerate(times))
-    steps = sum((index - middle) ** 2 for index in range(len(times)))
-    if spread_s <= 0:
+    lag = max(1, len(times) // 3)
+    typical_s = statistics.median(later - earlier for earlier, later in zip(times, times[lag:], strict=False))
+    if typical_s <= 0:
         return 1e12  # faster than the clock tells
-    return piece_bytes * steps / spread_s
+    return piece_bytes * lag / typical_s
 
 
 def _pieces(total_bytes: float) -> tuple[int, int]:
@@ -49,27 +56,28 @@ def measure_bandwidth(
     """Send more and more until a transfer takes long enough to be judged; return bytes per second and payload.
 
     The smaller transfers before are the warm-up. Long enough is long against a round trip: TCP finds its speed in
-    round trips, not in seconds.
+    round trips, not in seconds. A transfer that was not steady is repeated while there is time.
     """
     wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MOST_TRANSFER_S)
+    give_up_s = time.monotonic() + _REPEAT_PART * wanted_s
     total_bytes = float(min(WARM_UP_BYTES, max_payload_bytes))
     while True:
         pieces, piece_bytes = _pieces(total_bytes)
         arrivals_s = load(pieces, piece_bytes)
         took_s = max(arrivals_s[-1] - arrivals_s[0], 1e-6)
-        if took_s >= 0.8 * wanted_s or total_bytes >= max_payload_bytes:
+        if took_s >= _LONG_ENOUGH_PART * wanted_s or total_bytes >= max_payload_bytes:
             break
-        enough_bytes = 1.2 * total_bytes * wanted_s / took_s
-        total_bytes = min(max_payload_bytes, max(2 * total_bytes, min(6 * total_bytes, enough_bytes)))
+        enough_bytes = total_bytes * wanted_s / took_s
+        total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, min(6 * total_bytes, enough_bytes)))
     transfers = [arrivals_s]
-    while len(transfers) < rounds or (not _steady(transfers[-1]) and len(transfers) < rounds + _MOST_REPEATS):
+    while len(transfers) < rounds or (not _steady(transfers[-1], piece_bytes) and time.monotonic() < give_up_s):
         transfers.append(load(pieces, piece_bytes))
-    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s)] or transfers
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)] or transfers
     rates = [arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in judged]
     return statistics.median(rates), pieces * piece_bytes
 
 
-def _steady(arrivals_s: Sequence[float]) -> bool:
+def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
     """Whether a load came as fast early in what is judged as late, and hardly faster than the whole.
 
     If not, TCP was still finding its speed, or a machine was too busy to read and then read what had piled up.
@@ -81,4 +89,5 @@ def _steady(arrivals_s: Sequence[float]) -> bool:
         return True
     ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
     whole_rate = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
-    return 1 - _STEADY_RATIO < ratio < 1 + _STEADY_RATIO and arrival_rate(arrivals_s, 1) < _MOST_OVER_WHOLE * whole_rate
+    tolerance = _STEADY_RATIO + _GRAIN_BYTES / 2 / (piece_bytes * (middle - begin))
+    return abs(ratio - 1) < tolerance and arrival_rate(arrivals_s, 1) < _MOST_OVER_WHOLE * whole_rate
