@@ -21,7 +21,7 @@ from spantrain.profiler.network import (
     payload_cap_bytes,
     spread,
 )
-from spantrain.profiler.network_rates import arrival_rate
+from spantrain.profiler.network_rates import arrival_rate, measure_bandwidth
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.mailbox import Mailbox
@@ -84,11 +84,34 @@ def test_what_hosts_measured_holds_for_every_pair_of_their_devices():
         spread(cluster, links[2:])
 
 
-def test_the_rate_of_arrivals_forgets_the_start_and_the_end():
+@pytest.mark.parametrize("piece_bytes", [5000, 120_000])
+def test_the_rate_of_arrivals_forgets_the_start_and_the_end(piece_bytes):
     slow_start = [0.0, 1.0, 1.5, 1.75]
     steady = [2.0 + 0.01 * number for number in range(44)]
     burst = [steady[-1] + 0.0001 * number for number in range(1, 3)]
-    assert arrival_rate([*slow_start, *steady, *burst], 5000) == pytest.approx(500_000, rel=0.01)
+    assert arrival_rate([*slow_start, *steady, *burst], piece_bytes) == pytest.approx(100 * piece_bytes, rel=0.01)
+
+
+def test_a_stall_in_a_large_load_does_not_count():
+    arrivals_s = [0.001 * number for number in range(200)]
+    stalled = [max(time_s, 0.13) if time_s > 0.1 else time_s for time_s in arrivals_s]
+    assert arrival_rate(stalled, 120_000) == pytest.approx(120e6, rel=0.01)
+
+
+def test_a_load_that_comes_in_one_burst_is_not_taken_for_a_rate():
+    calls = []
+
+    def load(pieces, piece_bytes):
+        calls.append(pieces)
+        steady = [number * piece_bytes / 2.5e6 for number in range(pieces)]
+        if len(calls) == 2:  # a lost packet held up all that came after it
+            return steady[:10] + [steady[-1] + 1e-6 * number for number in range(pieces - 10)]
+        return steady
+
+    rate, payload_bytes = measure_bandwidth(load, 10_000_000, 1, 0.01)
+    assert rate == pytest.approx(2.5e6, rel=0.04)
+    assert 300_000 < payload_bytes < 1_000_000
+    assert len(calls) == 3
 
 
 @pytest.fixture(params=["memory", "curve"])

@@ -194,6 +194,7 @@ def test_killed_program_takes_its_workers_along(start, plan_path, tmp_path):
     gone, alive = psutil.wait_procs([process for process in family if process.pid != program.process.pid], NOTICE_S)
     assert len(gone) == 4
     assert alive == []
+    assert list(program.temporary.iterdir()) == []
 
 
 def test_program_whose_listener_has_gone_ends(start, plan_path, tmp_path):

@@ -1,7 +1,5 @@
 """A coordinator with workers, on this machine's testbed, on its loopback, or on machines that join."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -98,10 +96,8 @@ def _local(
     reporter.phase(f"Starting {len(devices)} workers")
     workers = stack.enter_context(LocalWorkers(log_folder))
     testbed = stack.enter_context(Testbed.up(cluster)) if use_testbed else None
-    socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
-    stack.callback(shutil.rmtree, socket_folder, ignore_errors=True)
     coordinator = Coordinator(
-        bind=f"unix:{socket_folder / 'coordinator'}",
+        bind=f"unix:{workers.socket_folder / 'coordinator'}",
         devices=devices,
         watch=workers.check,
         where_is_log=lambda name: str(workers.log_of(name)),

@@ -1,5 +1,6 @@
 """Bandwidth: loads of many pieces, judged by when they arrive."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,24 +14,25 @@ OVERHEAD_BYTES = 280
 WARM_UP_BYTES = 256 * 1024
 _TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 4, 1.5
 _LONG_ENOUGH_PART = 0.7
-_REPEAT_PART = 2.5
-"""No transfer is repeated after so many times the length that was wanted."""
+_LEAST_REPEATS, _REPEAT_PART = 2, 2.5
+"""A transfer that was not steady is repeated so often, and more within so many times the length that was wanted."""
 _PIECES = 48
 _LEAST_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
 _STEADY_RATIO, _MOST_OVER_WHOLE = 0.1, 1.4
+_LEAST_GRAINS = 8
 _GRAIN_BYTES = 64 * 1024
 """Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
 
 
 def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
-    """Return bytes per second of the later part of a load: the median over windows of a third of that part.
-
-    A machine that stalls once and then reads what had piled up spoils some windows, not the median.
+    """Return bytes per second of the later part of a load.
 
     The first third is left out, for TCP may still be finding its speed, and the last pieces, for then connections run
-    empty one after the other. Latency has no part in it, so nothing is to be taken off.
+    empty one after the other. Latency has no part in it, so nothing is to be taken off. Of a large load it is the median
+    over windows of a third of that part: a machine that stalls and then reads what had piled up spoils some windows, not
+    the median. Of a small one, where windows would hold few packets, it is the slope of the line through all arrivals.
 
     >>> round(arrival_rate([0.01 * n for n in range(50)], 1000))
     100000
@@ -38,10 +40,17 @@ def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     count = len(arrivals_s)
     times = arrivals_s[int(count * _RAMP_PART) : max(count - 3, int(count * _RAMP_PART) + 2)]
     lag = max(1, len(times) // 3)
-    typical_s = statistics.median(later - earlier for earlier, later in zip(times, times[lag:], strict=False))
-    if typical_s <= 0:
-        return 1e12  # faster than the clock tells
-    return piece_bytes * lag / typical_s
+    if lag * piece_bytes < _LEAST_GRAINS * _GRAIN_BYTES:
+        slope_s = _slope(times)
+    else:
+        slope_s = statistics.median(later - earlier for earlier, later in zip(times, times[lag:], strict=False)) / lag
+    return piece_bytes / slope_s if slope_s > 0 else 1e12  # faster than the clock tells
+
+
+def _slope(times_s: Sequence[float]) -> float:
+    middle_s, middle = statistics.fmean(times_s), (len(times_s) - 1) / 2
+    steps = sum((index - middle) ** 2 for index in range(len(times_s)))
+    return sum((index - middle) * (time_s - middle_s) for index, time_s in enumerate(times_s)) / steps
 
 
 def _pieces(total_bytes: float) -> tuple[int, int]:
@@ -70,11 +79,25 @@ def measure_bandwidth(
         enough_bytes = total_bytes * wanted_s / took_s
         total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, min(6 * total_bytes, enough_bytes)))
     transfers = [arrivals_s]
-    while len(transfers) < rounds or (not _steady(transfers[-1], piece_bytes) and time.monotonic() < give_up_s):
+    while len(transfers) < rounds or (
+        not _steady(transfers[-1], piece_bytes) and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
+    ):
         transfers.append(load(pieces, piece_bytes))
-    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)] or transfers
-    rates = [arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in judged]
-    return statistics.median(rates), pieces * piece_bytes
+    return _judge(transfers, piece_bytes), pieces * piece_bytes
+
+
+def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int) -> float:
+    """Return the median rate of the transfers that were steady; if none was, of the one that came nearest to it."""
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)]
+    if not judged:
+        judged = [min(transfers, key=lambda arrivals_s: abs(math.log(_over_whole(arrivals_s, piece_bytes))))]
+    return statistics.median(arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in judged)
+
+
+def _over_whole(arrivals_s: Sequence[float], piece_bytes: int) -> float:
+    """Return the judged part's rate over that of the whole."""
+    whole_rate = (len(arrivals_s) - 1) * piece_bytes / max(arrivals_s[-1] - arrivals_s[0], 1e-6)
+    return arrival_rate(arrivals_s, piece_bytes) / whole_rate
 
 
 def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
@@ -88,6 +111,5 @@ def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
     if middle == begin or early_s <= 0 or late_s <= 0:
         return True
     ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
-    whole_rate = (len(arrivals_s) - 1) / (arrivals_s[-1] - arrivals_s[0])
     tolerance = _STEADY_RATIO + _GRAIN_BYTES / 2 / (piece_bytes * (middle - begin))
-    return abs(ratio - 1) < tolerance and arrival_rate(arrivals_s, 1) < _MOST_OVER_WHOLE * whole_rate
+    return abs(ratio - 1) < tolerance and _over_whole(arrivals_s, piece_bytes) < _MOST_OVER_WHOLE

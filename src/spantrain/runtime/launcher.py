@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -45,11 +46,13 @@ class LocalWorkers:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._pids: dict[str, int] = {}
         self._ended: dict[str, int] = {}
+        self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
+        """For sockets that these workers are to reach; the nursery removes it, however this process ends."""
         self._ready = threading.Event()
         self._closing = False
         with (log_folder / "nursery.log").open("ab") as log:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "spantrain.runtime.nursery"],
+                [sys.executable, "-m", "spantrain.runtime.nursery", str(self.socket_folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,9 +1,9 @@
 """Starts workers on this machine by forking a process that has loaded torch already.
 
 Loading torch and transformers takes seconds for every process; here it is done once. The nursery reads one JSON
-object a line on standard input (a worker to start), writes one a line on standard output (a worker that has
-started or ended), and ends all its workers when its input ends, however its parent died. Neither gRPC nor
-ZeroMQ is loaded before the fork: both break when they are.
+object a line on standard input (a worker to start) and writes one a line on standard output (a worker that has
+started or ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
+its argument names. Neither gRPC nor ZeroMQ is loaded before the fork: both break when they are.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import sys
 import traceback
@@ -51,6 +52,8 @@ def main() -> None:
             os.read(wake_read, 4096)
         _reap(children)
     _end(children)
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load() -> None:
