@@ -27,9 +27,10 @@ Progress = Callable[[int, int, str], None]
 """(points done, points in all, what comes next)"""
 
 _HALVES = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-_REAL_POINT_S = 0.3
-_EMULATED_POINT_S = 0.1
-"""A point that has taken so long is not repeated again; emulated time varies little."""
+_LONG_POINT_S = 0.15
+"""A point that has taken less in all is repeated further: what else the machine does weighs more in short ones."""
+
+_MOST_REPEATS = 9
 
 
 def measure_units(
@@ -44,10 +45,10 @@ def measure_units(
     on_progress: Progress | None = None,
     repeats: int = 3,
 ) -> tuple[UnitTiming, ...]:
-    """Return the median seconds of F, I and W, one timing for each class of units and number of samples.
+    """Return the median (emulated: least) seconds of F, I and W, one timing for each class of units and number of samples.
 
     Units of one class are measured once, away from the first place if the class has another. Each point is warmed
-    up once, then repeated until `repeats` are done or it has taken long enough. I of the model's first unit is
+    up once, then repeated `repeats` times, short points more often. I of the model's first unit is
     nothing, and its W the whole backward, as in training. A number of samples that does not fit into the
     device's memory ends the list of its class, with a warning.
 
@@ -60,7 +61,7 @@ def measure_units(
         sizes: numbers of samples; none gives no timings.
         emulate: seconds that an emulated device takes; None on real ones.
         on_progress: told before each point and at the end.
-        repeats: most repeats of a point.
+        repeats: of a point; 1 leaves out the further repeats of short points.
     """
     tell = on_progress or (lambda _done, _total, _text: None)
     wanted = sorted(set(sizes))
@@ -139,7 +140,7 @@ class _Bench:
         )
 
     def measure(self, samples: int, repeats: int) -> _OpSeconds:
-        """Return the median seconds of each operation."""
+        """Return the median seconds of each operation; on an emulated device the least."""
         inputs, labels = self._data(samples)
         try:
             # The warm-up of an emulated device need not take its time.
@@ -147,16 +148,20 @@ class _Bench:
             gradients = self._gradients(outputs)
             self._finish(samples, gradients, None)
             seen: list[_OpSeconds] = []
-            limit_s = _REAL_POINT_S if self._emulate is None else _EMULATED_POINT_S
-            while len(seen) < repeats and sum(seconds.total_s for seconds in seen) < limit_s:
+            while len(seen) < repeats or (repeats > 1 and self._is_short(seen)):
                 seen.append(self._once(samples, inputs, labels, gradients))
         finally:
             self._executor.discard()
+        # An emulated device never takes less than its time; what it takes more is the machine below it.
+        middle = statistics.median if self._emulate is None else min
         return _OpSeconds(
-            forward_s=statistics.median(seconds.forward_s for seconds in seen),
-            backward_input_s=statistics.median(seconds.backward_input_s for seconds in seen),
-            backward_weight_s=statistics.median(seconds.backward_weight_s for seconds in seen),
+            forward_s=middle([seconds.forward_s for seconds in seen]),
+            backward_input_s=middle([seconds.backward_input_s for seconds in seen]),
+            backward_weight_s=middle([seconds.backward_weight_s for seconds in seen]),
         )
+
+    def _is_short(self, seen: Sequence[_OpSeconds]) -> bool:
+        return len(seen) < _MOST_REPEATS and sum(seconds.total_s for seconds in seen) < _LONG_POINT_S
 
     def _once(
         self, samples: int, inputs: tuple[Tensor, ...], labels: Tensor | None, gradients: tuple[Tensor, ...]
