@@ -48,3 +48,28 @@ def test_peaks_of_a_plan_name_every_device(cost_profile, make_cost_plan):
 def test_unknown_optimizer_is_refused(cost_profile):
     with pytest.raises(ValueError, match="lion"):
         MemoryCost(cost_profile, "lion")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sizes_over_time_are_those_of_the_peak(cost_profile, optimizer, dtype):
+    cost = MemoryCost(cost_profile, optimizer, dtype)
+    for units in (range(1), range(1, 2), range(1, 3), range(3)):
+        sizes, need = cost.held_sizes(units, "a0"), cost.need(units, "a0", 1, 1)
+        assert sizes.parameter_bytes + sizes.gradient_bytes + sizes.optimizer_bytes == need.state_bytes
+        assert (sizes.activation_bytes_per_sample, sizes.framework_bytes) == (
+            need.activation_bytes,
+            need.framework_bytes,
+        )
+        held = sizes.held(activation_bytes=need.activation_bytes, received_bytes=7, sending_bytes=8)
+        assert held.total_bytes == need.peak_bytes - need.buffer_bytes + 15
+    middle = cost.held_sizes(range(1, 2), "a0")
+    assert middle.input_bytes_per_sample == middle.output_gradient_bytes_per_sample == 1000
+
+
+def test_a_lower_limit_than_the_memory(cost_profile):
+    cost = MemoryCost(cost_profile, "sgd")
+    least = cost.need(range(3), "a0", 0, 2).peak_bytes
+    assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=least + 3 * 15000) == 3
+    assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=least - 1) == 0
+    assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=10**15) == 8

@@ -101,6 +101,17 @@ def test_a_static_order_waits_for_its_next_action_though_others_could_run() -> N
     assert tell(policy, Arrived(BACKWARD, Span(0, 2))) == ["1B[0:2]"]
 
 
+def test_a_zero_bubble_order_leaves_weights_until_their_place() -> None:
+    policy = middle("zb-h1")  # F0 F1 I0 F2 I1 W0 F3 ...
+    tell(policy, StepStarted(0), Arrived(FORWARD, Span(0, 4)), done("1F[0:2]"))
+    assert tell(policy, Arrived(BACKWARD, Span(0, 2))) == []
+    assert tell(policy, done("1F[2:4]")) == ["1I[0:2]"]
+    assert tell(policy, done("1I[0:2]")) == []  # 1W[0:2] could run, its place is behind 1I[2:4]
+    assert "activations of [4:6]" in policy.waiting_for()
+    assert tell(policy, Arrived(FORWARD, Span(4, 8)), Arrived(BACKWARD, Span(2, 4))) == ["1F[4:6]"]
+    assert tell(policy, done("1F[4:6]"), done("1I[2:4]"), done("1W[0:2]")) == ["1I[2:4]", "1W[0:2]", "1F[6:8]"]
+
+
 def test_a_second_step_begins_anew() -> None:
     task = ReplicaTask(stage=0, num_stages=1, spans=(Span(0, 2),), in_flight_limit=2)
     for schedule in ("compact", "1f1b"):
@@ -125,7 +136,7 @@ def test_what_must_not_happen_is_refused() -> None:
 
 
 def test_an_unknown_schedule_gets_a_hint() -> None:
-    with pytest.raises(UsageError, match=r"did you mean '1f1b'.*choose one of 1f1b, compact, critical-path, gpipe"):
+    with pytest.raises(UsageError, match=r"did you mean '1f1b'.*choose one of 1f1b, 1f1b-asteroid, compact, .*gpipe"):
         middle("1fb1")
 
 

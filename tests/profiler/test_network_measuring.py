@@ -206,4 +206,5 @@ def test_rates_and_delays_of_the_testbed_are_found(measure_in_testbed, rate, lat
     assert there["bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.05)
     assert back["bandwidth_bytes_per_s"] == pytest.approx(rate * 0.8, rel=0.05)
     for link in (there, back):
-        assert link["latency_s"] == pytest.approx(latency_s, rel=0.05, abs=0.1e-3)
+        # Twice what two minima over loopback differ by, and what the testbed's router itself adds to its delay.
+        assert link["latency_s"] == pytest.approx(latency_s, rel=0.05, abs=0.3e-3)

@@ -1,5 +1,7 @@
 """Static orders and their checker."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,8 @@ from spantrain.errors import PlanError, ScheduleError, UsageError
 from spantrain.schedule.check import check_orders, check_replica_order
 from spantrain.schedule.layout import Layout, forward_counts, windows
 from spantrain.schedule.orders import static_orders
-from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, check_schedule
-from spantrain.schedule.render import render_order
+from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, STATIC_SCHEDULES, check_schedule
+from spantrain.schedule.text import format_orders
 
 
 def layout(*sizes: int, total: int = 8, limits: tuple[int, ...] = ()) -> Layout:
@@ -49,16 +51,62 @@ def test_1f1b_warms_up_less_where_memory_is_short_and_stages_before_keep_theirs(
     ]
 
 
+def test_asteroid_warms_up_with_twice_the_way() -> None:
+    orders = short("1f1b-asteroid", layout(*[1] * 3))
+    assert [order.split().index("B0") for order in orders] == [5, 3, 1]  # K_0, K_1, K_2 of Asteroid's figure 4b
+
+
+def test_zero_bubble_orders_put_weights_at_fixed_places() -> None:
+    assert short("zb-h1", layout(1, 1, 1, total=6)) == [
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 F5 I4 W3 I5 W4 W5",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5",
+    ]
+    assert short("zb", layout(1, 1, total=6)) == [
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5",
+    ]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_what_zero_bubble_orders_hold(stages: int) -> None:
+    """No stage of zb-h1 holds more than the first one of 1f1b; zb holds there and back, less one."""
+    where = layout(*[1] * stages, total=20)
+    assert most_held("zb-h1", where) == [stages] * stages
+    assert max(most_held("1f1b", where)) == stages
+    assert most_held("zb", where) == [2 * stages - 1] * stages
+
+
+def most_held(schedule: str, where: Layout) -> list[int]:
+    change = {"F": 1, "I": 0, "B": -1, "W": -1}
+    return [
+        max(accumulate(change[action.op.value] * action.span.size for action in row[0]))
+        for row in static_orders(schedule, where)
+    ]
+
+
+def test_weights_run_earlier_where_memory_is_short() -> None:
+    assert short("zb", layout(1, 1, total=6, limits=(6, 2)))[1] == (
+        "F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 F4 I4 W3 F5 I5 W4 W5"
+    )
+
+
+def test_zero_bubble_orders_may_run_whole_backwards_and_then_are_1f1b() -> None:
+    where = layout(2, 2, 2)
+    assert static_orders("zb-h1", where, split=False) == static_orders("1f1b", where)
+    assert static_orders("zb", where, split=False) == static_orders("1f1b-asteroid", where)
+
+
 def test_other_micro_batches_per_stage_are_supplied() -> None:
     where = layout(1, 4, 2)
     assert short("1f1b", where)[0].startswith("F0 F1 F2 F3 F4 F5 F6 F7 B0")
-    for schedule in ("1f1b", "gpipe"):
+    for schedule in STATIC_SCHEDULES:
         check_orders(static_orders(schedule, where), where)
 
 
 def test_halves_follow_each_other() -> None:
     orders = static_orders("1f1b", layout(4, 4), split=True)
-    assert render_order(orders[1:]) == "stage 0 replica 0  1F[0:4] 1I[0:4] 1W[0:4] 1F[4:8] 1I[4:8] 1W[4:8]"
+    assert format_orders(orders[1:]) == "stage 0 replica 0: 1F[0:4] 1I[0:4] 1W[0:4] 1F[4:8] 1I[4:8] 1W[4:8]"
 
 
 @settings(deadline=None, max_examples=60)
@@ -66,9 +114,10 @@ def test_halves_follow_each_other() -> None:
 def test_orders_run_or_are_refused(data: st.DataObject, sizes: list[int], total: int) -> None:
     limits = tuple(data.draw(st.integers(min(size, total), total)) for size in sizes)
     where = layout(*sizes, total=total, limits=limits)
-    for schedule in ("1f1b", "gpipe"):
+    split = data.draw(st.sampled_from([None, True, False]))
+    for schedule in STATIC_SCHEDULES:
         if possible(where):
-            check_orders(static_orders(schedule, where), where)
+            check_orders(static_orders(schedule, where, split=split), where)
         else:
             with pytest.raises(PlanError, match="in-flight limits"):
                 static_orders(schedule, where)
@@ -80,7 +129,7 @@ def possible(where: Layout) -> bool:
 
 
 def test_a_limit_that_no_order_meets_is_refused_with_the_need() -> None:
-    for schedule in ("1f1b", "gpipe"):
+    for schedule in STATIC_SCHEDULES:
         with pytest.raises(PlanError, match=r"stage 0: in-flight limits \[2\].*need \[4\]"):
             static_orders(schedule, layout(2, 4, limits=(2, 8)))
 
@@ -111,10 +160,12 @@ def test_the_checker_finds_orders_that_stop() -> None:
         check_orders(orders, layout(8, 8))
     with pytest.raises(ScheduleError, match=r"1F\[0:8\] is in the order of stage 0"):
         check_orders([[[Action.parse("1F[0:8]")]]], layout(8))
+    with pytest.raises(ScheduleError, match=r"the order has \[1\] replicas by stage, the plan has \[1, 1\]"):
+        check_orders([[[Action.parse("0F[0:8]")]]], layout(8, 8))
 
 
 def test_names_are_sorted_described_and_checked() -> None:
-    assert SCHEDULE_NAMES == ("1f1b", "compact", "critical-path", "gpipe")
+    assert SCHEDULE_NAMES == ("1f1b", "1f1b-asteroid", "compact", "critical-path", "gpipe", "zb", "zb-h1")
     assert all(DESCRIPTIONS[name] for name in SCHEDULE_NAMES)
     with pytest.raises(UsageError, match="did you mean 'critical-path'"):
         check_schedule("critical_path")

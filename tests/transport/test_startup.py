@@ -61,6 +61,21 @@ def test_what_is_held_back_waits_and_is_not_lost(make_mailbox, key, collect):
     collect(b, 1)
 
 
+def test_some_may_be_dialled_and_others_later(make_mailbox, key, collect):
+    a, b, c = mailboxes = [make_mailbox(name) for name in "abc"]
+    admit(mailboxes, dial=False)
+    for target in "bc":
+        a.send(target, key(), [ONES])
+    with pytest.raises(ValueError, match="z is not among"):
+        a.dial("z")
+    a.dial(["b"])
+    collect(b, 1)
+    assert c.receive(0.05) == []
+    a.dial(["c"])
+    collect(c, 1)
+    assert refused(mailboxes) == [{}] * 3
+
+
 def test_peers_that_stay_keep_their_connections_whatever_is_held_back(make_mailbox, key, collect):
     a, b, _ = mailboxes = [make_mailbox(name) for name in "abc"]
     admit([a, b])

@@ -2,7 +2,9 @@
 
 main        the command table; where errors become exit codes
 commands    demo, profile, groups, plan, worker
+simulate    what a plan would do, under one schedule or all
 train       train, and going on where a run stopped
+schedule    look at an order of work, and check one
 testbed     the commands that build, change and end an emulated network
 options     options that several commands share
 interrupt   Ctrl-C and SIGTERM: end at once, or after this step with a checkpoint

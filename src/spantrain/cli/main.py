@@ -6,7 +6,8 @@ import sys
 import typer
 
 from spantrain import __version__
-from spantrain.cli import commands, testbed
+from spantrain.cli import commands, schedule, testbed
+from spantrain.cli.simulate import simulate
 from spantrain.cli.train import train
 from spantrain.errors import SpanTrainError
 
@@ -23,8 +24,10 @@ app.command("demo")(commands.demo)
 app.command("profile")(commands.profile)
 app.command("groups")(commands.groups)
 app.command("plan")(commands.plan)
+app.command("simulate")(simulate)
 app.command("train")(train)
 app.command("worker")(commands.worker)
+app.add_typer(schedule.app, name="schedule")
 app.add_typer(testbed.app, name="testbed")
 
 

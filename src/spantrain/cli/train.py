@@ -11,6 +11,7 @@ from spantrain.cli.options import Insecure, Json, Listen, NoNetwork, check_folde
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, Interrupted
+from spantrain.schedule.registry import SCHEDULE_NAMES
 
 if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
@@ -29,7 +30,7 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="critical-path, compact, 1f1b or gpipe; default: the plan's.")
+        str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3,

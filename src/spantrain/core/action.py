@@ -19,12 +19,17 @@ class Op(Enum):
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
 
+    # Members are unique, and keys of many tables; the default hashes their names in Python.
+    __hash__ = object.__hash__
+
 
 class Direction(Enum):
     """Which way a message goes: activations up the pipeline, gradients down."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True, order=False)

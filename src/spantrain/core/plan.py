@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.spans import Span, split_by_shares
@@ -54,9 +55,15 @@ class Stage:
 
     def replica_spans(self, index: int) -> tuple[Span, ...]:
         """Return the samples of one replica, a span for each micro-batch in which it takes part."""
+        return self._spans_by_replica[index]
+
+    @cached_property
+    def _spans_by_replica(self) -> tuple[tuple[Span, ...], ...]:
         shares = [replica.sample_share for replica in self.replicas]
-        parts = [split_by_shares(span, shares)[index] for span in self.micro_batches]
-        return tuple(part for part in parts if part is not None)
+        if len(shares) == 1:
+            return (self.micro_batches,)
+        split = [split_by_shares(span, shares) for span in self.micro_batches]
+        return tuple(tuple(part for part in parts if part is not None) for parts in zip(*split, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

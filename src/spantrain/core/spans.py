@@ -1,6 +1,7 @@
 """Spans of samples: the address of everything that flows between stages (DESIGN idea 3)."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,9 @@ class Coverage:
     """
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self._spans: list[Span] = []
+        # Bounds of what is there, in rising order; pieces neither overlap nor touch.
+        self._los: list[int] = []
+        self._his: list[int] = []
         for span in spans:
             self.add(span)
 
@@ -70,30 +73,33 @@ class Coverage:
         Raises:
             ValueError: a sample is there already.
         """
-        if any(span.intersect(other) for other in self._spans):
+        at = bisect_left(self._los, span.hi)
+        if at and self._his[at - 1] > span.lo:
             raise ValueError(f"samples of {span} are there already: {self}")
-        merged = span
-        rest = []
-        for other in self._spans:
-            if other.hi == merged.lo:
-                merged = Span(other.lo, merged.hi)
-            elif merged.hi == other.lo:
-                merged = Span(merged.lo, other.hi)
-            else:
-                rest.append(other)
-        self._spans = sorted([*rest, merged])
+        touches_before = at > 0 and self._his[at - 1] == span.lo
+        touches_after = at < len(self._los) and self._los[at] == span.hi
+        if touches_before and touches_after:
+            del self._los[at], self._his[at - 1]
+        elif touches_before:
+            self._his[at - 1] = span.hi
+        elif touches_after:
+            self._los[at] = span.lo
+        else:
+            self._los.insert(at, span.lo)
+            self._his.insert(at, span.hi)
 
     def contains(self, span: Span) -> bool:
         """Whether every sample of `span` is there."""
-        return any(other.contains(span) for other in self._spans)
+        at = bisect_right(self._los, span.lo)
+        return at > 0 and self._his[at - 1] >= span.hi
 
     @property
     def total(self) -> int:
         """Number of samples there."""
-        return sum(span.size for span in self._spans)
+        return sum(self._his) - sum(self._los)
 
     def __str__(self) -> str:
-        return ",".join(str(span) for span in self._spans) or "nothing"
+        return ",".join(f"[{lo}:{hi}]" for lo, hi in zip(self._los, self._his, strict=True)) or "nothing"
 
 
 def equal_spans(total: int, size: int) -> tuple[Span, ...]:

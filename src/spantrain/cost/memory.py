@@ -9,6 +9,8 @@ __all__ = [
     "BUFFERED_MICRO_BATCHES",
     "FRAMEWORK_BYTES",
     "OPTIMIZER_STATE_RATIO",
+    "HeldBytes",
+    "HeldSizes",
     "MemoryCost",
     "MemoryNeed",
     "framework_bytes",
@@ -52,6 +54,64 @@ class MemoryNeed:
         return self.state_bytes + self.activation_bytes + self.buffer_bytes + self.framework_bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldSizes:
+    """What the things are in size that a device holds: some all the time, some by the sample."""
+
+    parameter_bytes: int
+    """Master weights, and under bfloat16 the copy beside them."""
+    gradient_bytes: int
+    optimizer_bytes: int
+    framework_bytes: int
+    activation_bytes_per_sample: int
+    """From F to W."""
+    input_bytes_per_sample: int
+    """Of the message from the stage before; 0 on the first stage."""
+    output_gradient_bytes_per_sample: int
+    """Of the message from the stage after; 0 on the last stage."""
+
+    def held(self, *, activation_bytes: int = 0, received_bytes: int = 0, sending_bytes: int = 0) -> "HeldBytes":
+        """Return what is held when there is so much besides that which always is."""
+        return HeldBytes(
+            parameter_bytes=self.parameter_bytes,
+            gradient_bytes=self.gradient_bytes,
+            optimizer_bytes=self.optimizer_bytes,
+            framework_bytes=self.framework_bytes,
+            activation_bytes=activation_bytes,
+            received_bytes=received_bytes,
+            sending_bytes=sending_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBytes:
+    """What a device holds at one moment, by what it is for."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    framework_bytes: int
+    activation_bytes: int
+    """Of samples in flight."""
+    received_bytes: int
+    """Messages that have begun to arrive and that no action has used up."""
+    sending_bytes: int
+    """Messages that an action makes or has made, up to their last byte sent."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.framework_bytes
+            + self.activation_bytes
+            + self.received_bytes
+            + self.sending_bytes
+        )
+
+
 class MemoryCost:
     """Bytes of parts of the model, for one optimizer and dtype."""
 
@@ -61,16 +121,21 @@ class MemoryCost:
         self._profile = profile
         # Autocast keeps float32 master weights and gradients, and a bfloat16 copy of the weights beside them.
         copies = 2.5 if (dtype or profile.dtype) == "bfloat16" else 2.0
-        self.state_ratio = copies + OPTIMIZER_STATE_RATIO[optimizer]
+        self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
+        self.state_ratio = copies + self._optimizer_ratio
 
     def state_bytes(self, units: range) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
+        return round(self._float32_bytes(units) * self.state_ratio)
+
+    def _float32_bytes(self, units: range) -> int:
+        """Return the bytes of the parameters in float32; shared parameters of a stage once."""
         graph = self._profile.graph
         total = sum(graph.units[unit].parameter_bytes for unit in units)
         for name, size in graph.shared_bytes.items():
             members = sum(name in graph.units[unit].shared for unit in units)
             total -= max(members - 1, 0) * size
-        return round(total * self.state_ratio)
+        return total
 
     def activation_bytes_per_sample(self, units: range) -> int:
         """Return the bytes held for one sample in flight."""
@@ -94,12 +159,37 @@ class MemoryCost:
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
         )
 
-    def in_flight_limit_for(self, units: range, device: str, share_samples: int, largest_span: int) -> int:
+    def held_sizes(self, units: range, device: str) -> HeldSizes:
+        """Return the sizes of what a device holds for a stage's units, for memory over time."""
+        graph = self._profile.graph.units
+        gradient_bytes = self._float32_bytes(units)
+        optimizer_bytes = round(gradient_bytes * self._optimizer_ratio)
+        last = units.stop == len(graph)
+        return HeldSizes(
+            parameter_bytes=self.state_bytes(units) - gradient_bytes - optimizer_bytes,
+            gradient_bytes=gradient_bytes,
+            optimizer_bytes=optimizer_bytes,
+            framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
+            activation_bytes_per_sample=self.activation_bytes_per_sample(units),
+            input_bytes_per_sample=graph[units.start - 1].cut_bytes_per_sample if units.start > 0 else 0,
+            output_gradient_bytes_per_sample=0 if last else graph[units.stop - 1].gradient_bytes_per_sample,
+        )
+
+    def plan_held_sizes(self, plan: Plan) -> dict[str, HeldSizes]:
+        """Return the sizes of what every device of a plan holds."""
+        return {device: self.held_sizes(stage.units, device) for stage in plan.stages for device in stage.devices}
+
+    def in_flight_limit_for(
+        self, units: range, device: str, share_samples: int, largest_span: int, *, limit_bytes: int | None = None
+    ) -> int:
         """Return how many samples may be in flight: what fits, at most the replica's share of the global batch.
 
-        0 when not even the parameters fit; a limit under `largest_span` means that the plan cannot run.
+        0 when not even the parameters fit; a limit under `largest_span` means that the plan cannot run. `limit_bytes`
+        stands for a device with less memory than it has.
         """
         left = self._profile.cluster.device_by_name[device].memory_bytes
+        if limit_bytes is not None:
+            left = min(left, limit_bytes)
         left -= self.need(units, device, 0, largest_span).peak_bytes
         per_sample = self.activation_bytes_per_sample(units)
         if left < 0:

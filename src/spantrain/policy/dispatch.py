@@ -82,6 +82,8 @@ class DispatchState:
     held: int = 0
     """Samples whose activations are held; a running forward's count."""
     num_released: int = 0
+    first_new: int = 0
+    """All own micro-batches before this one have run forward; so looking for older ones starts here."""
 
 
 class _Machine(ABC):
@@ -229,7 +231,10 @@ class _Machine(ABC):
         Without that room, forwards that overtook could fill the memory while the pipeline waits for an older one.
         """
         assert self.state is not None
-        older = sum(self.task.spans[k].size for k in range(index) if self.state.progress[k] is Progress.NEW)
+        while self.state.first_new < index and self.state.progress[self.state.first_new] is not Progress.NEW:
+            self.state.first_new += 1
+        between = range(self.state.first_new, index)
+        older = sum(self.task.spans[k].size for k in between if self.state.progress[k] is Progress.NEW)
         return self.state.held + older + self.task.spans[index].size <= self.task.in_flight_limit
 
     def _action(self, op: Op, index: int) -> Action:
@@ -239,8 +244,8 @@ class _Machine(ABC):
 class _StaticDispatch(_Machine):
     """Runs a fixed order, each action as soon as it can."""
 
-    def __init__(self, task: ReplicaTask, order: Sequence[Action], *, split: bool) -> None:
-        super().__init__(task, split=split)
+    def __init__(self, task: ReplicaTask, order: Sequence[Action]) -> None:
+        super().__init__(task, split=any(action.op is Op.BACKWARD_INPUT for action in order))
         self._order = tuple(order)
         self._position = 0
 
@@ -299,8 +304,7 @@ def make_policy(schedule: str, task: ReplicaTask) -> DispatchPolicy:
         PlanError: the in-flight limit is too small for a static order.
     """
     if check_schedule(schedule) in STATIC_SCHEDULES:
-        split = bool(task.split_backward)
-        return _StaticDispatch(task, task.order or _order_alone(schedule, task), split=split)
+        return _StaticDispatch(task, task.order or _order_alone(schedule, task))
     split = task.stage > 0 if task.split_backward is None else task.split_backward
     return _RuleDispatch(task, _preference(schedule, task), split=split)
 
@@ -315,4 +319,4 @@ def _order_alone(schedule: str, task: ReplicaTask) -> tuple[Action, ...]:
         spans=((task.spans,),) * task.num_stages,
         limits=((task.in_flight_limit,),) * task.num_stages,
     )
-    return static_orders(schedule, layout, split=bool(task.split_backward))[task.stage][0]
+    return static_orders(schedule, layout, split=task.split_backward)[task.stage][0]

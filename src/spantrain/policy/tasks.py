@@ -22,7 +22,7 @@ def replica_tasks(
     """
     name = check_schedule(plan.schedule if schedule is None else schedule)
     layout = Layout.of(plan)
-    orders = static_orders(name, layout, split=bool(split_backward)) if name in STATIC_SCHEDULES else None
+    orders = static_orders(name, layout, split=split_backward) if name in STATIC_SCHEDULES else None
     return tuple(
         tuple(
             ReplicaTask(

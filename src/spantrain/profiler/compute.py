@@ -45,7 +45,7 @@ def measure_units(
     on_progress: Progress | None = None,
     repeats: int = 3,
 ) -> tuple[UnitTiming, ...]:
-    """Return the median (emulated: least) seconds of F, I and W, one timing for each class of units and number of samples.
+    """Return the median (emulated: least) seconds of F, I and W, for each class of units and number of samples.
 
     Units of one class are measured once, away from the first place if the class has another. Each point is warmed
     up once, then repeated `repeats` times, short points more often. I of the model's first unit is

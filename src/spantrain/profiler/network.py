@@ -134,7 +134,7 @@ def measure_pair(
 ) -> LinkMeasurement:
     """Measure the path from `source` to `target`, of which this mailbox is one; the other must run `echo_probes`.
 
-    The payload is what takes about 0.15 s and four round trips at the speed seen in the warm-up, at most
+    The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
     `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
     latency is the network's: half of the fastest of fifteen round trips or more, less what the software of both ends
     takes by itself (`network_latency`), less the time that a ping's bytes take at that rate.

@@ -40,8 +40,7 @@ class RoundTrip:
 
 def measure_latency(prober: Prober, *, pings: int = _LEAST_PINGS) -> RoundTrip:
     """Measure the latency to the prober's peer."""
-    prober.ping(_WARM_UP_PINGS, _GAP_S)  # opens connections
-    theirs_s = prober.ask_software_round_trip()
+    theirs_s = prober.ask_software_round_trip()  # the first message: connections are opened before it is answered
     ours_s = software_round_trip(prober.mailbox)
     answers = prober.ping(max(pings, _LEAST_PINGS), _GAP_S)
     round_trips_s = [round_trip_s for round_trip_s, _ in answers]
@@ -82,5 +81,5 @@ def software_round_trip(like: MailboxLike) -> float:
         stop.set()
         far.wake()
         answering.join()
+        far.close()  # it dialled: a goodbye to one that has gone would take its time
         near.close()
-        far.close()

@@ -1,6 +1,5 @@
 """Bandwidth: loads of many pieces, judged by when they arrive."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,27 +11,30 @@ __all__ = ["OVERHEAD_BYTES", "WARM_UP_BYTES", "arrival_rate", "measure_bandwidth
 OVERHEAD_BYTES = 280
 """What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
 WARM_UP_BYTES = 256 * 1024
-_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 4, 1.5
-_LONG_ENOUGH_PART = 0.7
-_LEAST_REPEATS, _REPEAT_PART = 2, 2.5
+_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 1, 1.5
+_MOST_GROWTH = 6
+"""Of a transfer over the one before: TCP finds its speed in steps."""
+_LONG_ENOUGH_PART = 0.6
+_LEAST_REPEATS, _REPEAT_PART = 2, 2.0
 """A transfer that was not steady is repeated so often, and more within so many times the length that was wanted."""
 _PIECES = 48
 _LEAST_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
 _STEADY_RATIO, _MOST_OVER_WHOLE = 0.1, 1.4
-_LEAST_GRAINS = 8
 _GRAIN_BYTES = 64 * 1024
 """Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
+_LEAST_GRAINS = 12
+_LEAST_JUDGED_BYTES = _LEAST_GRAINS * _GRAIN_BYTES
 
 
 def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     """Return bytes per second of the later part of a load.
 
     The first third is left out, for TCP may still be finding its speed, and the last pieces, for then connections run
-    empty one after the other. Latency has no part in it, so nothing is to be taken off. Of a large load it is the median
-    over windows of a third of that part: a machine that stalls and then reads what had piled up spoils some windows, not
-    the median. Of a small one, where windows would hold few packets, it is the slope of the line through all arrivals.
+    empty one after the other. Latency has no part in it, so nothing is to be taken off. Of a large load it is the
+    median over windows of a third of that part: a machine that stalls and then reads what had piled up spoils some
+    windows, not the median. Of a small one, where windows would hold few packets, it is the slope of a line.
 
     >>> round(arrival_rate([0.01 * n for n in range(50)], 1000))
     100000
@@ -40,7 +42,7 @@ def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     count = len(arrivals_s)
     times = arrivals_s[int(count * _RAMP_PART) : max(count - 3, int(count * _RAMP_PART) + 2)]
     lag = max(1, len(times) // 3)
-    if lag * piece_bytes < _LEAST_GRAINS * _GRAIN_BYTES:
+    if lag * piece_bytes < _LEAST_JUDGED_BYTES:
         slope_s = _slope(times)
     else:
         slope_s = statistics.median(later - earlier for earlier, later in zip(times, times[lag:], strict=False)) / lag
@@ -65,7 +67,8 @@ def measure_bandwidth(
     """Send more and more until a transfer takes long enough to be judged; return bytes per second and payload.
 
     The smaller transfers before are the warm-up. Long enough is long against a round trip: TCP finds its speed in
-    round trips, not in seconds. A transfer that was not steady is repeated while there is time.
+    round trips, not in seconds. How much is enough follows from the later part of the one before, for its beginning was
+    slow on a new connection. A transfer that was not steady is repeated while there is time.
     """
     wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MOST_TRANSFER_S)
     give_up_s = time.monotonic() + _REPEAT_PART * wanted_s
@@ -74,10 +77,11 @@ def measure_bandwidth(
         pieces, piece_bytes = _pieces(total_bytes)
         arrivals_s = load(pieces, piece_bytes)
         took_s = max(arrivals_s[-1] - arrivals_s[0], 1e-6)
-        if took_s >= _LONG_ENOUGH_PART * wanted_s or total_bytes >= max_payload_bytes:
+        long_enough = took_s >= _LONG_ENOUGH_PART * wanted_s and total_bytes >= _LEAST_JUDGED_BYTES
+        if long_enough or total_bytes >= max_payload_bytes:
             break
-        enough_bytes = total_bytes * wanted_s / took_s
-        total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, min(6 * total_bytes, enough_bytes)))
+        enough_bytes = min(_MOST_GROWTH * total_bytes, wanted_s * arrival_rate(arrivals_s, piece_bytes))
+        total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, _LEAST_JUDGED_BYTES, enough_bytes))
     transfers = [arrivals_s]
     while len(transfers) < rounds or (
         not _steady(transfers[-1], piece_bytes) and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
@@ -87,11 +91,17 @@ def measure_bandwidth(
 
 
 def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int) -> float:
-    """Return the median rate of the transfers that were steady; if none was, of the one that came nearest to it."""
-    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)]
-    if not judged:
-        judged = [min(transfers, key=lambda arrivals_s: abs(math.log(_over_whole(arrivals_s, piece_bytes))))]
-    return statistics.median(arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in judged)
+    """Return the median rate of the transfers that were steady; if none was, of all.
+
+    A lost packet holds up all that came after it, which then comes at once: then only the time of the whole says much.
+    """
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)] or transfers
+    wire_bytes = piece_bytes + OVERHEAD_BYTES
+    return statistics.median(
+        arrival_rate(arrivals_s, wire_bytes) / (over_whole if over_whole > _MOST_OVER_WHOLE else 1.0)
+        for arrivals_s in judged
+        for over_whole in [_over_whole(arrivals_s, piece_bytes)]
+    )
 
 
 def _over_whole(arrivals_s: Sequence[float], piece_bytes: int) -> float:
@@ -111,5 +121,5 @@ def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
     if middle == begin or early_s <= 0 or late_s <= 0:
         return True
     ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
-    tolerance = _STEADY_RATIO + _GRAIN_BYTES / 2 / (piece_bytes * (middle - begin))
+    tolerance = _STEADY_RATIO + _GRAIN_BYTES / (piece_bytes * (middle - begin))
     return abs(ratio - 1) < tolerance and _over_whole(arrivals_s, piece_bytes) < _MOST_OVER_WHOLE

@@ -58,6 +58,9 @@ def check_orders(orders: Sequence[Sequence[Sequence[Action]]], layout: Layout) -
     Raises:
         ScheduleError: they are wrong or stop; the message names the action that fails, or where each replica stops.
     """
+    shape, wanted = [len(row) for row in orders], [len(row) for row in layout.spans]
+    if shape != wanted:
+        raise ScheduleError(f"the order has {shape} replicas by stage, the plan has {wanted}")
     for stage, row in enumerate(orders):
         for replica, order in enumerate(row):
             wrong = next((action for action in order if action.stage != stage), None)
@@ -81,7 +84,7 @@ def _replay(orders: Sequence[Sequence[Sequence[Action]]]) -> None:
             while queue and _blocked_by(queue[-1], num_stages, done) is None:
                 action = queue.pop()
                 for part in set(_PARTS[action.op]) - {"backward_weight"}:
-                    done[part, action.stage].add(action.span)
+                    _add(done[part, action.stage], action)
                 moved = True
     stuck = [queue[-1] for queue in queues if queue]
     if stuck:
@@ -89,6 +92,13 @@ def _replay(orders: Sequence[Sequence[Sequence[Action]]]) -> None:
             "the order stops: "
             + "; ".join(f"{action} waits for {_blocked_by(action, num_stages, done)}" for action in stuck)
         )
+
+
+def _add(coverage: Coverage, action: Action) -> None:
+    try:
+        coverage.add(action.span)
+    except ValueError as error:
+        raise ScheduleError(f"{action}: another replica of the stage has done some of its samples, {error}") from error
 
 
 def _blocked_by(action: Action, num_stages: int, done: dict[tuple[str, int], Coverage]) -> str | None:

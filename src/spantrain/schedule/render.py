@@ -1,26 +1,13 @@
 """Text timelines: what each device does when, to read and to compare."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from spantrain.core.action import Action
 from spantrain.core.trace import Interval, Trace
 
-__all__ = ["render_order", "render_trace"]
+__all__ = ["render_trace"]
 
 _IDLE = "."
-
-
-def render_order(orders: Sequence[Sequence[Sequence[Action]]]) -> str:
-    """Return one row per replica with its actions in order; it parses back with `Action.parse`.
-
-    >>> print(render_order([[[Action.parse("0F[0:2]"), Action.parse("0B[0:2]")]]]))
-    stage 0 replica 0  0F[0:2] 0B[0:2]
-    """
-    return "\n".join(
-        f"stage {stage} replica {replica}  {' '.join(map(str, order))}"
-        for stage, row in enumerate(orders)
-        for replica, order in enumerate(row)
-    )
 
 
 def render_trace(trace: Trace, *, width: int = 72, step: int | None = None) -> str:

@@ -2,6 +2,8 @@
 
 clock      events in the order of their time
 network    links that transfers share
+speed      devices and links that become slower or faster
+memory     bytes that devices hold over time
 costs      seconds of actions, transfers and the end of a step
 replica    one replica: its policy, what it runs and holds
 record     intervals and flows of a simulated run

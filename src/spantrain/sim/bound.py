@@ -16,7 +16,7 @@ from spantrain.policy.routing import Router
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.network import Transfer
 
-__all__ = ["pipeline_bound_s"]
+__all__ = ["pipeline_bound_s", "step_bound_s"]
 
 Node = tuple[str, int, Span]
 """Device, stage and one of its own spans."""
@@ -26,6 +26,23 @@ def pipeline_bound_s(plan: Plan, costs: StepCosts) -> float:
     """Return the least seconds from a step's first start to the end of its last action."""
     ways = _Ways(plan, costs)
     return max(*_device_bounds(plan, ways), *_link_bounds(ways))
+
+
+def step_bound_s(plan: Plan, costs: StepCosts) -> float:
+    """Return the least seconds of a whole step, for devices and links at their normal speed.
+
+    No device starts before the first update ends; the stage whose last action ends last has its gradient sum before
+    it; the exchange of shared parameters and the barrier follow. So the least update, the pipeline's bound, the least
+    gradient sum, and both of the latter add up.
+    """
+    leaders = [replica.devices[0] for stage in plan.stages for replica in stage.replicas]
+    return (
+        min(costs.optimizer_s(leader) for leader in leaders)
+        + pipeline_bound_s(plan, costs)
+        + min(costs.gradient_sum_s(stage) for stage in range(len(plan.stages)))
+        + costs.tied_exchange_s
+        + costs.commit_s
+    )
 
 
 class _Ways:

@@ -1,8 +1,9 @@
 """Events in the order of their time."""
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 __all__ = ["VirtualClock"]
 
@@ -14,23 +15,24 @@ class VirtualClock:
     knowledge of what arrives at that moment, as the runtime does.
 
     >>> clock, seen = VirtualClock(), []
-    >>> clock.at(2.0, lambda: seen.append(clock.now_s)); clock.at(1.0, lambda: seen.append(clock.now_s))
-    >>> clock.run(); seen
-    [1.0, 2.0]
+    >>> clock.at(2.0, seen.append, "later"); clock.at(1.0, seen.append, "soon")
+    >>> clock.run(); seen, clock.now_s
+    (['soon', 'later'], 2.0)
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._tickets = count()
-        self._due: list[tuple[float, bool, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, bool, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    def at(self, time_s: float, call: Callable[[], None], *, last: bool = False) -> None:
+    def at(self, time_s: float, call: Callable[..., None], *arguments: Any, last: bool = False) -> None:
         """Call something at a time, which is not in the past."""
         assert time_s >= self.now_s, f"{time_s} s is before {self.now_s} s"
-        heapq.heappush(self._due, (time_s, last, next(self._tickets), call))
+        heappush(self._due, (time_s, last, next(self._tickets), call, arguments))
 
     def run(self) -> None:
         """Go on until nothing is due."""
-        while self._due:
-            self.now_s, _, _, call = heapq.heappop(self._due)
-            call()
+        due = self._due
+        while due:
+            self.now_s, _, _, call, arguments = heappop(due)
+            call(*arguments)

@@ -1,5 +1,6 @@
 """Seconds of actions, transfers and the end of a step: from a profile, or from a table."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +18,10 @@ __all__ = ["ProfileCosts", "StepCosts", "TableCosts"]
 
 
 class StepCosts(Protocol):
-    """Everything that a step is made of. Devices are leaders of replicas."""
+    """Everything that a step is made of. Devices are leaders of replicas.
+
+    Actions and transfers may depend on a span's size, not on which samples it holds: drivers ask once for each size.
+    """
 
     @property
     def action_overhead_s(self) -> float:
@@ -156,16 +160,35 @@ class ProfileCosts:
     @property
     def tied_exchange_s(self) -> float:
         """Seconds in which each stage sends its shared gradients to every other stage that has them, one by one."""
-        total_s = 0.0
-        for name, size_bytes in self._graph.shared_bytes.items():
-            leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]
-            pairs = [(a, b) for a in leaders for b in leaders if a != b]
-            total_s += max((self._network.transfer_seconds(a, b, size_bytes) for a, b in pairs), default=0.0)
-        return total_s
+        slowest_s: dict[str, float] = {}
+        for name in self._graph.shared_bytes:
+            pairs = self._tied_pairs(name)
+            slowest_s[name] = max((self._network.transfer_seconds(*pair, size) for pair, size in pairs), default=0.0)
+        return sum(slowest_s.values())
+
+    def end_of_step_bytes(self) -> dict[tuple[str, str], int]:
+        """Return what devices send each other behind the pipeline: ring sums of gradients, and shared gradients."""
+        sent: Counter[tuple[str, str]] = Counter()
+        for index, stage in enumerate(self._plan.stages):
+            leaders = [replica.devices[0] for replica in stage.replicas]
+            turns = 2 * (len(leaders) - 1) * self._parameter_bytes(index) // len(leaders)
+            for number, leader in enumerate(leaders if turns else ()):
+                sent[leader, leaders[(number + 1) % len(leaders)]] += turns
+        for pair, size_bytes in self._tied_pairs():
+            sent[pair] += size_bytes
+        return dict(sent)
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of a device's update of its parameters."""
         return self._update_s_per_byte * self._parameter_bytes(self._stage_of[device])
+
+    def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
+        """Return who sends whom how many bytes of shared gradients; of these parameters, or of all."""
+        found = []
+        for name in names or self._graph.shared_bytes:
+            leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]
+            found += [((a, b), self._graph.shared_bytes[name]) for a in leaders for b in leaders if a != b]
+        return found
 
     def _holds(self, units: range, shared: str) -> bool:
         return any(shared in self._graph.units[unit].shared for unit in units)

@@ -1,24 +1,28 @@
 """Runs a plan for a few steps on a virtual clock, with the policies that the runtime uses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.core.trace import Trace
-from spantrain.errors import ScheduleError
+from spantrain.cost.memory import HeldSizes
+from spantrain.errors import ScheduleError, UsageError
 from spantrain.policy.dispatch import make_policy
 from spantrain.policy.routing import Router
 from spantrain.policy.tasks import replica_tasks
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network import Network
+from spantrain.sim.memory import DeviceMemory, MemoryLog
+from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
+from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["SimulationOptions", "SimulationResult", "simulate"]
 
@@ -33,6 +37,14 @@ class SimulationOptions:
     """Whether to collect intervals and flows; planners that try many plans need none."""
     split_backward: bool | None = None
     """Whether backwards run as I and W; None: as the schedule has it."""
+    held_sizes: Mapping[str, HeldSizes] = field(default_factory=dict)
+    """By device: what things are in bytes; when given (for all devices of the plan), memory is counted over time."""
+    device_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
+    """By leader of a replica: how its speed changes over time."""
+    link_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
+    """By link, named as the costs name it (`lab->office`): how its bandwidth changes over time."""
+    clock_offset_s: Mapping[str, float] = field(default_factory=dict)
+    """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +67,13 @@ class SimulationResult:
     orders: Mapping[str, tuple[Action, ...]]
     """What the leader of each replica ran, in order."""
     trace: Trace
+    memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
+    """By device, over all steps; empty when no sizes were given."""
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """By device: the most bytes held at once; empty when no sizes were given."""
+        return {device: memory.peak_bytes for device, memory in self.memory.items()}
 
 
 def simulate(
@@ -68,7 +87,7 @@ def simulate(
     """Run a plan's policies on a virtual clock; `schedule` takes the place of the plan's own.
 
     Raises:
-        UsageError: there is no such schedule.
+        UsageError: there is no such schedule; options name a device or a link that the plan does not use.
         PlanError: an in-flight limit is too small for a static order.
         ScheduleError: the pipeline stops; the message says what every replica waits for.
     """
@@ -78,18 +97,50 @@ def simulate(
     return _Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
 
 
+class _Message(NamedTuple):
+    """Samples on their way."""
+
+    route: tuple[str, str]
+    direction: Direction
+    stage: int
+    step: int
+    span: Span
+    made_s: float
+    """When the action began that made it."""
+
+
 class _Simulation:
     def __init__(self, plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions) -> None:
         self._plan = plan
         self._costs = costs
         self._clock = VirtualClock()
-        self._network = Network(self._clock, fair=options.fair_links)
+        self._network = Network(self._clock, fair=options.fair_links, speeds=options.link_speed)
         self._router = Router(plan)
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}
+        self._transfers: dict[tuple[str, str, Direction, int], Transfer] = {}
         self._stages = _replicas(plan, costs, schedule, options)
         self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
-        self._world = World(clock=self._clock, recorder=self._recorder, deliver=self._deliver)
+        self._options = options
+        self._check_devices()
+        self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
+        self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
+
+    def _check_devices(self) -> None:
+        for what in ("device_speed", "clock_offset_s"):
+            unknown = sorted(set(getattr(self._options, what)) - set(self._by_leader))
+            if unknown:
+                raise UsageError(f"{what}: no replica is led by {', '.join(unknown)}; {', '.join(self._by_leader)} are")
+        missing = sorted(set(self._plan.devices) - set(self._options.held_sizes))
+        if self._options.held_sizes and missing:
+            raise UsageError(f"held_sizes: nothing is said of {', '.join(missing)}; give all devices of the plan")
+
+    def _check_links(self) -> None:
+        unused = sorted(set(self._options.link_speed) - set(self._network.links))
+        if unused:
+            raise UsageError(
+                f"link_speed: the plan sends nothing over {', '.join(unused)}; it uses {', '.join(self._network.links)}"
+            )
 
     def run(self, steps: int) -> SimulationResult:
         ready_s = dict.fromkeys(self._by_leader, 0.0)
@@ -100,6 +151,7 @@ class _Simulation:
             committed_s = self._commit()
             ready_s = self._update(step, committed_s)
         # After a barrier, all steps are alike but the first one, which no update precedes.
+        self._check_links()
         first_update_s = max(self._costs.optimizer_s(leader) for leader in self._by_leader) if steps == 1 else 0.0
         return self._result(committed_s - begun_s + first_update_s, pipeline_s)
 
@@ -107,7 +159,7 @@ class _Simulation:
         """Run all actions of a step; return the seconds from first to last."""
         self._link_bytes.clear()
         for leader, replica in self._by_leader.items():
-            self._clock.at(ready_s[leader], partial(replica.begin, step, self._world))
+            self._clock.at(ready_s[leader], replica.begin, step, self._world)
         self._clock.run()
         replicas = self._by_leader.values()
         if not all(replica.policy.step_complete for replica in replicas):
@@ -127,33 +179,45 @@ class _Simulation:
 
     def _update(self, step: int, start_s: float) -> dict[str, float]:
         """Return when each replica has updated its parameters."""
-        ready_s = {leader: start_s + self._costs.optimizer_s(leader) for leader in self._by_leader}
+        ready_s = {
+            leader: replica.work_ends_s(start_s, self._costs.optimizer_s(leader))
+            for leader, replica in self._by_leader.items()
+        }
         for leader, replica in self._by_leader.items():
             if ready_s[leader] > start_s:
                 replica.busy_s += ready_s[leader] - start_s
                 self._recorder.computed(replica.devices, "update", step, start_s, ready_s[leader])
         return ready_s
 
-    def _deliver(self, source: str, action: Action, step: int) -> None:
+    def _deliver(self, source: str, action: Action, step: int, made_s: float) -> None:
         """Send what an action has produced to those who need it."""
         direction = produces(action, len(self._plan.stages))
         if direction is None:
             return
         for target, piece in self._router.destinations(source, direction, action.span):
-            self._send((source, target), direction, action.stage, step, piece)
+            self._send(_Message((source, target), direction, action.stage, step, piece, made_s))
 
-    def _send(self, route: tuple[str, str], direction: Direction, stage: int, step: int, span: Span) -> None:
-        transfer = self._costs.transfer(*route, direction, stage, span)
-        here = self._plan.stages[stage]
-        cut = (here.end_unit if direction is Direction.FORWARD else here.first_unit) - 1
-        key = MessageKey(self._plan.generation, step, direction.value, cut, span)
+    def _send(self, message: "_Message") -> None:
+        source, target = route = message.route
+        key = (source, target, message.direction, message.span.size)
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._costs.transfer(source, target, message.direction, message.stage, message.span)
+            self._transfers[key] = transfer
         self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
+        self._network.send(source, target, transfer, partial(self._arrived, message, transfer))
 
-        def arrived(start_s: float, sent_s: float) -> None:
-            self._recorder.carried(route, key, transfer.size_bytes, (start_s, sent_s), self._clock.now_s)
-            self._by_leader[route[1]].arrive(Arrived(direction, span), self._world)
-
-        self._network.send(*route, transfer, arrived)
+    def _arrived(self, message: "_Message", transfer: Transfer, start_s: float, sent_s: float) -> None:
+        source, target = message.route
+        if self._options.trace:
+            here = self._plan.stages[message.stage]
+            cut = (here.end_unit if message.direction is Direction.FORWARD else here.first_unit) - 1
+            key = MessageKey(self._plan.generation, message.step, message.direction.value, cut, message.span)
+            self._recorder.carried(message.route, key, transfer.size_bytes, (start_s, sent_s), self._clock.now_s)
+        if self._memory is not None:
+            self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s)
+            self._memory.received(target, transfer.size_bytes, start_s + transfer.latency_s)
+        self._by_leader[target].arrive(Arrived(message.direction, message.span), self._world)
 
     def _result(self, step_s: float, pipeline_s: float) -> SimulationResult:
         replicas = self._by_leader.values()
@@ -170,7 +234,17 @@ class _Simulation:
             link_bytes=dict(self._link_bytes),
             orders={replica.leader: tuple(replica.order) for replica in replicas},
             trace=self._recorder.trace(),
+            memory=self._memory_by_device(),
         )
+
+    def _memory_by_device(self) -> dict[str, DeviceMemory]:
+        if self._memory is None:
+            return {}
+        return {
+            device: self._memory.of(device, replica.leader)
+            for replica in self._by_leader.values()
+            for device in replica.devices
+        }
 
 
 def _replicas(
@@ -179,7 +253,14 @@ def _replicas(
     tasks = replica_tasks(plan, schedule=schedule, split_backward=options.split_backward)
     return tuple(
         tuple(
-            SimulatedReplica(replica.devices, make_policy(schedule, task), costs.action_s, costs.action_overhead_s)
+            SimulatedReplica(
+                replica.devices,
+                make_policy(schedule, task),
+                costs.action_s,
+                costs.action_overhead_s,
+                speed=options.device_speed.get(replica.devices[0]),
+                clock_offset_s=options.clock_offset_s.get(replica.devices[0], 0.0),
+            )
             for replica, task in zip(stage.replicas, row, strict=True)
         )
         for stage, row in zip(plan.stages, tasks, strict=True)

@@ -11,20 +11,20 @@ class TraceRecorder:
     """Collects what happens; does nothing when it is off."""
 
     def __init__(self, *, on: bool) -> None:
-        self._on = on
+        self.on = on
         self._intervals: list[Interval] = []
         self._flows: list[Flow] = []
 
     def computed(self, devices: tuple[str, ...], what: Action | str, step: int, start_s: float, end_s: float) -> None:
         """Note work of all devices of a replica."""
-        for device in devices if self._on else ():
+        for device in devices if self.on else ():
             self._add(device, "compute", str(what), step, (start_s, end_s))
 
     def carried(
         self, route: tuple[str, str], key: MessageKey, size_bytes: int, sent: tuple[float, float], arrived_s: float
     ) -> None:
         """Note a message from one device to another: when it left, from first to last byte, and when it was there."""
-        if not self._on:
+        if not self.on:
             return
         source, target = route
         latency_s = arrived_s - sent[1]

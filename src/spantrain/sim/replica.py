@@ -7,11 +7,11 @@ from spantrain.core.action import Action, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
 from spantrain.policy.dispatch import DispatchPolicy
 from spantrain.sim.clock import VirtualClock
+from spantrain.sim.memory import MemoryLog
 from spantrain.sim.record import TraceRecorder
+from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["SimulatedReplica", "World"]
-
-_RELEASES = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,9 @@ class World:
 
     clock: VirtualClock
     recorder: TraceRecorder
-    deliver: Callable[[str, Action, int], None]
-    """Takes what a device's action has produced in a step to those who need it."""
+    memory: MemoryLog | None
+    deliver: Callable[[str, Action, int, float], None]
+    """Takes what a device's action, begun at a time, has produced in a step to those who need it."""
 
 
 class SimulatedReplica:
@@ -36,8 +37,13 @@ class SimulatedReplica:
         policy: DispatchPolicy,
         seconds: Callable[[str, Action], float],
         overhead_s: float,
+        *,
+        speed: SpeedTrace | None = None,
+        clock_offset_s: float = 0.0,
     ) -> None:
         self.devices = devices
+        self.leader = devices[0]
+        """The device that decides."""
         self.policy = policy
         self.order: list[Action] = []
         """What it ran in the last step."""
@@ -48,14 +54,12 @@ class SimulatedReplica:
         self.peak_held = 0
         self._held = 0
         self._seconds = seconds
+        self._known_s: dict[tuple[Op, int], float] = {}
         self._overhead_s = overhead_s
+        self._speed = speed
+        self._clock_offset_s = clock_offset_s
         self._step: int | None = None
         self._early: list[Arrived] = []
-
-    @property
-    def leader(self) -> str:
-        """The device that decides."""
-        return self.devices[0]
 
     def begin(self, step: int, world: World) -> None:
         """Start a step; what has arrived for it already is told next."""
@@ -77,25 +81,39 @@ class SimulatedReplica:
         else:
             self._tell(event, world)
 
+    def work_ends_s(self, start_s: float, work_s: float) -> float:
+        """Return when work that takes so long at the device's normal speed ends."""
+        return start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
+
     def _tell(self, event: Event, world: World) -> None:
-        for command in self.policy.on_event(world.clock.now_s, event):
+        # The device knows its own clock only.
+        for command in self.policy.on_event(world.clock.now_s + self._clock_offset_s, event):
             self._run(command.action, world)
 
     def _run(self, action: Action, world: World) -> None:
+        op, samples = action.op, action.span.size
+        work_s = self._known_s.get((op, samples))
+        if work_s is None:
+            work_s = self._known_s[op, samples] = self._seconds(self.leader, action)
         start_s = world.clock.now_s + self._overhead_s
-        end_s = start_s + self._seconds(self.leader, action)
-        if action.op is Op.FORWARD:
-            self._held += action.span.size
+        end_s = start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
+        if op is Op.FORWARD:
+            self._held += samples
             self.peak_held = max(self.peak_held, self._held)
         self.order.append(action)
-        world.clock.at(end_s, lambda: self._finished(action, start_s, world), last=True)
+        world.clock.at(end_s, self._finished, action, start_s, world, last=True)
 
     def _finished(self, action: Action, start_s: float, world: World) -> None:
-        assert self._step is not None
-        self.ended_s = world.clock.now_s
-        self.busy_s += self.ended_s - start_s
-        world.recorder.computed(self.devices, action, self._step, start_s, self.ended_s)
-        if action.op in _RELEASES:
+        step, end_s, op = self._step, world.clock.now_s, action.op
+        assert step is not None, f"{action} ends between two steps"
+        self.ended_s = end_s
+        self.busy_s += end_s - start_s
+        if world.recorder.on:
+            world.recorder.computed(self.devices, action, step, start_s, end_s)
+        if world.memory is not None:
+            world.memory.computed(self.leader, action, start_s, end_s)
+        if op is Op.BACKWARD or op is Op.BACKWARD_WEIGHT:
             self._held -= action.span.size
-        world.deliver(self.leader, action, self._step)
+        if op is not Op.BACKWARD_WEIGHT:
+            world.deliver(self.leader, action, step, start_s)
         self._tell(Finished(action), world)

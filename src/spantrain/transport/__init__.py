@@ -3,6 +3,7 @@
 interface   what a mailbox takes and gives: addresses, messages, limits, counters
 keys        CURVE key pairs
 wire        the bytes of the protocol: encode, decode, check every bound
+exchange    the queues between the threads that send and receive and the one that owns the sockets
 outbox      the sending side of one peer: queue, lanes, credit, what is not acknowledged
 inbox       the receiving side of one peer: put chunks together, grant credit, know what was seen
 links       the connections to one peer, dialled or accepted

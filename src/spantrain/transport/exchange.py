@@ -104,11 +104,13 @@ class Exchange:
             self.changed = True
             self.condition.notify_all()
 
-    def dial(self) -> None:
-        """Let peers be dialled that `set_peers` held back."""
+    def dial(self, names: Iterable[str] | None) -> None:
+        """Let peers be dialled that `set_peers` held back; all if None."""
         with self.condition:
-            for known in self.peers.values():
-                known.held_back = False
+            for name in self.peers if names is None else names:
+                if name not in self.peers:
+                    raise ValueError(f"{self.name}: {name} is not among the peers of generation {self.generation}")
+                self.peers[name].held_back = False
             self.changed = True
 
     def _stays(self, known: Correspondent, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:

@@ -130,8 +130,8 @@ class MailboxLike(Protocol):
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers that may send and be sent to; dial those that are new, or wait for `dial`."""
 
-    def dial(self) -> None:
-        """Dial the peers that `set_peers` held back."""
+    def dial(self, names: Iterable[str] | None = None) -> None:
+        """Dial peers that `set_peers` held back, all or some."""
 
     def send(
         self, peer: str, key: MessageKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None

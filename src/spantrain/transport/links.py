@@ -21,7 +21,7 @@ _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
 _HEARTBEAT_INTERVAL_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 15.0
-_FIRST_WELCOME_S, _LAST_WELCOME_S = 1.0, 16.0
+_FIRST_WELCOME_S, _LAST_WELCOME_S = 0.5, 8.0
 _SENT_AWAY_S = 60.0
 """Whoever said goodbye is to be dialled again when the peers are set anew, not before; this is for when it forgot."""
 _CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9

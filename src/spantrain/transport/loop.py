@@ -1,5 +1,6 @@
 """The one thread that owns every socket: it waits long, moves frames, and keeps links as the peers are wanted."""
 
+import contextlib
 import math
 import socket as sockets
 import threading
@@ -185,16 +186,23 @@ class Loop(threading.Thread):
     def _drop(self, name: str, *, returns: bool) -> None:
         link = self._links.pop(name)
         self._retry.discard(name)
+        if link.up:
+            self._acknowledge_last(link)
         if isinstance(link, DialledLink):
             self._hang_up(link)
             return
         for route in [route for route, other in self._by_route.items() if other is link]:
             del self._by_route[route]
-            if returns:
-                self._tell(route, RESET)
-            else:
+            if not returns:
                 self._parted.add(route)
-                self._tell(route, encode_bye(self._exchange.generation))
+        if isinstance(link, AcceptedLink) and link.routes and link.routes[0] is not None:
+            # On the first connection only, behind the acknowledgement: the other side then closes all.
+            self._tell(link.routes[0], RESET if returns else encode_bye(self._exchange.generation))
+
+    def _acknowledge_last(self, link: Link) -> None:
+        """Tell a peer that is dropped what has come, or it would send it again when it is met again."""
+        with contextlib.suppress(zmq.ZMQError), self._exchange.condition:
+            self._sender.acknowledge(link)
 
     def _dial(self, link: DialledLink) -> None:
         with self._exchange.condition:

@@ -98,9 +98,13 @@ class Mailbox:
         self._exchange.set_peers(generation, addresses, dial=dial)
         self._loop.wake()
 
-    def dial(self) -> None:
-        """Dial the peers that `set_peers(..., dial=False)` held back; nothing happens to those that are connected."""
-        self._exchange.dial()
+    def dial(self, names: Iterable[str] | None = None) -> None:
+        """Dial peers that `set_peers(..., dial=False)` held back, all or some; those that are connected stay so.
+
+        Raises:
+            ValueError: a name is not among the peers.
+        """
+        self._exchange.dial(names)
         self._loop.wake()
 
     def _check_address(self, peer: PeerAddress) -> None:

@@ -131,9 +131,13 @@ class MemoryMailbox:
         self._exchange.set_peers(generation, peers, dial=dial)
         self._network.pump()
 
-    def dial(self) -> None:
-        """Dial the peers that `set_peers(..., dial=False)` held back; nothing happens to those that are connected."""
-        self._exchange.dial()
+    def dial(self, names: Iterable[str] | None = None) -> None:
+        """Dial peers that `set_peers(..., dial=False)` held back, all or some; those that are connected stay so.
+
+        Raises:
+            ValueError: a name is not among the peers.
+        """
+        self._exchange.dial(names)
         self._network.pump()
 
     def send(

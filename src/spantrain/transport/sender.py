@@ -31,8 +31,7 @@ class Sender:
                 return False
             del link.control[0]
         known = link.known
-        if known.inbox.acknowledgement_due:
-            self._control(link, encode_acknowledgement(known.inbox.take_acknowledgement()))
+        self.acknowledge(link)
         roomy = not link.control
         for track in (EXPRESS, BULK):
             for _ in range(_BURST):
@@ -46,6 +45,16 @@ class Sender:
             else:
                 self._exchange.dirty.add(known.peer.name)
         return roomy
+
+    def acknowledge(self, link: Link) -> None:
+        """Tell the peer what has come, if that is news.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        inbox = link.known.inbox
+        if inbox.acknowledgement_due:
+            self._control(link, encode_acknowledgement(inbox.take_acknowledgement()))
 
     def _send_chunk(self, link: Link, parcel: Parcel) -> bool:
         piece = parcel.payload.piece(parcel.offset, parcel.length)

@@ -1,0 +1,162 @@
+"""The command that says what a plan would do, under one schedule or all of them."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.options import Json, check_folder, print_json
+from spantrain.config.artefacts import profile_of_plan, read_plan
+from spantrain.config.json_codec import to_json
+from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
+from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
+from spantrain.errors import ConfigError
+from spantrain.schedule.registry import SCHEDULE_NAMES, check_schedule
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spantrain.app.simulate import ScheduleOutcome, SimulationReport
+
+__all__ = ["simulate"]
+
+_STATE_OF = {"sgd": "momentum"}
+"""The optimizer by the state that it keeps: SGD is run with momentum."""
+
+_WIDTH = 150
+"""Where there is no terminal."""
+
+
+def simulate(
+    plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")],
+    schedule: Annotated[str | None, typer.Option(help="An order of work, or `all`; default: the plan's own.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = 3,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
+    trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
+    json_: Json = False,
+) -> None:
+    """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
+    from spantrain.app.simulate import SimulateRequest, run_simulation, write_simulated_trace
+
+    if schedule == "all" and trace is not None:
+        raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
+    if trace is not None:
+        if trace.is_dir():
+            raise ConfigError(f"--trace {trace}: is a folder; name the file to write, e.g. {trace / 'sim.json'}")
+        check_folder("--trace", trace.parent)
+    limit_bytes = None if memory_limit is None else _bytes("--memory-limit", memory_limit)
+    state = _STATE_OF.get(optimizer, optimizer)
+    if state not in OPTIMIZER_STATE_RATIO:
+        raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
+    plan = read_plan(plan_path)
+    names = SCHEDULE_NAMES if schedule == "all" else (check_schedule(plan.schedule if schedule is None else schedule),)
+    request = SimulateRequest(
+        plan=plan,
+        profile=profile_of_plan(plan, plan_path),
+        schedules=names,
+        memory_limit_bytes=limit_bytes,
+        steps=steps,
+        optimizer=state,
+    )
+    report = run_simulation(request)
+    if trace is not None:
+        write_simulated_trace(report.results[names[0]], trace)
+    if json_:
+        document = {name: to_json(outcome) for name, outcome in report.schedules.items()}
+        print_json({"plan": str(plan_path), "memory_limit_bytes": limit_bytes, "steps": steps, "schedules": document})
+        return
+    _show(report)
+    if trace is not None:
+        typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    if found == 0:
+        raise ConfigError(f"{option} {text}: must be more than nothing")
+    return found
+
+
+def _show(report: "SimulationReport") -> None:
+    """Print the tables."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
+    console.print(_step_table(ran))
+    console.print(_memory_table(ran))
+    for outcome in report.schedules.values():
+        if outcome.reason:
+            console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
+    for line in _remarks(ran):
+        console.print(f"  {line}", style="dim", highlight=False, markup=False)
+
+
+def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
+    from rich.table import Table
+
+    stages = range(len(outcomes[0].bubble_ratio))
+    table = Table(title="A step, simulated")
+    for name in ("schedule", "step", "over the bound", *(f"waits, stage {stage}" for stage in stages)):
+        table.add_column(name, justify="left" if name == "schedule" else "right")
+    table.add_column("money", justify="right")
+    table.add_column("energy", justify="right")
+    for outcome in sorted(outcomes, key=lambda entry: entry.step_s or 0.0):
+        ratio = outcome.ratio_to_bound
+        money = outcome.money_per_step
+        table.add_row(
+            outcome.schedule,
+            format_seconds(outcome.step_s or 0.0),
+            "-" if ratio is None else f"{ratio:.3f}",
+            *(f"{waits:.1%}" for waits in outcome.bubble_ratio),
+            "no price" if money is None else f"${money:.3g}",
+            f"{outcome.joules_per_step:.4g} J",
+        )
+    return table
+
+
+def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
+    from rich.table import Table
+
+    table = Table(title="Most memory held at once (! is over the limit)")
+    table.add_column("device")
+    table.add_column("limit", justify="right")
+    for outcome in outcomes:
+        table.add_column(outcome.schedule, justify="right")
+    for device, limit_bytes in outcomes[0].limit_bytes.items():
+        cells = [
+            format_bytes(outcome.peak_bytes[device]) + (" !" if device in outcome.over_limit else "")
+            for outcome in outcomes
+        ]
+        table.add_row(device, format_bytes(limit_bytes), *cells)
+    return table
+
+
+def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
+    """Return what one must know to read the figures."""
+    lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
+    for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
+        worst = max(
+            (outcome for outcome in outcomes if device in outcome.over_limit),
+            key=lambda entry: entry.peak_bytes[device],
+        )
+        lines.append(f"{device} is over its limit, most under {worst.schedule}: {_what(worst.peak_held[device])}")
+    unpriced = sorted({name for outcome in outcomes if outcome.money for name in outcome.money.without_price})
+    if unpriced:
+        lines.append(f"No price is known for the kind of {', '.join(unpriced)}.")
+    return lines
+
+
+def _what(held: HeldBytes) -> str:
+    """Say what a device holds, the most first."""
+    sizes = {field.name.removesuffix("_bytes"): getattr(held, field.name) for field in fields(held)}
+    return ", ".join(f"{name} {format_bytes(sizes[name])}" for name in sorted(sizes, key=lambda name: -sizes[name]))

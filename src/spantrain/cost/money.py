@@ -1,0 +1,118 @@
+"""Money of a step: hours of rented devices, electricity of owned ones, bytes that leave rented places.
+
+The prices are list prices with a date and a source each, in `prices.yaml` beside this file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+import yaml
+
+from spantrain.core.cluster import Cluster
+
+__all__ = ["Money", "Price", "PriceTable", "between_sites", "load_prices", "money_of_step"]
+
+_JOULES_PER_KWH = 3.6e6
+_BYTES_PER_GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """A list price."""
+
+    usd: float
+    date: str
+    """Year and month in which it was the list price."""
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.usd < 0 or not self.date or not self.source:
+            raise ValueError(f"a price must not be negative and needs a date and a source, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceTable:
+    """What things cost."""
+
+    rented_by_kind: Mapping[str, Price]
+    """For an hour of a device."""
+    owned_kinds: frozenset[str]
+    """Kinds that cost their electricity only."""
+    electricity: Price
+    """For a kilowatt-hour."""
+    egress: Price
+    """For a gigabyte (1e9 bytes) that leaves a site with rented devices."""
+
+    def has(self, kind: str) -> bool:
+        """Whether a kind has a price."""
+        return kind in self.rented_by_kind or kind in self.owned_kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Money:
+    """What a step costs, in US dollars by the list prices."""
+
+    rent_usd: float
+    electricity_usd: float
+    """Of owned devices; rents hold that of the others."""
+    egress_usd: float
+    without_price: tuple[str, ...]
+    """Devices whose kind has no price: they are left out of the sums above."""
+
+    @property
+    def total_usd(self) -> float | None:
+        """All of it; None where a device has no price."""
+        return None if self.without_price else self.rent_usd + self.electricity_usd + self.egress_usd
+
+
+@cache
+def load_prices() -> PriceTable:
+    """Return the list prices that ship with the program."""
+    text = (resources.files("spantrain.cost") / "prices.yaml").read_text(encoding="utf-8")
+    rows = yaml.safe_load(text)
+    return PriceTable(
+        rented_by_kind=MappingProxyType({kind: _price(row, "usd_per_hour") for kind, row in rows["rented"].items()}),
+        owned_kinds=frozenset(rows["owned"]),
+        electricity=_price(rows["electricity"], "usd_per_kwh"),
+        egress=_price(rows["egress"], "usd_per_gb"),
+    )
+
+
+def _price(row: Mapping[str, object], unit: str) -> Price:
+    return Price(usd=float(str(row[unit])), date=str(row["date"]), source=str(row["source"]))
+
+
+def money_of_step(
+    cluster: Cluster,
+    step_s: float,
+    *,
+    joules_by_device: Mapping[str, float],
+    sent_bytes: Mapping[tuple[str, str], int],
+    prices: PriceTable | None = None,
+) -> Money:
+    """Return what a step costs on the devices of `joules_by_device`, which are in use for all of it.
+
+    `sent_bytes` is by sender and receiver. A site with a rented device in use pays for what leaves it.
+    """
+    table = load_prices() if prices is None else prices
+    devices = [cluster.device_by_name[name] for name in joules_by_device]
+    rented_sites = {device.site for device in devices if device.kind in table.rented_by_kind}
+    kwh = sum(joules_by_device[device.name] for device in devices if device.kind in table.owned_kinds) / _JOULES_PER_KWH
+    rent = sum(table.rented_by_kind[device.kind].usd for device in devices if device.kind in table.rented_by_kind)
+    left = sum(size for (source, _), size in between_sites(cluster, sent_bytes) if source in rented_sites)
+    return Money(
+        rent_usd=rent * step_s / 3600,
+        electricity_usd=kwh * table.electricity.usd,
+        egress_usd=left / _BYTES_PER_GB * table.egress.usd,
+        without_price=tuple(device.name for device in devices if not table.has(device.kind)),
+    )
+
+
+def between_sites(cluster: Cluster, sent_bytes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+    """Return the bytes that go from one site to another, by pair of sites; pairs may come more than once."""
+    site = {device.name: device.site for device in cluster.devices}
+    routes = (((site[source], site[target]), size) for (source, target), size in sent_bytes.items())
+    return [(pair, size) for pair, size in routes if pair[0] != pair[1]]

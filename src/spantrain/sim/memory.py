@@ -1,0 +1,101 @@
+"""Bytes that devices hold over time, the most of it, and what held it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+from spantrain.core.action import Action, Op
+from spantrain.cost.memory import HeldBytes, HeldSizes
+
+__all__ = ["DeviceMemory", "MemoryLog"]
+
+
+class _Part(IntEnum):
+    """What comes and goes."""
+
+    ACTIVATIONS = 0
+    RECEIVED = 1
+    SENDING = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device over a simulated run."""
+
+    peak_s: float
+    """When it first held the most."""
+    peak: HeldBytes
+    """What it held then."""
+    timeline: tuple[tuple[float, int], ...]
+    """Times at which the sum changes, and all bytes from then on."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return self.peak.total_bytes
+
+
+class MemoryLog:
+    """Notes what devices begin and cease to hold.
+
+    Activations count from the start of F to the end of B or W. A message counts at its sender from the start of the
+    action that makes it to its last byte sent, at its receiver from its first byte there to the end of the action
+    that uses it. What is freed at a moment is free for what begins at that moment.
+    """
+
+    def __init__(self, sizes: Mapping[str, HeldSizes]) -> None:
+        self._sizes = sizes
+        self._changes: dict[str, list[tuple[float, int, int]]] = {device: [] for device in sizes}
+
+    def computed(self, device: str, action: Action, start_s: float, end_s: float) -> None:
+        """Note an action from its start to its end."""
+        sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
+        op = action.op
+        if op is Op.FORWARD:
+            changes.append((start_s, samples * sizes.activation_bytes_per_sample, _Part.ACTIVATIONS))
+            changes.append((end_s, -samples * sizes.input_bytes_per_sample, _Part.RECEIVED))
+            return
+        if op is not Op.BACKWARD_INPUT:
+            changes.append((end_s, -samples * sizes.activation_bytes_per_sample, _Part.ACTIVATIONS))
+        if op is not Op.BACKWARD_WEIGHT:
+            changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _Part.RECEIVED))
+
+    def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float) -> None:
+        """Note a message at its sender: when the action that makes it began, and when its last byte had left."""
+        self._changes[device] += ((made_s, size_bytes, _Part.SENDING), (sent_s, -size_bytes, _Part.SENDING))
+
+    def received(self, device: str, size_bytes: int, first_byte_s: float) -> None:
+        """Note a message at its receiver: when its first byte was there."""
+        self._changes[device].append((first_byte_s, size_bytes, _Part.RECEIVED))
+
+    def of(self, device: str, leader: str) -> DeviceMemory:
+        """Return the memory of a device, which does what the leader of its replica does.
+
+        Raises:
+            ValueError: the sizes by the sample do not fit the sizes of messages.
+        """
+        sizes = self._sizes[device]
+        held, most = [0, 0, 0], [0, 0, 0]
+        base = now = highest = sizes.held().total_bytes
+        peak_s = 0.0
+        levels: dict[float, int] = {0.0: base}
+        # At equal times what is freed comes first.
+        for time_s, size_bytes, part in sorted(self._changes[leader]):
+            held[part] += size_bytes
+            now += size_bytes
+            if now > highest:
+                highest, peak_s, most = now, time_s, held.copy()
+            levels[time_s] = now
+        if now != base:
+            raise ValueError(
+                f"{device} holds {now - base} bytes more after a step: its sizes are not those of messages"
+            )
+        peak = sizes.held(activation_bytes=most[0], received_bytes=most[1], sending_bytes=most[2])
+        return DeviceMemory(peak_s=peak_s, peak=peak, timeline=_changes(levels))
+
+
+def _changes(levels: Mapping[float, int]) -> tuple[tuple[float, int], ...]:
+    """Return the levels without those that are like the one before."""
+    points = list(levels.items())
+    return (points[0], *(point for before, point in pairwise(points) if point[1] != before[1]))

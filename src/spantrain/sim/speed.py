@@ -1,0 +1,73 @@
+"""Devices and links that become slower or faster while they work."""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from spantrain.errors import UsageError
+
+__all__ = ["SpeedTrace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedTrace:
+    """How fast something is over time, as a part of its normal speed: 1 up to the first change.
+
+    What is at work when the speed changes goes on at the new speed. A speed of 0 is a pause; the last speed must be
+    more than that, or what waits would never end.
+
+    Raises:
+        UsageError: times do not rise, or a speed is negative or not a number, or the last one is 0.
+
+    >>> halved = SpeedTrace(changes=((2.0, 0.5),))
+    >>> halved.end_s(1.0, 2.0), halved.work_s(1.0, 4.0)
+    (4.0, 2.0)
+    """
+
+    changes: tuple[tuple[float, float], ...]
+    """Each: seconds on the simulation's clock, and the speed from then on."""
+
+    def __post_init__(self) -> None:
+        if not self.changes:
+            raise UsageError("a speed trace needs at least one change: (seconds, part of the normal speed)")
+        before_s = -math.inf
+        for number, (time_s, speed) in enumerate(self.changes):
+            if not math.isfinite(time_s) or time_s <= before_s:
+                raise UsageError(f"speed trace, change {number}: its time {time_s} s must be after {before_s} s")
+            if not math.isfinite(speed) or speed < 0:
+                raise UsageError(f"speed trace, change {number}: its speed must be zero or more, got {speed}")
+            before_s = time_s
+        if self.changes[-1][1] == 0:
+            raise UsageError(f"speed trace: its last speed is 0 from {before_s} s on, so nothing would ever end")
+
+    def end_s(self, start_s: float, work_s: float) -> float:
+        """Return when work that takes `work_s` at normal speed ends."""
+        now_s, left_s = start_s, work_s
+        following = self._after(start_s)
+        while following < len(self.changes):
+            change_s, speed = self.changes[following][0], self._speed(following)
+            if left_s <= (change_s - now_s) * speed and (speed > 0 or left_s == 0):
+                break
+            left_s -= (change_s - now_s) * speed
+            now_s, following = change_s, following + 1
+        return now_s if left_s == 0 else now_s + left_s / self._speed(following)
+
+    def work_s(self, start_s: float, end_s: float) -> float:
+        """Return how much work, in seconds at normal speed, is done between two times."""
+        done_s, now_s = 0.0, start_s
+        for following in range(self._after(start_s), len(self.changes) + 1):
+            at_end = following == len(self.changes) or self.changes[following][0] >= end_s
+            until_s = end_s if at_end else self.changes[following][0]
+            done_s += (until_s - now_s) * self._speed(following)
+            now_s = until_s
+            if at_end:
+                break
+        return done_s
+
+    def _after(self, time_s: float) -> int:
+        """Return the index of the first change after a time."""
+        return bisect_right(self.changes, time_s, key=lambda change: change[0])
+
+    def _speed(self, following: int) -> float:
+        """Return the speed before the change of this index."""
+        return self.changes[following - 1][1] if following else 1.0

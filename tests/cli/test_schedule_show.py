@@ -1,0 +1,128 @@
+"""`spantrain schedule show` and `check`: timeline, figures, picture, order; without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+EVEN = ("--stages", 4, "--micro-batches", 6)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_timeline_and_figures(spantrain) -> None:
+    ended = spantrain("schedule", "show", "zb-h1", *EVEN)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[1:] == [
+        "21 s, 1.000 times the lower bound of 21 s",
+        "",
+        "d0  FFFF...BBFBBFBBBBBBBB",
+        "d1  .FFF..IFIWFIWFIWIWIWW",
+        "d2  ..FF.IFIFIWFIWFIWIWWW",
+        "d3  ...FIFIFIFIWFIWFIWWWW",
+        "    0 s to 21 s, 1 s a cell",
+        "",
+        "stage  bubble  most samples held",
+        "0       14.3%  d0 4",
+        "1       14.3%  d1 4",
+        "2       14.3%  d2 4",
+        "3       14.3%  d3 4",
+    ]
+
+
+def test_links_and_limits_count(spantrain) -> None:
+    words = ("schedule", "show", "1f1b", *EVEN, "--transfer", 1, "--latency", 0.5)
+    free = json.loads(spantrain(*words, "--json").out)
+    tight = json.loads(spantrain(*words, "--in-flight", 2, "--json").out)
+    assert free["peak_samples"] == {"d0": 4, "d1": 3, "d2": 2, "d3": 1}
+    assert tight["peak_samples"] == {"d0": 2, "d1": 2, "d2": 2, "d3": 1}
+    assert tight["step_s"] > free["step_s"] > free["lower_bound_s"]
+    assert free["ratio_to_bound"] == pytest.approx(free["pipeline_s"] / free["lower_bound_s"])
+    assert len(free["bubble_ratio"]) == 4
+    assert free["orders"][3][0][:2] == ["3F[0:1]", "3B[0:1]"]
+
+
+def test_picture_and_order_files(spantrain) -> None:
+    ended = spantrain("schedule", "show", "compact", *EVEN, "--svg", "a/b.svg", "--order", "order.txt")
+    assert ended.code == 0, ended.err
+    assert ElementTree.parse("a/b.svg").getroot().tag.endswith("svg")
+    assert spantrain("schedule", "check", "order.txt").out == "order.txt: 66 actions of 4 stages can run\n"
+
+
+@pytest.fixture
+def plan_path(spantrain, profile_path, tmp_path) -> Path:
+    path = tmp_path / "plan.json"
+    assert spantrain("plan", profile_path, "--global-batch", 16, "--out", path).code == 0
+    return path
+
+
+def test_a_plan_with_its_profile(spantrain, plan_path) -> None:
+    plan = json.loads(plan_path.read_text())
+    shown = json.loads(spantrain("schedule", "show", "critical-path", "--plan", plan_path, "--json").out)
+    assert shown["step_s"] == pytest.approx(plan["prediction"]["step_s"])
+    assert shown["pipeline_s"] >= shown["lower_bound_s"]
+    assert len(shown["orders"]) == len(shown["bubble_ratio"]) == len(plan["stages"])
+    text = spantrain("schedule", "show", "gpipe", "--plan", plan_path, "--order", "order.txt").out
+    assert "of it" in text
+    assert all(device in text for device in shown["peak_samples"])
+    assert spantrain("schedule", "check", "order.txt", "--plan", plan_path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("show", "zbh1", *EVEN), "did you mean 'zb-h1'"),
+        (("show", "zb"), "give --stages and --micro-batches"),
+        (("show", "zb", "--stages", 4), "give --micro-batches"),
+        (("show", "zb", *EVEN, "--plan", "plan.json"), "--stages, --micro-batches: the plan says that"),
+        (("show", "zb", "--plan", "plan.json"), "plan.json: there is no such file"),
+        (("show", "zb", *EVEN, "--transfer", -1), "transfer_s must be a number of at least 0, got -1.0"),
+        (("show", "zb", *EVEN, "--latency", "nan"), "latency_s must be a number of at least 0, got nan"),
+        (("show", "zb", *EVEN, "--in-flight", 0), "in_flight must be at least 1 micro-batch, got 0"),
+        (("show", "zb", *EVEN, "--svg", "."), "--svg .: is a folder"),
+        (("check", "none.txt"), "none.txt: there is no such file; write one with"),
+    ],
+)
+def test_wrong_input_is_refused_and_nothing_written(words, says, spantrain, tmp_path) -> None:
+    ended = spantrain("schedule", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert says in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ("stage 0 replica 0: 0F[0:2]", "order.txt: stage 0, replica 0: span [0:2] has no backward_input"),
+        ("stage 0 replica 0: 0F[0:2] 0B[0:2]\nstage 1 replica 0: 1B[0:2] 1F[0:2]", "1B[0:2] waits for forward of"),
+        (
+            "stage 0 replica 0: 0F[0:2] 0B[0:2]\nstage 0 replica 1: 0F[1:3] 0B[1:3]",
+            "0F[1:3]: another replica of the stage has done some of its samples",
+        ),
+        ("stage 0 replica 0: 0X[0:2]", "order, line 1: not an action: '0X[0:2]'"),
+    ],
+)
+def test_orders_that_cannot_run_are_named(order, says, spantrain) -> None:
+    Path("order.txt").write_text(order)
+    ended = spantrain("schedule", "check", "order.txt")
+    assert (ended.code, ended.out) == (2, "")
+    assert says in ended.err
+
+
+def test_no_torch_is_needed() -> None:
+    code = (
+        "import sys, spantrain.cli.main as program\n"
+        "words = 'schedule show zb --stages 3 --micro-batches 4 --svg x.svg'.split()\n"
+        "try:\n    program.main(words)\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert Path("x.svg").is_file()

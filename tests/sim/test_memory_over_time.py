@@ -1,0 +1,96 @@
+"""Bytes over time: a case by hand, and that they agree with the planner's formula."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spantrain.core.action import Op
+from spantrain.core.spans import equal_spans
+from spantrain.cost.memory import HeldSizes
+from spantrain.errors import UsageError
+from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.sim.costs import TableCosts
+from spantrain.sim.engine import SimulationOptions, simulate
+
+OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
+
+
+def sizes(*, first: bool = False, last: bool = False, activation: int = 100) -> HeldSizes:
+    """Messages of a sample are one byte, as in TableCosts."""
+    return HeldSizes(
+        parameter_bytes=1000,
+        gradient_bytes=1000,
+        optimizer_bytes=2000,
+        framework_bytes=500,
+        activation_bytes_per_sample=activation,
+        input_bytes_per_sample=0 if first else 1,
+        output_gradient_bytes_per_sample=0 if last else 1,
+    )
+
+
+def costs(stages: int, transfer_s: float = 0.5, latency_s: float = 1.0) -> TableCosts:
+    cut = (transfer_s,) * (stages - 1)
+    return TableCosts(sample_s=(OPS,) * stages, latency_s=(latency_s,) * (stages - 1), forward_s=cut, backward_s=cut)
+
+
+def test_one_micro_batch_by_hand(make_plan) -> None:
+    plan = make_plan([(equal_spans(2, 2), [1.0], [2])] * 2)
+    options = SimulationOptions(held_sizes={"s0r0": sizes(first=True), "s1r0": sizes(last=True)})
+    memory = simulate(plan, costs(2), steps=1, schedule="critical-path", options=options).memory
+    base = 4500
+    # F 0-2 makes a message that is sent from 2 to 3 and is there from 3 to 4; stage 1: F 4-6, I 6-8, W 8-10. Its
+    # gradient is sent from 8 to 9, is there from 9 to 10, and is used up by B from 10 to 14.
+    assert memory["s0r0"].timeline == (
+        (0.0, base + 202), (3.0, base + 200), (9.0, base + 202), (14.0, base)
+    )  # fmt: skip
+    assert memory["s1r0"].timeline == (
+        (0.0, base), (3.0, base + 2), (4.0, base + 202), (9.0, base + 200), (10.0, base)
+    )  # fmt: skip
+    peak = memory["s1r0"].peak
+    assert (memory["s1r0"].peak_s, memory["s1r0"].peak_bytes) == (4.0, base + 202)
+    assert (peak.activation_bytes, peak.received_bytes, peak.sending_bytes) == (200, 2, 0)
+    assert (peak.parameter_bytes, peak.gradient_bytes, peak.optimizer_bytes, peak.framework_bytes) == (
+        1000, 1000, 2000, 500,
+    )  # fmt: skip
+
+
+def test_activations_are_held_until_the_weights_have_their_gradients(make_plan) -> None:
+    """Stage 1 of the split backward does both I first: W is what frees."""
+    plan = make_plan([(equal_spans(2, 1), [1.0], [2])] * 2)
+    held = {"s0r0": sizes(first=True), "s1r0": sizes(last=True)}
+    result = simulate(plan, costs(2), steps=2, schedule="critical-path", options=SimulationOptions(held_sizes=held))
+    assert [a.op.value for a in result.orders["s1r0"]] in (list("FIFIWW"), list("FIWFIW"), list("FIFWIW"))
+    assert result.memory["s1r0"].peak.activation_bytes == 100 * result.peak_in_flight["s1r0"]
+
+
+def test_nothing_is_counted_without_sizes_and_none_may_be_missing(make_plan) -> None:
+    plan = make_plan([(equal_spans(2, 1), [1.0], [2])] * 2)
+    result = simulate(plan, costs(2))
+    assert result.memory == result.peak_bytes == {}
+    with pytest.raises(UsageError, match="nothing is said of s1r0"):
+        simulate(plan, costs(2), options=SimulationOptions(held_sizes={"s0r0": sizes()}))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_all_that_is_held_is_freed_and_activations_are_the_samples_in_flight(data, plans, table_costs) -> None:
+    plan = data.draw(plans)
+    table = data.draw(table_costs(plan))
+    last = len(plan.stages) - 1
+    held = {
+        device: sizes(first=index == 0, last=index == last)
+        for index, stage in enumerate(plan.stages)
+        for device in stage.devices
+    }
+    for schedule in SCHEDULE_NAMES:
+        options = SimulationOptions(held_sizes=held, trace=False)
+        result = simulate(plan, table, steps=2, schedule=schedule, options=options)
+        for device, memory in result.memory.items():
+            levels = [size for _, size in memory.timeline]
+            assert levels[-1] == 4500
+            assert memory.peak_bytes == max(levels) == memory.peak.total_bytes
+            # Messages are a byte, activations a hundred.
+            assert memory.peak.activation_bytes <= 100 * result.peak_in_flight[device]
+            if all(seconds > 0 for stage in table.sample_s for seconds in stage.values()):
+                assert min(levels) == 4500
+                assert memory.peak_bytes >= 4500 + 100 * result.peak_in_flight[device]
