@@ -34,7 +34,7 @@ class DemoOptions:
     model: str = "gpt2-tiny"
     global_batch: int = 48
     steps: int = 60
-    baseline_steps: int = 10
+    baseline_steps: int = 8
     """Steps on the best single site, in the same run."""
     schedule: str = "critical-path"
 

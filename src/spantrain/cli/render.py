@@ -149,7 +149,8 @@ def _site_rates(plan: Plan, previous: StepOutcome, outcome: StepOutcome) -> str:
             if pair[0] != pair[1]:
                 before = previous.sent_bytes.get(source, {}).get(target, 0)
                 moved[pair] = moved.get(pair, 0) + size - before
-    return "  ".join(f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()))
+    rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
+    return "  ".join(rates) or "nothing"
 
 
 def _console(*, stderr: bool) -> Console:
