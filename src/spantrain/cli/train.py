@@ -29,9 +29,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)] = 100,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")
-    ] = None,
+    schedule: Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3,
     lr_schedule: Annotated[str, typer.Option(help="constant, or cosine down to zero at --decay-steps.")] = "constant",
