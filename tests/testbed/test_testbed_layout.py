@@ -78,7 +78,7 @@ def test_all_that_is_wrong_with_a_cluster_is_said_at_once(cluster: Cluster) -> N
 def stale_state(directory: Path, router: ProcessMark) -> State:
     state = State(
         directory=str(directory), testbed_id="old", cluster="c", boot_id=boot_id(), router=router,
-        keeper=ProcessMark(pid=router.pid, started=1), has_user_namespace=False, site_of={}, address_of={},
+        keeper=ProcessMark(pid=router.pid, started=1), owner=None, has_user_namespace=False, site_of={}, address_of={},
         namespace_fd_of={}, networks=(os.stat("/proc/self/ns/net").st_ino,),
     )  # fmt: skip
     state.write()

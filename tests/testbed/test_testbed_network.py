@@ -165,10 +165,21 @@ def test_down_clears_up_when_router_and_keeper_were_killed(cluster: Cluster, own
     child = start(testbed, "cloud-0", SLEEP)
     for process in (state.keeper, state.router):
         os.kill(process.pid, signal.SIGKILL)
+        wait_until_dead(process.pid)
     assert down_all() == (testbed.id,)
     assert child.wait(10) == -signal.SIGTERM
     assert_nothing_remains(state)
     assert down_all() == ()
+
+
+def test_what_a_running_program_uses_is_left_alone(cluster: Cluster, own_runtime_dir: Path) -> None:
+    with Testbed.up(cluster) as ours:
+        assert down_all() == ()
+        assert Testbed.attach().id == ours.id, "there is no other"
+        with Testbed.up(cluster, detached=True) as other:
+            assert Testbed.attach().id == other.id
+            assert down_all() == (other.id,)
+        assert len(measure_round_trips(ours, "cloud-0", "edge-0", count=1)) == 1
 
 
 def test_it_goes_when_its_parent_dies(own_runtime_dir: Path) -> None:

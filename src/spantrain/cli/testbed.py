@@ -109,7 +109,7 @@ def status(testbed_id: Id = None, as_json: Json = False) -> None:
 
 @app.command()
 def down(testbed_id: Id = None, as_json: Json = False) -> None:
-    """End every testbed of this user (or the named one), with all processes inside, and what crashed ones left."""
+    """End this user's testbeds and what crashed ones left; not those that running programs use, unless named."""
     from spantrain.testbed.testbed import Testbed, down_all
 
     if testbed_id is None:

@@ -115,6 +115,7 @@ def _write_state(directory: Path, layout: Layout, built: Built, keeper_pid: int)
         boot_id=boot_id(),
         router=mark_of(os.getpid()),
         keeper=mark_of(keeper_pid),
+        owner=None if layout.parent_pid is None else mark_of(layout.parent_pid),
         has_user_namespace=built.has_user_namespace,
         site_of={host.name: site.name for host, site in hosts},
         address_of={host.name: host.address for host, _ in hosts},

@@ -43,6 +43,8 @@ class State:
     boot_id: str
     router: ProcessMark
     keeper: ProcessMark
+    owner: ProcessMark | None
+    """The program whose testbed it is and with which it ends; None if it was left to run by itself."""
     has_user_namespace: bool
     site_of: Mapping[str, str]
     """Of each host."""
@@ -56,6 +58,11 @@ class State:
     def running(self) -> bool:
         """Whether its router lives."""
         return self.boot_id == boot_id() and self.router.alive
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it runs and belongs to a program that does, too."""
+        return self.running and self.owner is not None and self.owner.alive
 
     def write(self) -> None:
         """Write the state file at once and whole."""
@@ -114,8 +121,13 @@ def _read(path: Path) -> State | None:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         router, keeper = (ProcessMark(**fields.pop(name)) for name in ("router", "keeper"))
-        networks = tuple(fields.pop("networks"))
-        return State(**fields, router=router, keeper=keeper, networks=networks)
+        owner = fields.pop("owner")
+        return State(
+            **{**fields, "networks": tuple(fields["networks"])},
+            router=router,
+            keeper=keeper,
+            owner=None if owner is None else ProcessMark(**owner),
+        )
     except FileNotFoundError:
         return None  # it has just ended
     except (ValueError, TypeError, KeyError) as error:

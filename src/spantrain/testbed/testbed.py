@@ -115,6 +115,8 @@ class Testbed:
     def attach(cls, testbed_id: str | None = None) -> "Testbed":
         """Return a handle on a testbed that runs already: the named one, or the only one.
 
+        Those that running programs use for themselves count only if there is no other.
+
         Raises:
             TestbedError: There is none, or there are several and none was named.
         """
@@ -123,6 +125,7 @@ class Testbed:
             return cls(running[_known("testbed", testbed_id, running)])
         if not running:
             raise TestbedError("no testbed is running; start one with `spantrain testbed up --preset laptop`")
+        running = {name: state for name, state in running.items() if not state.in_use} or running
         if len(running) > 1:
             raise TestbedError(f"{len(running)} testbeds are running ({', '.join(running)}); name one with --id")
         return cls(next(iter(running.values())))
@@ -227,8 +230,11 @@ class Testbed:
 
 
 def down_all() -> tuple[str, ...]:
-    """Take down every testbed of this user, what crashed ones left included; return their names."""
-    states = read_states()
+    """Take down every testbed of this user, what crashed ones left included; return their names.
+
+    Those that running programs use for themselves are left alone: they go with their programs, or by name.
+    """
+    states = [state for state in read_states() if not state.in_use]
     for state in states:
         _take_down(state)
     return tuple(state.testbed_id for state in states)
