@@ -21,10 +21,12 @@ _PIECES = 48
 _LEAST_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
-_STEADY_RATIO, _MOST_OVER_WHOLE = 0.1, 1.4
+_STEADY_RATIO, _RAMP_ROUND_TRIPS = 0.1, 2
 _GRAIN_BYTES = 64 * 1024
 """Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
-_LEAST_GRAINS = 12
+_LEAST_GRAINS, _LEAST_POINTS = 12, 4
+_GRAIN_GAP_PART = 0.25
+"""Pieces nearer than this part of their mean distance came in one grain."""
 _LEAST_JUDGED_BYTES = _LEAST_GRAINS * _GRAIN_BYTES
 
 
@@ -40,19 +42,26 @@ def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     100000
     """
     count = len(arrivals_s)
-    times = arrivals_s[int(count * _RAMP_PART) : max(count - 3, int(count * _RAMP_PART) + 2)]
-    lag = max(1, len(times) // 3)
+    begin, end = int(count * _RAMP_PART), max(count - 3, int(count * _RAMP_PART) + 2)
+    lag = max(1, (end - begin) // 3)
     if lag * piece_bytes < _LEAST_JUDGED_BYTES:
-        slope_s = _slope(times)
+        slope_s = _slope(arrivals_s, begin, end)
     else:
-        slope_s = statistics.median(later - earlier for earlier, later in zip(times, times[lag:], strict=False)) / lag
+        slope_s = statistics.median(arrivals_s[at + lag] - arrivals_s[at] for at in range(begin, end - lag)) / lag
     return piece_bytes / slope_s if slope_s > 0 else 1e12  # faster than the clock tells
 
 
-def _slope(times_s: Sequence[float]) -> float:
-    middle_s, middle = statistics.fmean(times_s), (len(times_s) - 1) / 2
-    steps = sum((index - middle) ** 2 for index in range(len(times_s)))
-    return sum((index - middle) * (time_s - middle_s) for index, time_s in enumerate(times_s)) / steps
+def _slope(arrivals_s: Sequence[float], begin: int, end: int) -> float:
+    """Return the seconds per piece of the line through the last piece of each grain.
+
+    Pieces that came in one packet have one time; how many had come by then is exact for the last of them only.
+    """
+    least_gap_s = _GRAIN_GAP_PART * (arrivals_s[-1] - arrivals_s[0]) / len(arrivals_s)
+    last = [at for at in range(begin, end) if arrivals_s[at + 1] - arrivals_s[at] > least_gap_s]
+    if len(last) < _LEAST_POINTS:
+        last = list(range(begin, end))
+    middle, middle_s = statistics.fmean(last), statistics.fmean(arrivals_s[at] for at in last)
+    return sum((at - middle) * (arrivals_s[at] - middle_s) for at in last) / sum((at - middle) ** 2 for at in last)
 
 
 def _pieces(total_bytes: float) -> tuple[int, int]:
@@ -84,24 +93,30 @@ def measure_bandwidth(
         total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, _LEAST_JUDGED_BYTES, enough_bytes))
     transfers = [arrivals_s]
     while len(transfers) < rounds or (
-        not _steady(transfers[-1], piece_bytes) and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
+        not _steady(transfers[-1], piece_bytes, 2 * latency_s)
+        and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
     ):
         transfers.append(load(pieces, piece_bytes))
-    return _judge(transfers, piece_bytes), pieces * piece_bytes
+    return _judge(transfers, piece_bytes, 2 * latency_s), pieces * piece_bytes
 
 
-def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int) -> float:
+def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int, round_trip_s: float) -> float:
     """Return the median rate of the transfers that were steady; if none was, of all.
 
     A lost packet holds up all that came after it, which then comes at once: then only the time of the whole says much.
     """
-    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes)] or transfers
-    wire_bytes = piece_bytes + OVERHEAD_BYTES
-    return statistics.median(
-        arrival_rate(arrivals_s, wire_bytes) / (over_whole if over_whole > _MOST_OVER_WHOLE else 1.0)
-        for arrivals_s in judged
-        for over_whole in [_over_whole(arrivals_s, piece_bytes)]
-    )
+    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes, round_trip_s)] or transfers
+    rates = []
+    for arrivals_s in judged:
+        over_whole = _over_whole(arrivals_s, piece_bytes)
+        in_a_burst = over_whole > _most_over_whole(arrivals_s, round_trip_s)
+        rates.append(arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) / (over_whole if in_a_burst else 1.0))
+    return statistics.median(rates)
+
+
+def _most_over_whole(arrivals_s: Sequence[float], round_trip_s: float) -> float:
+    """Return how much faster than the whole its later part may be: a new connection begins slowly, for round trips."""
+    return 1 + _STEADY_RATIO + _RAMP_ROUND_TRIPS * round_trip_s / max(arrivals_s[-1] - arrivals_s[0], 1e-6)
 
 
 def _over_whole(arrivals_s: Sequence[float], piece_bytes: int) -> float:
@@ -110,7 +125,7 @@ def _over_whole(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     return arrival_rate(arrivals_s, piece_bytes) / whole_rate
 
 
-def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
+def _steady(arrivals_s: Sequence[float], piece_bytes: int, round_trip_s: float) -> bool:
     """Whether a load came as fast early in what is judged as late, and hardly faster than the whole.
 
     If not, TCP was still finding its speed, or a machine was too busy to read and then read what had piled up.
@@ -122,4 +137,5 @@ def _steady(arrivals_s: Sequence[float], piece_bytes: int) -> bool:
         return True
     ratio = (late_s / (end - middle)) / (early_s / (middle - begin))
     tolerance = _STEADY_RATIO + _GRAIN_BYTES / (piece_bytes * (middle - begin))
-    return abs(ratio - 1) < tolerance and _over_whole(arrivals_s, piece_bytes) < _MOST_OVER_WHOLE
+    burst = _over_whole(arrivals_s, piece_bytes) > _most_over_whole(arrivals_s, round_trip_s)
+    return abs(ratio - 1) < tolerance and not burst

@@ -10,6 +10,7 @@ links       the connections to one peer, dialled or accepted
 admission   who may connect: the answering side of ZeroMQ's authentication
 visitors    what connections to the listening side came to: those cut off are counted
 sender      what goes out on a link, and in which order
+receiver    what comes in on a link, handed to the exchange
 loop        the one thread that owns every socket
 mailbox     what the runtime uses
 memory      the same mailbox inside one process, for tests

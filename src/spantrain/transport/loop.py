@@ -12,22 +12,20 @@ import zmq
 from spantrain.transport.admission import Admission
 from spantrain.transport.exchange import Correspondent, Exchange
 from spantrain.transport.keys import KeyPair
-from spantrain.transport.links import AcceptedLink, DialledLink, Link, frame_overhead_bytes, set_options
+from spantrain.transport.links import AcceptedLink, DialledLink, Link, set_options
+from spantrain.transport.receiver import Receiver, user_of
 from spantrain.transport.sender import Sender
 from spantrain.transport.visitors import Visitors
 from spantrain.transport.wire import (
     ACK,
     BYE,
-    CHUNK,
     HELLO,
     RESET,
     WELCOME,
     WHO,
     Greeting,
     Refusal,
-    decode_acknowledgement,
     decode_bye,
-    decode_chunk,
     decode_greeting,
     encode_bye,
     encode_greeting,
@@ -48,8 +46,8 @@ class Loop(threading.Thread):
         super().__init__(name=f"mailbox {exchange.name}", daemon=True)
         self._exchange = exchange
         self._keypair = keypair
-        self._overhead_bytes = frame_overhead_bytes(keypair is not None)
         self._sender = Sender(exchange)
+        self._receiver = Receiver(exchange)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._links: dict[str, Link] = {}
@@ -277,15 +275,15 @@ class Loop(threading.Thread):
         elif link is None or route not in link.routes:
             self._tell(route, RESET)
             raise Refusal("no greeting", "a frame came before a hello, or after a newer one")
-        elif self._keypair is not None and _user(frames[0]) != link.known.peer.name:
+        elif self._keypair is not None and user_of(frames[0]) != link.known.peer.name:
             raise Refusal("unknown peer", "a route was taken over by another key")
         else:
-            self._take(link, kind, frames)
+            self._receiver.take(link, kind, frames)
 
     def _take_hello(self, route: bytes, frame: "zmq.Frame") -> None:
         greeting = decode_greeting(frame.buffer)
-        if self._keypair is not None and _user(frame) != greeting.name:
-            raise Refusal("unknown peer", f"{_user(frame)!r} says that it is {greeting.name!r}")
+        if self._keypair is not None and user_of(frame) != greeting.name:
+            raise Refusal("unknown peer", f"{user_of(frame)!r} says that it is {greeting.name!r}")
         link = self._links.get(greeting.name)
         if not isinstance(link, AcceptedLink):
             raise Refusal("unknown peer", f"{greeting.name!r} is not among those that dial this side")
@@ -354,20 +352,8 @@ class Loop(threading.Thread):
         elif not link.up:
             raise Refusal("no greeting", "a frame came before the welcome")
         else:
-            self._take(link, kind, frames)
+            self._receiver.take(link, kind, frames)
         return False
-
-    def _take(self, link: Link, kind: bytes, frames: "list[zmq.Frame]") -> None:
-        size_bytes = sum(len(frame.buffer) + self._overhead_bytes for frame in frames)
-        link.known.count(wire_bytes_received=size_bytes)
-        if kind == CHUNK:
-            if len(frames) != 2:
-                raise Refusal("truncated" if len(frames) < 2 else "malformed", f"a chunk of {len(frames)} frames")
-            self._exchange.take_chunk(link.known, decode_chunk(frames[0].buffer), frames[1].buffer)
-        elif kind == ACK and len(frames) == 1:
-            self._exchange.take_acknowledgement(link.known, decode_acknowledgement(frames[0].buffer))
-        else:
-            raise Refusal("malformed", f"unknown kind of frame {kind!r} in {len(frames)} parts")
 
     # What goes out.
 
@@ -409,8 +395,3 @@ class Loop(threading.Thread):
         self._wake_in.close()
         self._wake_out.close()
         self._context.term()
-
-
-def _user(frame: "zmq.Frame") -> str:
-    """Return the name that admission gave to the key behind a frame."""
-    return str(frame.get("User-Id"))
