@@ -1,6 +1,6 @@
 """Profile a preset on the testbed and print what was found of its links against what they are.
 
-python benchmarks/profile_accuracy.py [--preset laptop] [--model gpt2-tiny] [--max-samples 32]
+python benchmarks/profile_accuracy.py [--preset laptop] [--model gpt2-tiny] [--max-samples 16]
 
 Emulated: links (a router shapes real TCP between network namespaces) and devices' time. Real: transport, measuring.
 Bounds of the project: estimates within 5 % of the testbed's rates and delays; the laptop preset in under 40 s;
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--model", default="gpt2-tiny")
-    parser.add_argument("--max-samples", default="32")
+    parser.add_argument("--max-samples", default="16")
     options = parser.parse_args()
     cluster = load_preset(options.preset)
     with tempfile.TemporaryDirectory() as folder:

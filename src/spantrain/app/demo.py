@@ -22,9 +22,6 @@ from spantrain.planner.job import JobSpec
 
 __all__ = ["DemoListener", "DemoOptions", "DemoSummary", "run_demo"]
 
-_MAX_SAMPLES = 16
-"""Largest micro-batch that the demonstration measures, to be quick; the times of larger ones are extrapolated."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
@@ -87,9 +84,7 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
     out.mkdir(parents=True, exist_ok=True)
     with open_session(cluster, names, session_options, out / "logs", listener) as session:
         clock.lap("start")
-        profile = measure_profile(
-            session, resolve_model(options.model), ProfileOptions(use_cache=False, max_samples=_MAX_SAMPLES), listener
-        )
+        profile = measure_profile(session, resolve_model(options.model), ProfileOptions(use_cache=False), listener)
         write_profile(profile, out / "profile.json")
         listener.show_groups(group_devices(profile), profile)
         clock.lap("profile")

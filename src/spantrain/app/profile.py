@@ -34,8 +34,8 @@ class ProfileOptions:
     """What to measure, and how long."""
 
     dtype: str = "float32"
-    max_samples: int = 32
-    """The largest micro-batch that is measured; sizes are the powers of two up to it."""
+    max_samples: int = 16
+    """The largest micro-batch that is measured; sizes are the powers of two up to it; larger ones are extrapolated."""
     network_rounds: int = 1
     use_cache: bool = True
 

@@ -61,7 +61,7 @@ def profile(
     cluster: ClusterFile = None,
     data: Annotated[Path | None, typer.Option(help="Your own text, a file or a folder.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 (autocast).")] = "float32",
-    max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 32,
+    max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
     emulated_speed: Annotated[
         float | None,
