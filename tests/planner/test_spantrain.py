@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.step import StepCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
-from spantrain.planner.baselines import alternatives, best_single_device, best_single_site
+from spantrain.planner.baselines import best_single_device, best_single_site
 from spantrain.planner.build import build_plan
 from spantrain.planner.groups import group_devices
 from spantrain.planner.job import JobSpec
@@ -76,7 +76,8 @@ def test_too_little_memory_is_refused_with_the_numbers(preset_profile, make_grap
     assert "too much" in str(caught.value)
     assert "adamw state take" in str(caught.value)
     assert isinstance(best_single_device(tight, JobSpec(global_batch=64)), str)
-    assert [entry.step_s for entry in alternatives(tight, JobSpec(global_batch=64))] == [None, None]
+    for baseline in (best_single_device, best_single_site):
+        assert isinstance(baseline(tight, JobSpec(global_batch=64)), str), "the reason why none fits"
 
 
 def test_less_memory_spreads_the_model_and_limits_samples_in_flight(preset_profile, make_graph, make_profile):

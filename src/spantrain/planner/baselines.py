@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from spantrain.core.plan import Alternative, Plan
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.spantrain import plan_on_devices
 
-__all__ = ["alternatives", "best_single_device", "best_single_site"]
+__all__ = ["best_single_device", "best_single_site"]
 
 
 def best_single_device(profile: Profile, job: JobSpec) -> Plan | str:
@@ -30,29 +30,6 @@ def best_single_site(profile: Profile, job: JobSpec) -> Plan | str:
         if devices:
             sites.append(devices)
     return _best(profile, job, tuple(sites), "best-single-site")
-
-
-def alternatives(profile: Profile, job: JobSpec) -> tuple[Alternative, ...]:
-    """Return both baselines as a plan's alternatives."""
-    found = []
-    for name, plan in (
-        ("best single device", best_single_device(profile, job)),
-        ("best single site", best_single_site(profile, job)),
-    ):
-        if isinstance(plan, str):
-            found.append(Alternative(name=name, devices=(), step_s=None, samples_per_s=None, reason=plan))
-            continue
-        assert plan.prediction is not None
-        found.append(
-            Alternative(
-                name=name,
-                devices=plan.devices,
-                step_s=plan.prediction.step_s,
-                samples_per_s=plan.prediction.samples_per_s,
-                reason=plan.reasons[0],
-            )
-        )
-    return tuple(found)
 
 
 def _best(profile: Profile, job: JobSpec, choices: tuple[tuple[str, ...], ...], strategy: str) -> Plan | str:
