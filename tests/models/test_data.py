@@ -110,3 +110,11 @@ def test_data_masks_have_a_fixed_number_of_positions(tmp_path_factory, indices, 
     data = open_dataset(resolve_model("bert-small-tiny", data_path=path, sequence_length=length))
     counted = (data.labels(indices) != -100).sum(dim=1)
     assert counted.unique().tolist() == [max(1, round(0.15 * length))]
+
+
+@pytest.mark.parametrize("model", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny"])
+def test_data_digest_tells_data_apart(model):
+    spec = resolve_model(model)
+    training, again, held_out = (open_dataset(spec, held_out=part).digest for part in (False, False, True))
+    assert training == again != held_out
+    assert len(training) == 64

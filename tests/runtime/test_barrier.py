@@ -1,6 +1,7 @@
 """The barrier at the end of a step."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -73,3 +74,13 @@ def test_it_knows_who_is_missing():
         assert barrier.missing == ("b",)
         barrier.abort("enough")
         assert isinstance(waiting.exception(10), Interrupted)
+
+
+@pytest.mark.parametrize(("digest", "differs"), [("f" * 64, False), ("0" * 64, True)])
+def test_data_that_differs_between_machines_is_said_to_all(digest: str, differs: bool):
+    barrier = barrier_of(TrainJob(steps=2), [])
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(barrier.report, "a", replace(report(0, None, 1.0), data_digest="f" * 64))
+        second = pool.submit(barrier.report, "b", replace(report(0, 8.0, 1.0), data_digest=digest))
+        said = {first.result(10).data_differs, second.result(10).data_differs}
+    assert said == ({"a (SHA-256 ffffffffffff) and b (SHA-256 000000000000)"} if differs else {""})

@@ -5,6 +5,7 @@ needs the other's.
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,10 @@ class Dataset(Protocol):
 
     def __len__(self) -> int:
         """Return the number of samples."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all samples: machines that read the same data have the same one."""
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the first unit's inputs, samples first."""
@@ -63,6 +68,11 @@ class NextByte:
     def __len__(self) -> int:
         return len(self._windows)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
+
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`."""
         return (_tokens(self._windows.rows[list(indices), :-1]),)
@@ -85,6 +95,11 @@ class MaskedBytes:
 
     def __len__(self) -> int:
         return len(self._windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`, `MASK` at the masked positions."""
@@ -124,6 +139,7 @@ class Digits:
             torch.from_numpy(images).float()[:, None], size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear"
         )
         self._labels = torch.from_numpy(bunch.target[kept]).long()
+        self.digest = sha256(bunch.images[kept].tobytes() + bunch.target[kept].tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -3,6 +3,7 @@
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,11 @@ class Windows:
 
     rows: ByteArray
     """`(windows, length + 1)`."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return sha256(np.ascontiguousarray(self.rows).tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.rows)

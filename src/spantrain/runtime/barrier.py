@@ -95,7 +95,7 @@ class StepBarrier:
         now_s = time.monotonic()
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
-        self._verdicts[step] = self._verdict(step, outcome)
+        self._verdicts[step] = self._verdict(step, outcome, _data_differs(reports))
         self._verdicts.pop(step - 2, None)
         self._closed.notify_all()
         self._on_step(outcome)
@@ -119,7 +119,7 @@ class StepBarrier:
         known = [value for value in sums if value is not None]
         return sum(known) / self._global_batch if known else None
 
-    def _verdict(self, step: int, outcome: StepOutcome) -> Verdict:
+    def _verdict(self, step: int, outcome: StepOutcome, data_differs: str) -> Verdict:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
@@ -129,4 +129,16 @@ class StepBarrier:
             checkpoint=self._can_checkpoint and (stop or regular),
             stop=stop,
             evaluate=evaluate,
+            data_differs=data_differs,
         )
+
+
+def _data_differs(reports: Mapping[str, StepReport]) -> str:
+    """Say which devices read which data, if not all read the same: labels would not belong to their inputs."""
+    readers: dict[str, list[str]] = {}
+    for name, report in sorted(reports.items()):
+        if report.data_digest is not None:
+            readers.setdefault(report.data_digest, []).append(name)
+    if len(readers) < 2:
+        return ""
+    return " and ".join(f"{', '.join(names)} (SHA-256 {digest[:12]})" for digest, names in readers.items())

@@ -17,6 +17,11 @@ class SampledFeed:
         self._sampler = Sampler(dataset_size=len(dataset), global_batch=global_batch, seed=seed)
         self._same_every_step = same_every_step
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole data set, the same wherever the same data is read."""
+        return self._dataset.digest
+
     def inputs(self, step: int, span: Span) -> tuple[torch.Tensor, ...]:
         """Return what the first stage takes; first dimension: the span's samples."""
         return self._dataset.inputs(self._indices(step, span))

@@ -130,6 +130,8 @@ class StepReport:
     evaluation_loss_sum: float | None = None
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     """To each peer, since the run began."""
+    data_digest: str | None = None
+    """Of the data that it reads, in its first report; None where it reads none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,8 @@ class Verdict:
     checkpoint: bool
     stop: bool
     evaluate: bool
+    data_differs: str = ""
+    """Who reads other data than whom; empty: all read the same."""
 
 
 Order = ComputeOrder | EchoOrder | LinkOrder | TrainOrder

@@ -14,7 +14,7 @@ from spantrain.core.messages import MessageKey
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.core.units import UnitGraph
-from spantrain.errors import WorkerError
+from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.build import UnitModule, build_units, parameter_names, shared_parameters
 from spantrain.models.data import open_dataset
 from spantrain.models.device import Device, EmulatedDevice, real_compute_ratio
@@ -91,6 +91,7 @@ class TrainSession:
         self._parameters = self._executor.named_parameters()
         self._optimizer = build_optimizer(self._job, self._parameters.values())
         self._tied = _tied_across_stages(plan, self._stage_index, graph, units)
+        self._training = self._feed(held_out=False)
         seconds = emulated_seconds(plan.cluster, self._name, plan.dtype, [graph.units[i] for i in stage.units])
         self._driver = StepDriver(
             plan=plan,
@@ -98,7 +99,7 @@ class TrainSession:
             executor=self._executor,
             clock=DeviceClock(device=self._device, seconds=seconds),
             mailbox=self._colleagues.mailbox,
-            feed=self._feed(held_out=False),
+            feed=self._training,
             recorder=self._recorder,
             check_abort=self._colleagues.check_abort,
         )
@@ -202,8 +203,9 @@ class TrainSession:
             tied.parameter for tied in self._tied if min(tied.other_stages) < self._stage_index
         )
         square = gradient_square(self._parameters, leave_out=counted_elsewhere) if self._leads else None
+        reads_data = step == self._order.first_step and self._stage_index in (0, len(self._plan.stages) - 1)
         _check_finite(step, {"loss": loss_sum, "squared gradient norm": square, "held-out loss": evaluation})
-        return self._colleagues.commit_step(
+        verdict = self._colleagues.commit_step(
             StepReport(
                 generation=self._plan.generation,
                 step=step,
@@ -213,8 +215,16 @@ class TrainSession:
                 peak_held_samples=figures.peak_held_samples,
                 evaluation_loss_sum=evaluation,
                 sent_bytes=self._traffic.sent(),
+                data_digest=self._training.digest if reads_data else None,
             )
         )
+        if verdict.data_differs:
+            raise ConfigError(
+                f"data {self._plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs and "
+                "labels would not match. Give all of them the same files with --data PATH (stdlib-text needs the same "
+                "Python version everywhere)"
+            )
+        return verdict
 
     def _update(self, step: int, verdict: Verdict) -> None:
         factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
