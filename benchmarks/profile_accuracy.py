@@ -18,10 +18,12 @@ import time
 from spantrain.config.presets import load_preset
 
 BOUND = 0.05
+COMMAND_BOUND_S = {"laptop": 40.0}
+NETWORK_BOUND_S = {"spantrain-setting-1": 60.0}
 
 
-def main() -> None:
-    """Profile, compare, print."""
+def main() -> int:
+    """Profile, compare, print; return 1 if a bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="laptop")
     parser.add_argument("--model", default="gpt2-tiny")
@@ -71,7 +73,13 @@ def main() -> None:
         f"compute {found['compute_s']:.1f} s, a round of the network {found['network_s']:.1f} s, "
         f"the whole command {took_s:.1f} s"
     )
+    good = worst <= BOUND
+    for what, took, bounds in (("command", took_s, COMMAND_BOUND_S), ("network", found["network_s"], NETWORK_BOUND_S)):
+        if (bound_s := bounds.get(options.preset)) is not None:
+            print(f"{what}: {took:.1f} s, bound {bound_s:.0f} s: {'holds' if took <= bound_s else 'does not hold'}")
+            good = good and took <= bound_s
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from spantrain.profiler.network import echo_probes, measure_both
+from spantrain.profiler.network import echo_probes, measure_pair, measure_round_trip
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.mailbox import Mailbox, PeerAddress
 
@@ -21,8 +21,10 @@ def main() -> None:
     if setup["bind"]:
         echo_probes(mailbox, should_stop=lambda: False)
     for line in sys.stdin:
-        links = measure_both(mailbox, setup["peer"]["name"], **json.loads(line))
-        print(json.dumps([vars(link) for link in links]), flush=True)
+        order = json.loads(line)
+        felt_s = measure_round_trip(mailbox, setup["peer"]["name"], rounds=order["rounds"]).felt_s
+        link = measure_pair(mailbox, **order)
+        print(json.dumps([vars(link), felt_s]), flush=True)
     mailbox.close()
 
 

@@ -114,10 +114,8 @@ def test_progress_is_told_point_by_point() -> None:
 def test_real_times_of_every_family(name: str) -> None:
     spec, graph = model(name)
     timings = measure_units(CpuDevice(), spec, graph, kind="cpu", dtype="float32", sizes=(2,), emulate=None, repeats=1)
-    by_class = {timing.unit_class: timing for timing in timings}
-    first, *others = (by_class[unit.unit_class] for unit in graph.units)
-    assert first.backward_input_s < first.backward_weight_s
-    for timing in others:
+    assert {timing.unit_class for timing in timings} == {unit.unit_class for unit in graph.units}
+    for timing in timings:
         assert min(timing.forward_s, timing.backward_input_s, timing.backward_weight_s) > 0
 
 

@@ -4,7 +4,9 @@ import sys
 import threading
 from collections import Counter
 from itertools import combinations
+from math import inf
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -21,11 +23,14 @@ from spantrain.profiler.network import (
     payload_cap_bytes,
     spread,
 )
-from spantrain.profiler.network_rates import arrival_rate, measure_bandwidth
+from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
+from spantrain.testbed.shaper import Packet, Shape, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.mailbox import Mailbox
 from spantrain.transport.memory import MemoryNetwork
+
+LATENCY_S = 0.02
 
 
 @pytest.mark.parametrize("preset", PRESET_NAMES)
@@ -120,6 +125,21 @@ def test_a_load_that_comes_in_one_burst_is_not_taken_for_a_rate():
     assert len(calls) == 3
 
 
+def test_two_loads_held_up_by_a_lost_packet_that_took_equally_long_say_the_rate():
+    calls = []
+
+    def load(pieces, piece_bytes):
+        calls.append(pieces)
+        steady = [number * piece_bytes / 2.5e6 for number in range(pieces)]
+        if len(calls) == 1:
+            return steady
+        return steady[:10] + [steady[-1] + 1e-6 * (number + 10 - pieces) for number in range(pieces - 10)]
+
+    rate, _ = measure_bandwidth(load, 10_000_000, 1, 0.01)
+    assert rate == pytest.approx(2.5e6, rel=0.04)
+    assert len(calls) == 3
+
+
 @pytest.fixture(params=["memory", "curve"])
 def pair(request):
     if request.param == "memory":
@@ -145,8 +165,8 @@ def test_both_directions_are_measured_by_one_side(pair):
     there, back = measure_both(a, "b", max_payload_bytes=2_000_000, rounds=2)
     assert (there.source, there.target, back.source, back.target) == ("a", "b", "b", "a")
     for link in (there, back):
-        assert link.bandwidth_bytes_per_s > 1e6
-        assert 0 <= link.latency_s < 0.05
+        assert 0 < link.bandwidth_bytes_per_s < inf
+        assert 0 <= link.latency_s < inf
         assert 200_000 < link.payload_bytes <= 2_100_000
         assert link.rounds == 2
     again = measure_pair(a, source="b", target="a", max_payload_bytes=1_000_000, rounds=1)
@@ -156,13 +176,13 @@ def test_both_directions_are_measured_by_one_side(pair):
 def test_the_time_of_software_is_reported_beside_the_latency(pair):
     a, _ = pair
     round_trip = measure_round_trip(a, "b", rounds=2)
-    assert 0 <= round_trip.latency_s <= round_trip.felt_s < 0.02
-    assert 0 < round_trip.software_s < 0.02
-    assert 0 <= round_trip.held_s < 0.02
+    assert 0 <= round_trip.latency_s <= round_trip.felt_s
+    assert round_trip.software_s > 0
+    assert round_trip.held_s >= 0
 
 
 @pytest.fixture
-def measure_in_testbed():
+def measure_in_testbed(tmp_path, monkeypatch):
     """Measure both directions of a link of the testbed, with a new process on either side."""
     reason = why_unavailable()
     if reason:
@@ -170,23 +190,30 @@ def measure_in_testbed():
     sites = tuple(Site(name=n, hosts=(n,), bandwidth_bytes_per_s=1.25e9, latency_s=0.0) for n in ("a", "b"))
     hosts = tuple(Host(name=site.name, site=site.name, devices=()) for site in sites)
     links = tuple(
-        Link(source=x, target=y, bandwidth_bytes_per_s=1e7, latency_s=0.01) for x, y in (("a", "b"), ("b", "a"))
+        Link(source=x, target=y, bandwidth_bytes_per_s=12.5e6, latency_s=LATENCY_S) for x, y in (("a", "b"), ("b", "a"))
     )
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # other testbeds of this user are none of its business
     cluster = Cluster(name="pair", kinds=(), sites=sites, hosts=hosts, devices=(), links=links)
     with Testbed.up(cluster) as testbed:
+        keys = {name: KeyPair.generate() for name in "ab"}
+        b = start_side(testbed, "b", "a", keys)
+        a = start_side(testbed, "a", "b", keys)
 
-        def measure(there, back, latency_s):
-            testbed.shape("a", "b", bandwidth_bytes_per_s=there, latency_s=latency_s)
-            testbed.shape("b", "a", bandwidth_bytes_per_s=back, latency_s=latency_s)
-            keys = {name: KeyPair.generate() for name in "ab"}
-            b = start_side(testbed, "b", "a", keys)
-            a = start_side(testbed, "a", "b", keys)
-            answer, _ = a.communicate(json.dumps({"max_payload_bytes": 48_000_000, "rounds": 3}).encode() + b"\n")
-            b.kill()
-            b.communicate()
-            return json.loads(answer)
+        def sent_bytes():
+            return {link.source: link.bytes_sent for link in testbed.status().links}
+
+        def measure(source, target):
+            before = sent_bytes()
+            order = {"source": source, "target": target, "max_payload_bytes": 1_000_000, "rounds": 2}
+            a.stdin.write(json.dumps(order).encode() + b"\n")
+            a.stdin.flush()
+            answer = json.loads(a.stdout.readline())
+            return answer, {name: total - before[name] for name, total in sent_bytes().items()}
 
         yield measure
+        for process in (a, b):
+            process.kill()
+            process.communicate()
 
 
 def start_side(testbed, name, peer, keys):
@@ -205,13 +232,51 @@ def start_side(testbed, name, peer, keys):
 
 
 @pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.parametrize(("rate", "latency_s"), [(1.25e6, 0.02), (12.5e6, 0.01)])
-def test_both_directions_of_the_testbed_are_told_apart(measure_in_testbed, rate, latency_s):
-    """What is asserted is which link was measured; how exactly is for benchmarks/profile_accuracy.py to show."""
-    there, back = measure_in_testbed(rate, rate * 0.4, latency_s)
-    assert there["bandwidth_bytes_per_s"] == pytest.approx(rate, rel=0.25)
-    assert back["bandwidth_bytes_per_s"] == pytest.approx(rate * 0.4, rel=0.25)
-    for link in (there, back):
-        assert latency_s <= link["latency_s"] * 1.05
-        assert link["latency_s"] < 2 * latency_s
+@pytest.mark.timeout(600)
+def test_the_direction_that_was_asked_for_is_loaded_and_no_latency_is_shorter(measure_in_testbed):
+    """Over the testbed's router, between processes. How exact it is is for benchmarks/profile_accuracy.py to show."""
+    for source, target in (("a", "b"), ("b", "a")):
+        (link, felt_s), sent_bytes = measure_in_testbed(source, target)
+        assert (link["source"], link["target"], link["rounds"]) == (source, target, 2)
+        assert 200_000 < link["payload_bytes"] <= 1_100_000
+        assert sent_bytes[source] > 2 * link["payload_bytes"]
+        assert sent_bytes[target] < link["payload_bytes"] / 2
+        assert 0 < link["bandwidth_bytes_per_s"] < inf
+        assert link["latency_s"] >= 0
+        assert felt_s > LATENCY_S - 1e-3
+
+
+def loads_over(shaped, chunk_bytes=8948):
+    """A load over a shaped link on a virtual clock: sent as fast as it takes, in the packets that TCP would make."""
+    clock_s = [0.0]
+
+    def load(pieces, piece_bytes):
+        begin_s, total, arrived, arrivals_s = clock_s[0], pieces * (piece_bytes + OVERHEAD_BYTES), 0, []
+        sizes = [chunk_bytes] * (total // chunk_bytes) + [total % chunk_bytes]
+        for size in filter(None, sizes):
+            while shaped.waiting_bytes > shaped.shape.queue_bytes - 2 * chunk_bytes:
+                take(shaped, arrivals_s)
+            shaped.push(max(begin_s, arrivals_s[-1][0] if arrivals_s else 0.0), Packet(bytes(size), b"load", size))
+        while shaped.next_event_s is not None:
+            take(shaped, arrivals_s)
+        clock_s[0] = arrivals_s[-1][0] + 1.0
+        found, arrived = [], 0
+        for at_s, size in arrivals_s:
+            arrived += size
+            found += [at_s] * (arrived // (piece_bytes + OVERHEAD_BYTES) - len(found))
+        return found
+
+    def take(shaped, arrivals_s):
+        at_s = shaped.next_event_s
+        arrivals_s += [(at_s, len(data)) for data in shaped.collect(at_s)]
+
+    return load
+
+
+@pytest.mark.parametrize("rate", [1.25e6, 3.125e6, 12.5e6, 50e6, 125e6])
+@pytest.mark.parametrize("latency_s", [0.0005, 0.01, 0.05])
+def test_the_rate_of_a_shaped_link_is_found_on_a_virtual_clock(rate, latency_s):
+    shaped = ShapedLink(Shape(bandwidth_bytes_per_s=rate, latency_s=latency_s), Random(1))
+    found, payload_bytes = measure_bandwidth(loads_over(shaped), 64 * 2**20, 2, latency_s)
+    assert found == pytest.approx(rate, rel=0.02)
+    assert payload_bytes >= 0.09 * rate

@@ -1,32 +1,53 @@
 """The emulated network, for real: processes, sockets and packets in namespaces."""
 
+import contextlib
 import json
 import os
 import pickle
 import select
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
 from spantrain.testbed.inhabitants import find_inhabitants
 from spantrain.testbed.state import State, read_states
-from spantrain.testbed.testbed import Testbed, down_all
-from spantrain.testbed.traffic import Flow, measure_round_trips, rate_bytes_per_s
+from spantrain.testbed.testbed import LinkStatus, Testbed, down_all
+from spantrain.testbed.traffic import Flow, measure_round_trips
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("namespaces_or_skip")]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 
 MBIT = 1e6 / 8
-SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
+LATENCY_S = 0.02
+EARLY_S = 1e-3
+"""Much more than the router may hand a packet over before its time; it never does because of a busy machine."""
+LARGEST_PACKET_BYTES = 65536
+BURST = """
+import socket, sys
+address, size, count = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(count):
+    sender.sendto(bytes(size), address)
+"""
+RECEIVE_ONE = """
+import socket, sys
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind((sys.argv[1], 0))
+print(receiver.getsockname()[1], flush=True)
+print(len(receiver.recv(9000)), flush=True)
+"""
+SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print('up', flush=True); time.sleep(3600)"]
 STUBBORN = [sys.executable, "-I", "-S", "-c", "import signal, time; signal.signal(15, signal.SIG_IGN);"
-            "print('up', flush=True); time.sleep(60)"]  # fmt: skip
+            "print('up', flush=True); time.sleep(3600)"]  # fmt: skip
 
 
 def state_of(testbed: Testbed) -> State:
@@ -40,20 +61,24 @@ def start(testbed: Testbed, host: str, command: list[str]) -> "subprocess.Popen[
     return process
 
 
+def family(runtime_dir: Path) -> list[psutil.Process]:
+    """All that lives of what was started with this runtime directory: routers, keepers, commands, their children."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("XDG_RUNTIME_DIR") == str(runtime_dir) and process.status() != "zombie":
+                found.append(process)
+    return found
+
+
 def assert_nothing_remains(state: State) -> None:
+    """Not the numbers of namespaces are looked for, since another testbed's may have them by now, but who made them."""
     assert not state.router.alive
     assert not state.keeper.alive
-    assert find_inhabitants(state.networks) == []
+    assert family(Path(state.directory).parent) == []
     assert not list(Path(state.directory).iterdir())
-    held = {os.readlink(path) for path in Path("/proc").glob("[0-9]*/fd/*") if path.is_symlink() and _is_network(path)}
+    held = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
     assert held.isdisjoint(f"net:[{network}]" for network in state.networks)
-
-
-def _is_network(path: Path) -> bool:
-    try:
-        return os.readlink(path).startswith("net:")
-    except OSError:
-        return False
 
 
 def wait_until_dead(pid: int) -> None:
@@ -61,7 +86,7 @@ def wait_until_dead(pid: int) -> None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    assert select.select([handle], [], [], 10.0)[0], f"{pid} still lives"
+    assert select.select([handle], [], [], PATIENCE_S)[0], f"{pid} still lives"
     os.close(handle)
 
 
@@ -73,38 +98,99 @@ def test_hosts_reach_each_other_and_nothing_else(testbed: Testbed) -> None:
     assert testbed.interface("edge-0") in {name for route in json.loads(seen) for name in [route["dev"]]}
 
 
-def test_rate_and_round_trip_are_as_asked(testbed: Testbed) -> None:
-    round_trip_s = statistics.median(measure_round_trips(testbed, "cloud-0", "edge-0", count=9))
-    assert round_trip_s == pytest.approx(0.04, abs=0.004)
-    samples = Flow(testbed, "cloud-0", "edge-0", duration_s=2.5).finish()
-    measured = rate_bytes_per_s(samples, samples[0][0] + 1.2, samples[-1][0])
-    assert measured == pytest.approx(100 * MBIT, rel=0.05)
-    link = next(link for link in testbed.status().links if link.source == "cloud")
-    assert link.bytes_sent >= samples[-1][1]
+def link_of(testbed: Testbed, source: str) -> LinkStatus:
+    return next(link for link in testbed.status().links if link.source == source)
 
 
-def test_a_ping_is_quick_beside_bulk_and_shape_takes_effect_within_a_second(testbed: Testbed) -> None:
-    flow = Flow(testbed, "cloud-0", "edge-0", duration_s=1.6, udp_bytes_per_s=110 * MBIT)
-    beside_bulk = measure_round_trips(testbed, "cloud-1", "edge-1", count=16)
-    assert statistics.median(beside_bulk) == pytest.approx(0.04, abs=0.006)
-    changed_s = time.monotonic()
-    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=20 * MBIT)
-    samples = flow.finish()
-    assert rate_bytes_per_s(samples, changed_s - 0.3, changed_s) == pytest.approx(100 * MBIT, rel=0.1)
-    assert rate_bytes_per_s(samples, changed_s + 0.5, changed_s + 1.0) == pytest.approx(20 * MBIT, rel=0.1)
-    testbed.shape("edge", "cloud", latency_s=0.06, jitter_s=0.001, loss_ratio=0.0)
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.005)
+
+
+def burst(testbed: Testbed, source: str, target: str, *, port: int = 9, size_bytes: int, count: int) -> None:
+    """Send datagrams all at once; whether someone listens is all the same to the link."""
+    words = (testbed.address(target), port, size_bytes, count)
+    assert testbed.popen(source, [sys.executable, "-I", "-S", "-c", BURST, *map(str, words)]).wait() == 0
+
+
+def test_no_round_trip_is_shorter_than_asked_before_or_after_a_shape(testbed: Testbed) -> None:
+    """How little longer they are is for benchmarks/testbed_accuracy.py to show."""
+    assert min(measure_round_trips(testbed, "cloud-0", "edge-0", count=9)) >= 2 * LATENCY_S - EARLY_S
+    testbed.shape("edge", "cloud", latency_s=0.15, jitter_s=0.01, loss_ratio=0.0)
     forth, back = testbed.status().links
-    assert (forth.bandwidth_bytes_per_s, forth.latency_s) == (20 * MBIT, 0.02)
-    assert (back.bandwidth_bytes_per_s, back.latency_s, back.jitter_s) == (100 * MBIT, 0.06, 0.001)
-    assert measure_round_trips(testbed, "cloud-0", "edge-0", count=3)[1] == pytest.approx(0.08, rel=0.1)
+    assert (forth.bandwidth_bytes_per_s, forth.latency_s, forth.jitter_s) == (100 * MBIT, LATENCY_S, 0.0)
+    assert (back.bandwidth_bytes_per_s, back.latency_s, back.jitter_s) == (100 * MBIT, 0.15, 0.01)
+    assert min(measure_round_trips(testbed, "cloud-0", "edge-0", count=3)) >= LATENCY_S + 0.15 - 0.01 - EARLY_S
+    assert min(measure_round_trips(testbed, "edge-1", "cloud-1", count=3)) >= LATENCY_S + 0.15 - 0.01 - EARLY_S
+
+
+def test_no_flow_is_faster_than_its_link_and_every_byte_is_counted(testbed: Testbed) -> None:
+    """That it is as fast is for benchmarks/testbed_accuracy.py to show, and exactly for the shaper's own tests."""
+    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=20 * MBIT)
+    began_s = time.monotonic()
+    samples = Flow(testbed, "cloud-0", "edge-0", duration_s=0.5).finish()
+    for at_s, received_bytes in samples:
+        assert received_bytes <= 20 * MBIT * (at_s - began_s - LATENCY_S + EARLY_S)
+    forth, back = testbed.status().links
+    assert samples[-1][1] < forth.bytes_sent <= 20 * MBIT * (time.monotonic() - began_s)
+    assert 0 < back.bytes_sent < forth.bytes_sent
+    assert forth.packets_lost == back.packets_lost == 0
+
+
+def test_shape_slows_and_speeds_up_a_flow_that_runs(testbed: Testbed) -> None:
+    flow = Flow(testbed, "cloud-0", "edge-0", duration_s=0.5)
+    until(lambda: link_of(testbed, "cloud").bytes_sent > 0)
+    began_s = time.monotonic()
+    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=0.5 * MBIT)
+    before = link_of(testbed, "cloud")
+    assert before.bandwidth_bytes_per_s == 0.5 * MBIT
+    measure_round_trips(testbed, "cloud-1", "edge-1", count=4)
+    passed_bytes = link_of(testbed, "cloud").bytes_sent - before.bytes_sent
+    assert passed_bytes <= 0.5 * MBIT * (time.monotonic() - began_s) + LARGEST_PACKET_BYTES
+    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=1000 * MBIT)
+    assert flow.finish(), "what waited for the slow link would have taken minutes"
+
+
+def test_a_ping_passes_what_waits_and_a_faster_shape_lets_that_go(testbed: Testbed) -> None:
+    """Told by their order: all that waits takes 26 seconds, the bulk flow's first turn and then the ping four."""
+    for number in (0, 1):  # so that the hosts know each other's addresses
+        measure_round_trips(testbed, f"cloud-{number}", f"edge-{number}", count=1)
+    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=4000.0)
+    before = link_of(testbed, "cloud")
+    receiver = testbed.popen(
+        "edge-1", [sys.executable, "-I", "-S", "-c", RECEIVE_ONE, testbed.address("edge-1")], stdout=subprocess.PIPE
+    )
+    assert receiver.stdout is not None
+    port = int(receiver.stdout.readline())
+    burst(testbed, "cloud-0", "edge-0", size_bytes=1000, count=100)
+    until(lambda: link_of(testbed, "cloud").bytes_waiting >= 90_000)
+    burst(testbed, "cloud-1", "edge-1", port=port, size_bytes=10, count=1)
+    assert receiver.stdout.readline() == b"10\n"
+    receiver.communicate()
+    assert link_of(testbed, "cloud").bytes_waiting > 0
+    testbed.shape("cloud", "edge", bandwidth_bytes_per_s=100 * MBIT)
+    until(lambda: link_of(testbed, "cloud").bytes_waiting == 0)
+    after = link_of(testbed, "cloud")
+    assert after.packets_sent >= before.packets_sent + 100
+    assert (after.packets_dropped, after.packets_lost) == (0, 0)
 
 
 def test_lost_packets_are_counted_and_tcp_gets_through(testbed: Testbed) -> None:
+    measure_round_trips(testbed, "cloud-0", "edge-0", count=1)
+    testbed.shape("cloud", "edge", loss_ratio=0.3)
+    before = link_of(testbed, "cloud")
+
+    def seen() -> int:
+        link = link_of(testbed, "cloud")
+        return link.packets_sent + link.packets_lost - before.packets_sent - before.packets_lost
+
+    burst(testbed, "cloud-0", "edge-0", size_bytes=100, count=200)
+    until(lambda: seen() >= 200)
+    assert 20 < link_of(testbed, "cloud").packets_lost < 100
     testbed.shape("cloud", "edge", loss_ratio=0.02)
-    samples = Flow(testbed, "cloud-0", "edge-0", duration_s=0.6).finish()
-    link = testbed.status().links[0]
-    assert link.packets_lost > 0
-    assert samples[-1][1] > 0
+    assert Flow(testbed, "cloud-0", "edge-0", duration_s=0.3).finish()[-1][1] > 0
 
 
 def test_a_process_enters_by_itself_with_an_entrance(testbed: Testbed) -> None:
@@ -153,7 +239,7 @@ def test_a_killed_router_takes_everything_with_it(cluster: Cluster, own_runtime_
     state = state_of(testbed)
     child = start(testbed, "cloud-0", SLEEP)
     os.kill(state.router.pid, signal.SIGKILL)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
     wait_until_dead(state.keeper.pid)
     testbed.down()
     assert_nothing_remains(state)
@@ -167,7 +253,7 @@ def test_down_clears_up_when_router_and_keeper_were_killed(cluster: Cluster, own
         os.kill(process.pid, signal.SIGKILL)
         wait_until_dead(process.pid)
     assert down_all() == (testbed.id,)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
     assert_nothing_remains(state)
     assert down_all() == ()
 
@@ -198,7 +284,7 @@ def test_it_goes_when_its_parent_dies(own_runtime_dir: Path) -> None:
     child = start(Testbed.attach(), "edge-0", SLEEP)
     parent.kill()
     parent.communicate()
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(PATIENCE_S) == -signal.SIGTERM
     wait_until_dead(state.keeper.pid)
     assert_nothing_remains(state)
 

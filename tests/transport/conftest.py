@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
 from spantrain.transport.interface import Limits, MailboxLike, Message
 from spantrain.transport.mailbox import Mailbox
 from spantrain.transport.memory import MemoryNetwork
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -45,6 +44,15 @@ def until() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.002)
 
     return wait
+
+
+PATIENT = Limits(welcome_s=PATIENCE_S)
+"""Where all sides admit each other before one dials, nobody dials twice, however long a handshake takes."""
+
+
+@pytest.fixture
+def patient() -> Limits:
+    return PATIENT
 
 
 @pytest.fixture(params=["curve", "plain", "memory"])

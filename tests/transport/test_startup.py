@@ -12,6 +12,12 @@ ONES = torch.ones(3)
 LARGE = torch.ones(100_000)
 
 
+@pytest.fixture
+def open_mailbox(make_mailbox, patient):
+    """With such patience that a second dialling is never for want of time."""
+    return lambda name: make_mailbox(name, patient)
+
+
 def admit(mailboxes, generation=1, **options):
     for mailbox in mailboxes:
         mailbox.set_peers(generation, [other.address for other in mailboxes], **options)
@@ -35,8 +41,8 @@ def reconnections(mailboxes):
     return sum(peer.reconnections for mailbox in mailboxes for peer in mailbox.counters().peers.values())
 
 
-def test_nobody_is_refused_where_all_admit_before_one_dials(make_mailbox, key, collect):
-    mailboxes = [make_mailbox(name) for name in "abcd"]
+def test_nobody_is_refused_where_all_admit_before_one_dials(open_mailbox, key, collect):
+    mailboxes = [open_mailbox(name) for name in "abcd"]
     admit(mailboxes, dial=False)
     for mailbox in mailboxes:
         mailbox.dial()
@@ -48,8 +54,8 @@ def test_nobody_is_refused_where_all_admit_before_one_dials(make_mailbox, key, c
     assert reconnections(mailboxes) == 0
 
 
-def test_what_is_held_back_waits_and_is_not_lost(make_mailbox, key, collect):
-    a, b = make_mailbox("a"), make_mailbox("b")
+def test_what_is_held_back_waits_and_is_not_lost(open_mailbox, key, collect):
+    a, b = open_mailbox("a"), open_mailbox("b")
     admit([a, b], dial=False)
     a.send("b", key(), [ONES])
     b.send("a", key(), [ONES])
@@ -61,8 +67,8 @@ def test_what_is_held_back_waits_and_is_not_lost(make_mailbox, key, collect):
     collect(b, 1)
 
 
-def test_some_may_be_dialled_and_others_later(make_mailbox, key, collect):
-    a, b, c = mailboxes = [make_mailbox(name) for name in "abc"]
+def test_some_may_be_dialled_and_others_later(open_mailbox, key, collect):
+    a, b, c = mailboxes = [open_mailbox(name) for name in "abc"]
     admit(mailboxes, dial=False)
     for target in "bc":
         a.send(target, key(), [ONES])
@@ -76,8 +82,8 @@ def test_some_may_be_dialled_and_others_later(make_mailbox, key, collect):
     assert refused(mailboxes) == [{}] * 3
 
 
-def test_peers_that_stay_keep_their_connections_whatever_is_held_back(make_mailbox, key, collect):
-    a, b, _ = mailboxes = [make_mailbox(name) for name in "abc"]
+def test_peers_that_stay_keep_their_connections_whatever_is_held_back(open_mailbox, key, collect):
+    a, b, _ = mailboxes = [open_mailbox(name) for name in "abc"]
     admit([a, b])
     send_all([a, b], key, collect)
     admit(mailboxes, generation=2, dial=False)
@@ -89,8 +95,8 @@ def test_peers_that_stay_keep_their_connections_whatever_is_held_back(make_mailb
     assert reconnections(mailboxes) == 0
 
 
-def test_peers_part_and_meet_again_and_nobody_is_refused(make_mailbox, key, collect):
-    a, b, c = mailboxes = [make_mailbox(name) for name in "abc"]
+def test_peers_part_and_meet_again_and_nobody_is_refused(open_mailbox, key, collect):
+    a, b, c = mailboxes = [open_mailbox(name) for name in "abc"]
     admit([a, b], dial=False)
     a.dial()
     send_all([a, b], key, collect)
@@ -110,9 +116,9 @@ def test_peers_part_and_meet_again_and_nobody_is_refused(make_mailbox, key, coll
     assert refused(mailboxes) == [{}] * 3
 
 
-def test_a_side_that_does_not_dial_does_not_care_for_a_new_endpoint(collect, key):
+def test_a_side_that_does_not_dial_does_not_care_for_a_new_endpoint(collect, key, patient):
     keys = {name: KeyPair.generate() for name in "ab"}
-    a, b = (Mailbox(name=name, keypair=keys[name]) for name in "ab")
+    a, b = (Mailbox(name=name, keypair=keys[name], limits=patient) for name in "ab")
     admit([a, b], dial=False)
     a.dial()
     send_all([a, b], key, collect)
@@ -125,8 +131,8 @@ def test_a_side_that_does_not_dial_does_not_care_for_a_new_endpoint(collect, key
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_an_end_in_good_order_is_not_counted(collect, key, until, first):
-    a, b = mailboxes = [Mailbox(name=name) for name in "ab"]
+def test_an_end_in_good_order_is_not_counted(collect, key, patient, first):
+    a, b = mailboxes = [Mailbox(name=name, limits=patient) for name in "ab"]
     admit(mailboxes, dial=False)
     a.dial()
     send_all(mailboxes, key, collect)

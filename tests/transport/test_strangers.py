@@ -3,13 +3,13 @@
 import contextlib
 import socket
 import threading
-import time
 
 import msgpack
 import pytest
 import torch
 import zmq
 
+from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
 from spantrain.transport.keys import KeyPair
@@ -216,7 +216,7 @@ def test_a_connection_that_breaks_without_goodbye_is_counted_and_one_with_is_not
         a.recv()
         if goodbye:
             a.send(encode_bye(1))
-        a.close(linger=100)
+        a.close(linger=round(1000 * PATIENCE_S))  # what was said is sent before the connection ends
     until(lambda: sum(b.counters().refused.values()) > 0)
     assert b.counters().refused == {"cut off": 1}
 
@@ -259,12 +259,12 @@ def test_addresses_are_checked(open_mailbox, address):
         open_mailbox("a").set_peers(1, [PeerAddress(name=name, endpoint=endpoint, public_key=public_key)])
 
 
-def test_a_peer_may_be_late_and_nothing_is_lost(open_mailbox, collect):
+def test_a_peer_may_be_late_and_nothing_is_lost(open_mailbox, collect, until):
     a, b = open_mailbox("a"), open_mailbox("b")
     a.set_peers(1, [b.address])
     for step in range(5):
         a.send("b", MessageKey(1, step, "forward", 0, Span(0, 1)), [GOOD])
-    time.sleep(0.1)  # long enough to be refused at least once
+    until(lambda: refused(b, "unknown peer") > 0)
     b.set_peers(1, [a.address])
     assert {message.key.step for message in collect(b, 5)} == set(range(5))
 
@@ -291,13 +291,15 @@ def test_a_peer_that_starts_anew_is_met_again(open_mailbox, collect):
 
 
 class Cutter:
-    """Carries TCP to a port and breaks all connections when told to."""
+    """Carries TCP to a port; breaks all connections each time that another so many bytes have passed."""
 
-    def __init__(self, endpoint):
+    def __init__(self, endpoint, cut_at_bytes):
         host, port = endpoint.removeprefix("tcp://").split(":")
         self._target = (host, int(port))
         self._open = []
         self._lock = threading.Lock()
+        self._passed_bytes = 0
+        self._cut_at_bytes = list(cut_at_bytes)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -316,11 +318,25 @@ class Cutter:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 target.sendall(data)
+                self._count(len(data))
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def cut(self):
+    @property
+    def cuts_left(self):
+        return len(self._cut_at_bytes)
+
+    def _count(self, size_bytes):
+        with self._lock:
+            self._passed_bytes += size_bytes
+            due = self._cut_at_bytes and self._passed_bytes >= self._cut_at_bytes[0]
+            if due:
+                self._cut_at_bytes.pop(0)
+        if due:
+            self._cut()
+
+    def _cut(self):
         with self._lock:
             victims, self._open = self._open, []
         for end in victims:
@@ -331,35 +347,26 @@ class Cutter:
     def close(self):
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.cut()
+        self._cut()
 
 
 def test_broken_connections_lose_and_repeat_nothing(open_mailbox, collect):
     a, b = open_mailbox("a"), open_mailbox("b")
-    cutter = Cutter(b.endpoint)
+    cutter = Cutter(b.endpoint, [1e6, 6e6, 20e6, 40e6])
     a.set_peers(1, [PeerAddress(name="b", endpoint=cutter.endpoint, public_key=b.public_key)])
     b.set_peers(1, [a.address])
-    sizes = [16_000, 3_000_000, 100, 700_000] * 5
+    sizes = [2_000, 800_000, 10, 100_000] * 5
     for step, size in enumerate(sizes):
         for source, target in ((a, "b"), (b, "a")):
             source.send(
                 target, MessageKey(1, step, f"tied:{step % 3}", 0, Span(0, 1)), [torch.full((size,), step % 99)]
             )
-    stop = threading.Event()
-
-    def cut_often():
-        for _ in range(4):
-            stop.wait(0.06)
-            cutter.cut()
-
-    cutting = threading.Thread(target=cut_often)
-    cutting.start()
     for mailbox in (a, b):
         messages = collect(mailbox, len(sizes))
         assert sorted(message.key.step for message in messages) == list(range(len(sizes)))
         assert all((message.tensors[0] == message.key.step % 99).all() for message in messages)
         assert mailbox.receive(0) == []
-    cutting.join()
+    assert cutter.cuts_left == 0
     a.send("b", KEY, [GOOD])
     collect(b, 1)
     assert a.counters().peers["b"].reconnections >= 1

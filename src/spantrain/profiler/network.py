@@ -1,7 +1,8 @@
 """Measure the network through the mailbox that training uses: who measures with whom and when, and what is asked for.
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `spread` gives every pair of devices the
-figures of its hosts. Measuring has two sides: one runs `echo_probes`, the other `measure_pair` or `measure_both`.
+figures of its hosts. Measuring has two sides: one runs `echo_probes`, the other `measure_pair` or `measure_both`, then
+`dismiss_echo`; before, all sides may `knock` at those that they will measure with, so that connecting is over.
 No clock of one machine is compared with a clock of another.
 """
 
@@ -12,14 +13,16 @@ from itertools import combinations
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
-from spantrain.profiler.network_latency import RoundTrip, measure_latency, software_round_trip
-from spantrain.profiler.network_probes import Echo, Prober
+from spantrain.profiler.network_latency import LatencyMeter, RoundTrip, software_round_trip
+from spantrain.profiler.network_probes import Echo, Prober, knock
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, WARM_UP_BYTES, measure_bandwidth
 from spantrain.transport.interface import MailboxLike
 
 __all__ = [
     "DevicePair",
+    "dismiss_echo",
     "echo_probes",
+    "knock",
     "measure_both",
     "measure_pair",
     "measure_round_trip",
@@ -113,11 +116,20 @@ def payload_cap_bytes(cluster: Cluster, source: str, target: str, most_bytes: in
 
 
 def echo_probes(mailbox: MailboxLike, *, should_stop: Callable[[], bool]) -> None:
-    """Answer probes until told to stop; `mailbox.wake()` makes it ask at once."""
+    """Answer probes until `dismiss_echo` of the other side, or until told to; `mailbox.wake()` makes it ask at once."""
     echo = Echo(mailbox, lambda: software_round_trip(mailbox))
-    while not should_stop():
+    while not echo.dismissed and not should_stop():
         for message in mailbox.receive(_POLL_S):
             echo.take(message)
+
+
+def dismiss_echo(mailbox: MailboxLike, peer: str) -> None:
+    """End the other side's `echo_probes`; what it has not answered by then is lost.
+
+    Raises:
+        PeerLostError: the other side does not answer.
+    """
+    _prober(mailbox, peer).dismiss()
 
 
 def _prober(mailbox: MailboxLike, peer: str) -> Prober:
@@ -126,18 +138,23 @@ def _prober(mailbox: MailboxLike, peer: str) -> Prober:
 
 def measure_round_trip(mailbox: MailboxLike, peer: str, *, rounds: int) -> RoundTrip:
     """Measure latency with five int32, five times a round and fifteen times at least; see `network_latency`."""
-    return measure_latency(_prober(mailbox, peer), pings=rounds * _PINGS_PER_ROUND)
+    return LatencyMeter(_prober(mailbox, peer)).sample(rounds * _PINGS_PER_ROUND)
 
 
 def measure_pair(
-    mailbox: MailboxLike, *, source: str, target: str, max_payload_bytes: int, rounds: int
+    mailbox: MailboxLike,
+    *,
+    source: str,
+    target: str,
+    max_payload_bytes: int,
+    rounds: int,
 ) -> LinkMeasurement:
     """Measure the path from `source` to `target`, of which this mailbox is one; the other must run `echo_probes`.
 
     The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
     `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
-    latency is the network's: half of the fastest of fifteen round trips or more, less what the software of both ends
-    takes by itself (`network_latency`), less the time that a ping's bytes take at that rate.
+    latency is the network's: half of the fastest of thirty round trips or more, before and after the loads, less what
+    the software of both ends takes by itself (`network_latency`), less the time that a ping's bytes take at that rate.
 
     Raises:
         PeerLostError: the other side does not answer.
@@ -145,32 +162,45 @@ def measure_pair(
     forward = mailbox.name == source
     assert forward or mailbox.name == target, f"{mailbox.name} takes no part in {source} -> {target}"
     peer = target if forward else source
-    latency_s = measure_round_trip(mailbox, peer, rounds=rounds).latency_s
-    return _measure_one_way(_prober(mailbox, peer), forward, latency_s, max_payload_bytes, rounds)
+    return _measure(mailbox, peer, (forward,), max_payload_bytes, rounds)[0]
 
 
 def measure_both(
     mailbox: MailboxLike, peer: str, *, max_payload_bytes: int, rounds: int
 ) -> tuple[LinkMeasurement, LinkMeasurement]:
-    """Measure both directions, this side's sending first; round trips are made once for both."""
-    latency_s = measure_round_trip(mailbox, peer, rounds=rounds).latency_s
+    """Measure both directions, this side's sending first; round trips are made for both together."""
+    there, back = _measure(mailbox, peer, (True, False), max_payload_bytes, rounds)
+    return there, back
+
+
+def _measure(
+    mailbox: MailboxLike,
+    peer: str,
+    directions: Sequence[bool],
+    max_payload_bytes: int,
+    rounds: int,
+) -> list[LinkMeasurement]:
+    """Measure directions (True: there), with pings before and after each load."""
     prober = _prober(mailbox, peer)
-    there = _measure_one_way(prober, True, latency_s, max_payload_bytes, rounds)
-    return there, _measure_one_way(prober, False, latency_s, max_payload_bytes, rounds)
-
-
-def _measure_one_way(
-    prober: Prober, forward: bool, latency_s: float, max_payload_bytes: int, rounds: int
-) -> LinkMeasurement:
-    load = prober.push if forward else prober.pull
-    bandwidth_bytes_per_s, payload_bytes = measure_bandwidth(load, max_payload_bytes, rounds, latency_s)
-    ends = (prober.mailbox.name, prober.peer)
-    source, target = ends if forward else ends[::-1]
-    return LinkMeasurement(
-        source=source,
-        target=target,
-        latency_s=max(0.0, latency_s - OVERHEAD_BYTES / bandwidth_bytes_per_s),
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        payload_bytes=payload_bytes,
-        rounds=rounds,
-    )
+    meter = LatencyMeter(prober)
+    pings = rounds * _PINGS_PER_ROUND
+    latency_s = meter.sample(pings).latency_s
+    found = []
+    for forward in directions:
+        load = prober.push if forward else prober.pull
+        found.append((forward, *measure_bandwidth(load, max_payload_bytes, rounds, latency_s)))
+        latency_s = meter.sample(pings).latency_s
+    links = []
+    for forward, bandwidth_bytes_per_s, payload_bytes in found:
+        source, target = (mailbox.name, peer) if forward else (peer, mailbox.name)
+        links.append(
+            LinkMeasurement(
+                source=source,
+                target=target,
+                latency_s=max(0.0, latency_s - OVERHEAD_BYTES / bandwidth_bytes_per_s),
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                payload_bytes=payload_bytes,
+                rounds=rounds,
+            )
+        )
+    return links

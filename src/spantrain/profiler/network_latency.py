@@ -2,9 +2,10 @@
 
 A message of five int32 goes through the threads of two mailboxes and of two ZeroMQ contexts, through encryption and
 two kernels; together that takes as long as some networks. Every message of training feels it, but it is the machines',
-not the network's. So each side measures a round trip between two mailboxes of its own over the loopback interface, at
-the same pace, and the mean of both sides' is taken off: a round trip uses each side's sending and receiving once, one
-over loopback uses one side's twice. What is left in the figure is the network and the noise of two minima.
+not the network's. So each side measures a round trip between two mailboxes of its own over the loopback interface,
+at the same pace and just before, since a busy machine takes longer for both; the mean of both sides' is taken off: a
+round trip uses each side's sending and receiving once, one over loopback uses one side's twice. What is left is the
+network and the noise of two minima.
 """
 
 import statistics
@@ -15,9 +16,10 @@ from spantrain.profiler.network_probes import Echo, Prober
 from spantrain.transport.interface import Limits, MailboxLike
 from spantrain.transport.mailbox import Mailbox
 
-__all__ = ["RoundTrip", "measure_latency", "software_round_trip"]
+__all__ = ["LatencyMeter", "RoundTrip", "software_round_trip"]
 
 _LEAST_PINGS, _WARM_UP_PINGS = 15, 2
+"""Of a sample; several samples, some time apart, find a moment in which every processor on their way is free."""
 _GAP_S = 3e-3
 """Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
 they are far enough apart for none to wait behind the one before."""
@@ -38,19 +40,25 @@ class RoundTrip:
     """Median time between the other side's receiving and its answering: its program, not on any message's way."""
 
 
-def measure_latency(prober: Prober, *, pings: int = _LEAST_PINGS) -> RoundTrip:
-    """Measure the latency to the prober's peer."""
-    theirs_s = prober.ask_software_round_trip()  # the first message: connections are opened before it is answered
-    ours_s = software_round_trip(prober.mailbox)
-    answers = prober.ping(max(pings, _LEAST_PINGS), _GAP_S)
-    round_trips_s = [round_trip_s for round_trip_s, _ in answers]
-    software_s = (theirs_s + ours_s) / 2
-    return RoundTrip(
-        latency_s=max(0.0, (min(round_trips_s) - software_s) / 2),
-        felt_s=statistics.median(round_trips_s) / 2,
-        software_s=software_s / 2,
-        held_s=statistics.median(held_s for _, held_s in answers),
-    )
+class LatencyMeter:
+    """Measures the latency to one peer, in as many samples as there is time for."""
+
+    def __init__(self, prober: Prober) -> None:
+        """Measure the software of both ends; connections are opened before the other side answers."""
+        self._prober = prober
+        self._software_s = (prober.ask_software_round_trip() + software_round_trip(prober.mailbox)) / 2
+        self._answers: list[tuple[float, float]] = []
+
+    def sample(self, pings: int = _LEAST_PINGS) -> RoundTrip:
+        """Send pings; return what these and all before say."""
+        self._answers += self._prober.ping(max(pings, _LEAST_PINGS), _GAP_S)
+        round_trips_s = [round_trip_s for round_trip_s, _ in self._answers]
+        return RoundTrip(
+            latency_s=max(0.0, (min(round_trips_s) - self._software_s) / 2),
+            felt_s=statistics.median(round_trips_s) / 2,
+            software_s=self._software_s / 2,
+            held_s=statistics.median(held_s for _, held_s in self._answers),
+        )
 
 
 def software_round_trip(like: MailboxLike) -> float:

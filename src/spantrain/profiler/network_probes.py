@@ -4,7 +4,7 @@ The kind of a probe is in its key's `cut`, its number in the key's `step`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import IntEnum
 
 import torch
@@ -14,13 +14,14 @@ from spantrain.core.spans import Span
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.interface import MailboxLike, Message
 
-__all__ = ["LARGEST_PIECES", "LARGEST_PIECE_BYTES", "Echo", "Prober"]
+__all__ = ["LARGEST_PIECES", "LARGEST_PIECE_BYTES", "Echo", "Prober", "knock"]
 
 LARGEST_PIECE_BYTES = 124 * 1024
 LARGEST_PIECES = 4096
 _LANE = "probe"
 _PING_INTS = 5
 _REPLY_S = 60.0
+_KNOCK_POLL_S = 0.01
 
 
 class _Kind(IntEnum):
@@ -36,9 +37,15 @@ class _Kind(IntEnum):
     """How long does a round trip take that uses your software on both ends, and no network?"""
     SOFTWARE = 6
     """So many seconds."""
+    KNOCK = 7
+    """Nothing: that it was acknowledged says that there is a connection."""
+    LAST = 8
+    """I shall ask no more."""
+    NOTED = 9
+    """Then I shall not wait for more."""
 
 
-_QUESTIONS = (_Kind.PING, _Kind.LOAD, _Kind.REQUEST, _Kind.ASK_SOFTWARE)
+_QUESTIONS = (_Kind.PING, _Kind.LOAD, _Kind.REQUEST, _Kind.ASK_SOFTWARE, _Kind.LAST)
 
 
 def _key(mailbox: MailboxLike, kind: _Kind, number: int) -> MessageKey:
@@ -60,6 +67,8 @@ class Echo:
         self._mailbox = mailbox
         self._software_round_trip_s = software_round_trip_s
         self._arrivals: dict[tuple[str, int], list[float]] = {}
+        self.dismissed = False
+        """Whether a prober has said that it asks no more."""
 
     def take(self, message: Message) -> None:
         """Answer a message; whatever is not a well-formed question is left out."""
@@ -77,6 +86,9 @@ class Echo:
                 self._serve(message)
             case _Kind.ASK_SOFTWARE:
                 self._answer(message, _Kind.SOFTWARE, self._software_round_trip_s())
+            case _Kind.LAST:
+                self.dismissed = True
+                self._answer(message, _Kind.NOTED, 0.0)
 
     def _answer(self, message: Message, kind: _Kind, value: float, *more: torch.Tensor) -> None:
         tensors = [torch.tensor([value], dtype=torch.float64), *more]
@@ -113,6 +125,23 @@ def _number(message: Message) -> float:
     if not message.tensors or message.tensors[0].dtype != torch.float64 or message.tensors[0].shape != (1,):
         raise ProtocolError(f"{message.source} answered a probe with {message.tensors!r:.80}, not one float64")
     return float(message.tensors[0])
+
+
+def knock(mailbox: MailboxLike, peers: Collection[str]) -> None:
+    """Return when there is a connection to each of the peers, all of which must have been dialled or have dialled.
+
+    Raises:
+        PeerLostError: there is none to some of them.
+    """
+    for peer in peers:
+        mailbox.send(peer, _key(mailbox, _Kind.KNOCK, 0), [])
+    missing = set(peers)
+    deadline_s = time.monotonic() + _REPLY_S
+    while missing and time.monotonic() < deadline_s:
+        mailbox.receive(_KNOCK_POLL_S)
+        missing -= {interval.peer for interval in mailbox.sent_intervals()}
+    if missing:
+        raise PeerLostError(f"{mailbox.name} has no connection to {', '.join(sorted(missing))} after {_REPLY_S} s")
 
 
 class Prober:
@@ -161,6 +190,12 @@ class Prober:
         self.mailbox.send(self.peer, _key(self.mailbox, _Kind.ASK_SOFTWARE, number), [])
         (answer,) = self._replies(_Kind.SOFTWARE, number, 1)
         return _number(answer)
+
+    def dismiss(self) -> None:
+        """Tell the other side that no more questions come, and wait until it knows: then none can be left over."""
+        number = self._next_number()
+        self.mailbox.send(self.peer, _key(self.mailbox, _Kind.LAST, number), [])
+        self._replies(_Kind.NOTED, number, 1)
 
     def _receive(self, until_s: float) -> list[Message]:
         """Return what comes until then, less the questions of others: those are answered."""

@@ -22,6 +22,8 @@ _LEAST_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
 _STEADY_RATIO, _RAMP_ROUND_TRIPS = 0.1, 2
+_AGREEMENT, _MOST_RAMP_PART = 0.03, 0.15
+"""Two transfers whose wholes came equally fast are believed, if the beginning may have spoilt so little of each."""
 _GRAIN_BYTES = 64 * 1024
 """Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
 _LEAST_GRAINS, _LEAST_POINTS = 12, 4
@@ -94,6 +96,7 @@ def measure_bandwidth(
     transfers = [arrivals_s]
     while len(transfers) < rounds or (
         not _steady(transfers[-1], piece_bytes, 2 * latency_s)
+        and not _agree(transfers, 2 * latency_s)
         and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
     ):
         transfers.append(load(pieces, piece_bytes))
@@ -101,17 +104,37 @@ def measure_bandwidth(
 
 
 def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int, round_trip_s: float) -> float:
-    """Return the median rate of the transfers that were steady; if none was, of all.
+    """Return the median rate of the transfers that were steady; if none was, of all, or of two that agree.
 
     A lost packet holds up all that came after it, which then comes at once: then only the time of the whole says much.
     """
-    judged = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes, round_trip_s)] or transfers
+    steady = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes, round_trip_s)]
+    if not steady and _agree(transfers, round_trip_s):
+        return statistics.fmean(_whole_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in transfers[-2:])
+    judged = steady or transfers
     rates = []
     for arrivals_s in judged:
         over_whole = _over_whole(arrivals_s, piece_bytes)
         in_a_burst = over_whole > _most_over_whole(arrivals_s, round_trip_s)
         rates.append(arrival_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) / (over_whole if in_a_burst else 1.0))
     return statistics.median(rates)
+
+
+def _agree(transfers: Sequence[Sequence[float]], round_trip_s: float) -> bool:
+    """Whether the last two transfers took equally long, and long against a connection's beginning.
+
+    Then the link set their pace, in whatever order and grains the pieces came: where its queue had overflowed, many
+    wait for the one that is sent again.
+    """
+    if len(transfers) < _LEAST_REPEATS:
+        return False
+    took_s = [max(arrivals_s[-1] - arrivals_s[0], 1e-6) for arrivals_s in transfers[-2:]]
+    ramp_part = _RAMP_ROUND_TRIPS * round_trip_s / min(took_s)
+    return max(took_s) <= (1 + _AGREEMENT) * min(took_s) and ramp_part <= _MOST_RAMP_PART
+
+
+def _whole_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
+    return (len(arrivals_s) - 1) * piece_bytes / max(arrivals_s[-1] - arrivals_s[0], 1e-6)
 
 
 def _most_over_whole(arrivals_s: Sequence[float], round_trip_s: float) -> float:
@@ -121,8 +144,7 @@ def _most_over_whole(arrivals_s: Sequence[float], round_trip_s: float) -> float:
 
 def _over_whole(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     """Return the judged part's rate over that of the whole."""
-    whole_rate = (len(arrivals_s) - 1) * piece_bytes / max(arrivals_s[-1] - arrivals_s[0], 1e-6)
-    return arrival_rate(arrivals_s, piece_bytes) / whole_rate
+    return arrival_rate(arrivals_s, piece_bytes) / _whole_rate(arrivals_s, piece_bytes)
 
 
 def _steady(arrivals_s: Sequence[float], piece_bytes: int, round_trip_s: float) -> bool:

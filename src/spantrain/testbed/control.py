@@ -9,7 +9,8 @@ from spantrain.errors import TestbedError
 
 __all__ = ["Answer", "ControlServer", "ask"]
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 20.0
+"""A router answers within milliseconds; on a machine that is busy with other things, within seconds."""
 _LONGEST_REQUEST_BYTES = 65536
 
 Answer = dict[str, Any]

@@ -15,9 +15,9 @@ __all__ = ["Forwarder", "shape_of"]
 
 _LARGEST_READ_BYTES = 65536 + 64
 _READS_PER_TURN = 32
-_EARLY_S = 100e-6
+_EARLY_S = 20e-6
 """Packets due within this time leave together: fewer wake-ups, and far below what is claimed for delays."""
-_LONGEST_WAIT_S = 1.0
+_IDLE_S = 1.0
 _SEED = 20
 
 Pair = tuple[str, str]
@@ -58,17 +58,14 @@ class Forwarder:
         """TUN devices to wait on for reading."""
         return self._outward
 
-    def wait_s(self) -> float:
-        """Return for how long nothing is to be done, unless a packet comes."""
+    def due_s(self) -> float:
+        """Return until when nothing is to be done, unless a packet comes, on the monotonic clock."""
         events = [event for link in self._busy if (event := link.next_event_s) is not None]
-        if not events:
-            return _LONGEST_WAIT_S
-        return min(max(0.0, min(events) - time.monotonic()), _LONGEST_WAIT_S)
+        return min(events, default=time.monotonic() + _IDLE_S)
 
     def read(self, tun_fd: int) -> None:
         """Take the packets that a site sends."""
         outward = self._outward[tun_fd]
-        now_s = time.monotonic()
         for _ in range(_READS_PER_TURN):
             try:
                 data = os.read(tun_fd, _LARGEST_READ_BYTES)
@@ -79,7 +76,8 @@ class Forwarder:
             if link is None or parsed is None:
                 self.packets_refused += 1
             else:
-                link.push(now_s, parsed[1])
+                # The time after the read: however busy the machine is, no packet seems to have come before it did.
+                link.push(time.monotonic(), parsed[1])
                 self._busy.add(link)
 
     def deliver(self) -> None:

@@ -26,6 +26,7 @@ from spantrain.testbed.inhabitants import end_inhabitants
 from spantrain.testbed.layout import Layout
 from spantrain.testbed.shaper import Shape
 from spantrain.testbed.state import State, boot_id, mark_of
+from spantrain.testbed.wakeups import Lead, wait_until
 
 __all__ = ["Router", "main"]
 
@@ -47,11 +48,10 @@ class Router:
     def serve(self) -> None:
         """Run until the end."""
         forwarder, control = self._forwarder, self._control
-        tun_fds = list(forwarder.fds)
-        parent_fds = [] if self._parent_fd is None else [self._parent_fd]
+        always = [*forwarder.fds, *([] if self._parent_fd is None else [self._parent_fd])]
+        lead = Lead()
         while not self._stopping:
-            ready, _, _ = select.select([*tun_fds, *control.fds, *parent_fds], [], [], forwarder.wait_s())
-            for fd in ready:
+            for fd in wait_until(forwarder.due_s(), [*always, *control.fds], lead):
                 if fd in forwarder.fds:
                     forwarder.read(fd)
                 elif fd == self._parent_fd:

@@ -24,7 +24,7 @@ __all__ = ["HostStatus", "LinkStatus", "Testbed", "TestbedStatus", "down_all", "
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
-_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ class Testbed:
         """End every process inside, then the network; return when nothing is left. Harmless when it is gone."""
         _take_down(self._state)
         if self._router is not None:
-            self._router.wait(_GRACE_S)
+            self._router.wait(_END_TIMEOUT_S)
 
     def __enter__(self) -> "Testbed":
         return self
@@ -249,7 +249,7 @@ def why_unavailable() -> str | None:
         router = _start_router(lay_out(cluster, testbed_id="probe", parent_pid=None), "--probe")
     except TestbedError as error:
         return str(error)
-    router.wait(_GRACE_S)
+    router.wait(_END_TIMEOUT_S)
     return None
 
 
@@ -273,7 +273,7 @@ def _start_router(layout: Layout, *options: str) -> "subprocess.Popen[str]":
     if options or "error" in answer:
         log.unlink(missing_ok=True)
     if "error" in answer:
-        router.wait(_START_TIMEOUT_S)
+        router.wait(_END_TIMEOUT_S)
         raise TestbedError(
             f"no testbed can be built here: {answer['error']}; --no-network runs without one, on loopback"
         )

@@ -21,7 +21,8 @@ _SAMPLE_S = 0.02
 _BLOCK_BYTES = 1 << 18
 _PING_BYTES = 20
 _DATAGRAM_BYTES = 8900
-_SILENCE_S = 0.5
+_BEGIN_S, _SILENCE_S = 60.0, 0.5
+"""How long a sender of datagrams may take to begin, and after what silence it is taken to have ended."""
 
 Sample = tuple[float, int]
 """A time on this machine's monotonic clock, and the bytes received until then."""
@@ -119,10 +120,11 @@ def _absorb(address: str) -> None:
         datagrams.bind((address, 0))
         datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         _write_line(str(datagrams.getsockname()[1]))
-        datagrams.settimeout(_SILENCE_S)
+        datagrams.settimeout(_BEGIN_S)
         try:
             while True:
                 total += datagrams.recv_into(buffer)
+                datagrams.settimeout(_SILENCE_S)
                 if (now_s := time.monotonic()) >= next_s:
                     samples.append((now_s, total))
                     next_s = now_s + _SAMPLE_S

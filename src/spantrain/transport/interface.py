@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of a mailbox, in bytes of tensors."""
+    """Bounds of a mailbox: bytes of tensors, connections, patience."""
 
     max_message_bytes: int = 256 * _MIB
     send_queue_bytes: int = 512 * _MIB
@@ -55,6 +55,9 @@ class Limits:
     """Per peer, credit: what may be under way or waiting for `receive`."""
     bulk_connections: int = 2
     """Connections per peer for large messages, besides the one for small ones; one does not fill a long fat pipe."""
+    welcome_s: float = 2.0
+    """How long the first answer of a peer that was dialled may take until it is dialled anew: several round trips of
+    the longest path, and the work of a handshake on a busy machine."""
 
     def __post_init__(self) -> None:
         if self.max_message_bytes < 1 or self.send_queue_bytes < 1:
@@ -66,6 +69,8 @@ class Limits:
             )
         if not 1 <= self.bulk_connections <= 16:
             raise ValueError(f"bulk_connections must be 1 to 16, got {self.bulk_connections}")
+        if not self.welcome_s > 0:
+            raise ValueError(f"welcome_s must be positive, got {self.welcome_s}")
 
 
 @dataclass(frozen=True, kw_only=True)

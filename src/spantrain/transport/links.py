@@ -12,6 +12,7 @@ import time
 import zmq
 
 from spantrain.transport.exchange import Correspondent
+from spantrain.transport.interface import Limits
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.wire import HELLO, MAX_FRAME_BYTES, Greeting, encode_greeting
 
@@ -21,7 +22,8 @@ _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
 _HEARTBEAT_INTERVAL_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 15.0
-_FIRST_WELCOME_S, _LAST_WELCOME_S = 0.5, 8.0
+_MOST_PATIENCE = 4
+"""Over the first: each time that no answer came, the next is waited for twice as long."""
 _SENT_AWAY_S = 60.0
 """Whoever said goodbye is to be dialled again when the peers are set anew, not before; this is for when it forgot."""
 _CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
@@ -93,7 +95,7 @@ class Link:
 class DialledLink(Link):
     """Connections that this side opened."""
 
-    def __init__(self, known: Correspondent, connections: int) -> None:
+    def __init__(self, known: Correspondent, limits: Limits) -> None:
         super().__init__(known)
         self.sockets: list[zmq.Socket[bytes]] = []
         self.probes: dict[zmq.Socket[bytes], int] = {}
@@ -101,8 +103,8 @@ class DialledLink(Link):
         self.blocked: set[zmq.Socket[bytes]] = set()
         self.welcome_deadline_s = math.inf
         """When to dial again if it is not up by then; never, before it was dialled for the first time."""
-        self._patience_s = _FIRST_WELCOME_S
-        self._connections = connections
+        self._welcome_s = self._patience_s = limits.welcome_s
+        self._connections = 1 + limits.bulk_connections
 
     @property
     def connections(self) -> int:
@@ -128,12 +130,12 @@ class DialledLink(Link):
             greeting = self.known.greeting(name, self.epoch, connection, self.connections)
             socket.send(encode_greeting(HELLO, greeting), flags=zmq.NOBLOCK)
         self.welcome_deadline_s = time.monotonic() + self._patience_s
-        self._patience_s = min(2 * self._patience_s, _LAST_WELCOME_S)
+        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE * self._welcome_s)
 
     def welcomed(self) -> None:
         """Note that the other side has answered."""
         self.up = True
-        self._patience_s = _FIRST_WELCOME_S
+        self._patience_s = self._welcome_s
 
     def sent_away(self) -> None:
         """Note that the other side has said goodbye."""

@@ -177,7 +177,7 @@ class Loop(threading.Thread):
 
     def _new_link(self, known: Correspondent) -> Link:
         if known.dials:
-            return DialledLink(known, 1 + self._exchange.limits.bulk_connections)
+            return DialledLink(known, self._exchange.limits)
         assert self._router is not None, "a side that cannot be dialled dials"
         return AcceptedLink(known, self._router)
 
@@ -284,6 +284,8 @@ class Loop(threading.Thread):
         greeting = decode_greeting(frame.buffer)
         if self._keypair is not None and user_of(frame) != greeting.name:
             raise Refusal("unknown peer", f"{user_of(frame)!r} says that it is {greeting.name!r}")
+        if self._exchange.changed:  # whoever says hello may have been admitted since the last look
+            self._reconcile()
         link = self._links.get(greeting.name)
         if not isinstance(link, AcceptedLink):
             raise Refusal("unknown peer", f"{greeting.name!r} is not among those that dial this side")
