@@ -1,14 +1,32 @@
-"""What tests of several layers share: a profile that needs no measuring."""
+"""What tests of several layers share: how long to wait, how examples are drawn, a profile that needs no measuring.
+
+No test may depend on how fast or how evenly the machine runs: what is measured in seconds belongs into benchmarks/.
+A time limit in a test is only there to end one that hangs: PATIENCE_S (patience.py), many times what is ever needed.
+
+Examples are the same in every run, so that a change is never refused for an example that has nothing to do with it;
+`pytest --hypothesis-profile=search` looks for new ones.
+"""
 
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
+
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")
 
 SIZES = (1, 2, 4, 8, 16, 32)
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.models.catalog import MODEL_NAMES, resolve_model, unit_names
@@ -49,4 +50,4 @@ def test_catalog_options_that_cannot_be_honoured_are_refused_together(tmp_path):
 
 def test_catalog_imports_no_torch():
     code = "import sys, spantrain.models.catalog; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S).returncode == 0

@@ -1,10 +1,12 @@
 """The barrier at the end of a step."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.errors import Interrupted
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
@@ -30,7 +32,7 @@ def both(barrier: StepBarrier, step: int):
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(barrier.report, "a", report(step, None, 9.0))
         second = pool.submit(barrier.report, "b", report(step, 8.0, 16.0))
-        return first.result(10), second.result(10)
+        return first.result(PATIENCE_S), second.result(PATIENCE_S)
 
 
 def test_all_get_the_same_verdict_with_the_global_loss_and_norm():
@@ -61,7 +63,7 @@ def test_an_abort_lets_everybody_go():
         waiting = pool.submit(barrier.report, "a", report(0, None, 1.0))
         barrier.abort("device b was lost")
         with pytest.raises(Interrupted, match="device b was lost"):
-            waiting.result(10)
+            waiting.result(PATIENCE_S)
 
 
 def test_it_knows_who_is_missing():
@@ -70,10 +72,10 @@ def test_it_knows_who_is_missing():
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(barrier.report, "a", report(0, None, 1.0))
         while not barrier.missing:
-            pass
+            time.sleep(0.001)
         assert barrier.missing == ("b",)
         barrier.abort("enough")
-        assert isinstance(waiting.exception(10), Interrupted)
+        assert isinstance(waiting.exception(PATIENCE_S), Interrupted)
 
 
 @pytest.mark.parametrize(("digest", "differs"), [("f" * 64, False), ("0" * 64, True)])
@@ -82,5 +84,5 @@ def test_data_that_differs_between_machines_is_said_to_all(digest: str, differs:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(barrier.report, "a", replace(report(0, None, 1.0), data_digest="f" * 64))
         second = pool.submit(barrier.report, "b", replace(report(0, 8.0, 1.0), data_digest=digest))
-        said = {first.result(10).data_differs, second.result(10).data_differs}
+        said = {first.result(PATIENCE_S).data_differs, second.result(PATIENCE_S).data_differs}
     assert said == ({"a (SHA-256 ffffffffffff) and b (SHA-256 000000000000)"} if differs else {""})

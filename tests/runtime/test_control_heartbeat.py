@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE_S
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import FailureDetector, HeartbeatThread
 from spantrain.runtime.control.server import ControlServer
@@ -72,7 +73,9 @@ def beats(tmp_path: Path) -> Iterator[Beats]:
 
 @pytest.fixture
 def client(beats: Beats) -> Iterator[ControlClient]:
-    client = ControlClient.join(beats.server.join_address, beats.server.token, name="edge-1", facts={}, timeout_s=10)
+    client = ControlClient.join(
+        beats.server.join_address, beats.server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S
+    )
     yield client
     client.close()
 
@@ -87,7 +90,7 @@ def test_beats_tell_a_status_and_bring_back_what_is_asked(beats: Beats, client: 
     )
     assert thread.answer == {}
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE_S)
     thread.stop()
     assert beats.seen[:3] == [("edge-1", {"step": 7})] * 3
     assert thread.coordinator_lost is None
@@ -103,9 +106,9 @@ def test_a_coordinator_that_goes_away_is_noticed(beats: Beats, client: ControlCl
 
     thread = HeartbeatThread(client, interval_s=0.02, timeout_s=0.6, on_change=on_change)
     thread.start()
-    assert changed.wait(10)
+    assert changed.wait(PATIENCE_S)
     beats.server.stop(0.1)
-    assert gone.wait(10)
+    assert gone.wait(PATIENCE_S)
     thread.stop()
     assert thread.coordinator_lost is not None
     assert "no heartbeat for" in thread.coordinator_lost
@@ -117,7 +120,7 @@ def test_a_released_worker_is_told_at_its_next_beat(beats: Beats, client: Contro
     thread = HeartbeatThread(client, interval_s=0.01, on_change=lambda: gone.set() if thread.coordinator_lost else None)
     thread.start()
     beats.server.release("edge-1")
-    assert gone.wait(10)
+    assert gone.wait(PATIENCE_S)
     thread.stop()
     assert "not a member" in str(thread.coordinator_lost)
 

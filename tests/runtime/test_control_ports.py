@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.server import ControlServer
@@ -27,16 +28,20 @@ def test_a_busy_port_is_one_clear_error(kind: str, tmp_path: Path) -> None:
     second = _server(first.join_address)
     with pytest.raises(UsageError, match=r"cannot listen on .*(the port is in use|another one does)"):
         second.start()
-    ControlClient.join(first.join_address, first.token, name="edge-1", facts={}, timeout_s=10).close()
+    ControlClient.join(first.join_address, first.token, name="edge-1", facts={}, timeout_s=PATIENCE_S).close()
     first.stop(0.1)
+
+
+LONELY = "127.83.65.78"
+"""Loopback, too, but nobody else is given a free port of it between two lines of a test."""
 
 
 def _listener_with_a_free_port_before() -> socket.socket:
     for _ in range(100):
         with contextlib.suppress(OSError), socket.socket() as before:
-            before.bind(("127.0.0.1", 0))
+            before.bind((LONELY, 0))
             after = socket.socket()
-            after.bind(("127.0.0.1", before.getsockname()[1] + 1))
+            after.bind((LONELY, before.getsockname()[1] + 1))
             after.listen()
             return after
     raise AssertionError("no two neighbouring ports are free")
@@ -45,12 +50,12 @@ def _listener_with_a_free_port_before() -> socket.socket:
 def test_the_next_port_must_be_free_too() -> None:
     with _listener_with_a_free_port_before() as taken:
         port = taken.getsockname()[1]
-        coordinator = _server(f"127.0.0.1:{port - 1}")
-        with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: the port is in use"):
+        coordinator = _server(f"{LONELY}:{port - 1}")
+        with pytest.raises(UsageError, match=rf"{LONELY}:{port}: the port is in use"):
             coordinator.start()
     with socket.socket() as free:  # what had been taken before the failure is given back
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", port - 1))
+        free.bind((LONELY, port - 1))
 
 
 def test_a_stale_socket_file_is_replaced_and_another_file_is_not(tmp_path: Path) -> None:
@@ -114,8 +119,8 @@ def test_something_else_there() -> None:
         thread.start()
         where = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UsageError, match="is not a coordinator"):
-            ControlClient.join(where, TOKEN, name="edge-1", facts={}, timeout_s=5)
-        thread.join(10)
+            ControlClient.join(where, TOKEN, name="edge-1", facts={}, timeout_s=PATIENCE_S)
+        thread.join(PATIENCE_S)
 
 
 def test_a_worker_may_come_before_the_coordinator(tmp_path: Path) -> None:
@@ -124,13 +129,13 @@ def test_a_worker_may_come_before_the_coordinator(tmp_path: Path) -> None:
 
     def come_early() -> None:
         address, token = f"unix:{tmp_path}/join", coordinator.token
-        joined.append(ControlClient.join(address, token, name="edge-1", facts={}, timeout_s=20))
+        joined.append(ControlClient.join(address, token, name="edge-1", facts={}, timeout_s=PATIENCE_S))
 
     thread = threading.Thread(target=come_early)
     thread.start()
     coordinator.start()
-    thread.join(20)
-    assert joined[0].call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+    thread.join(PATIENCE_S)
+    assert joined[0].call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
     joined[0].close()
     coordinator.stop(0.1)
 
@@ -140,5 +145,5 @@ def test_on_all_addresses_workers_are_told_the_machine_s_name() -> None:
     server.start()
     host, _, port = server.join_address.rpartition(":")
     assert host == socket.gethostname()
-    ControlClient.join(f"localhost:{port}", server.token, name="edge-1", facts={}, timeout_s=10).close()
+    ControlClient.join(f"localhost:{port}", server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S).close()
     server.stop(0.1)

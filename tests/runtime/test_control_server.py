@@ -5,12 +5,14 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.runtime.control.address import Address
 from spantrain.runtime.control.certificates import Authority, WorkerIdentity, pem_of_der
@@ -53,7 +55,7 @@ class Coordinator:
 
     def _block(self, _peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
         self.blocked.release()
-        self.release_blocked.wait(30)
+        self.release_blocked.wait(PATIENCE_S)
         return {}
 
 
@@ -86,7 +88,7 @@ def join() -> Iterator[Callable[..., ControlClient]]:
 
         def run(coordinator: Coordinator, name: str = "edge-1", **facts: Any) -> ControlClient:
             server = coordinator.server
-            client = ControlClient.join(server.join_address, server.token, name=name, facts=facts, timeout_s=10)
+            client = ControlClient.join(server.join_address, server.token, name=name, facts=facts, timeout_s=PATIENCE_S)
             stack.callback(client.close)
             return client
 
@@ -100,7 +102,7 @@ def test_a_worker_joins_and_calls(coordinator: Coordinator, join: Join) -> None:
     client = join(coordinator, "edge-1", memory_bytes=8 << 30, tags=["a", None, 1.5, True, b"\0"])
     assert client.welcome == {"generation": 3, "name": "edge-1"}
     assert coordinator.joined == [("edge-1", {"memory_bytes": 8 << 30, "tags": ["a", None, 1.5, True, b"\0"]})]
-    assert client.call("echo", {"x": 1}, timeout_s=5) == {"peer": "edge-1", "payload": {"x": 1}}
+    assert client.call("echo", {"x": 1}, timeout_s=PATIENCE_S) == {"peer": "edge-1", "payload": {"x": 1}}
     assert coordinator.server.peers == ("edge-1",)
     assert coordinator.server.refusals == {}
 
@@ -108,12 +110,12 @@ def test_a_worker_joins_and_calls(coordinator: Coordinator, join: Join) -> None:
 def test_the_peer_in_a_handler_is_the_certificate_s_not_the_payload_s(coordinator: Coordinator, join: Join) -> None:
     join(coordinator, "cloud-1")
     edge = join(coordinator, "edge-1")
-    assert edge.call("echo", {"peer": "cloud-1", "name": "cloud-1"}, timeout_s=5)["peer"] == "edge-1"
+    assert edge.call("echo", {"peer": "cloud-1", "name": "cloud-1"}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
 
 
 def test_a_refusal_arrives_with_its_text(coordinator: Coordinator, join: Join) -> None:
     with pytest.raises(RemoteRefusal, match=r"^edge-1 is too early: step 3 has not begun — wait$"):
-        join(coordinator).call("refuse", {}, timeout_s=5)
+        join(coordinator).call("refuse", {}, timeout_s=PATIENCE_S)
 
 
 def test_on_join_may_refuse_and_the_name_stays_free(coordinator: Coordinator, join: Join) -> None:
@@ -129,11 +131,11 @@ def test_a_name_joins_once_until_it_is_released(coordinator: Coordinator, join: 
         join(coordinator, "edge-1")
     coordinator.server.release("edge-1")
     with pytest.raises(RemoteRefusal, match="not a member"):
-        first.call("echo", {}, timeout_s=5)
+        first.call("echo", {}, timeout_s=PATIENCE_S)
     second = join(coordinator, "edge-1")
-    assert second.call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+    assert second.call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
     with pytest.raises(RemoteRefusal):
-        first.call("echo", {}, timeout_s=5)
+        first.call("echo", {}, timeout_s=PATIENCE_S)
     assert coordinator.server.refusals == {"join_refused": 1, "unknown_peer": 2}
 
 
@@ -159,7 +161,7 @@ def test_a_wrong_token_is_refused_counted_and_slowed_down(coordinator: Coordinat
     wrong = _token_with_wrong_secret(server)
     for _ in range(10):
         with pytest.raises(UsageError, match=r"the coordinator at .* refused the token: take the one"):
-            ControlClient.join(server.join_address, wrong, name="edge-1", facts={}, timeout_s=10)
+            ControlClient.join(server.join_address, wrong, name="edge-1", facts={}, timeout_s=PATIENCE_S)
     with pytest.raises(UsageError, match=r"too many wrong ones from here; wait \d+ s"):
         join(coordinator)
     assert server.refusals == {"wrong_token": 10, "throttled": 1}
@@ -173,7 +175,9 @@ def test_a_man_in_the_middle_is_noticed(bind: str, tmp_path: Path, join: Join) -
             each.server.start()
             stack.callback(each.server.stop, 0.1)
         with pytest.raises(UsageError, match="not the coordinator that made this token"):
-            ControlClient.join(other.server.join_address, honest.server.token, name="edge-1", facts={}, timeout_s=10)
+            ControlClient.join(
+                other.server.join_address, honest.server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S
+            )
         assert other.joined == []
         assert other.server.refusals == {}
 
@@ -198,12 +202,12 @@ def _unary(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[
 def _raw_call(coordinator: Coordinator, credentials: grpc.ChannelCredentials, body: bytes = b"\x80") -> bytes:
     target = _control_target(coordinator)
     with grpc.secure_channel(target, credentials, options=channel_options()) as channel:
-        return _unary(channel, "echo")(body, timeout=10)
+        return _unary(channel, "echo")(body, timeout=PATIENCE_S)
 
 
 def _root_pem(coordinator: Coordinator) -> bytes:
     where = Address.parse(coordinator.server.join_address)
-    return pem_of_der(fetch_certificate(where, time.monotonic() + 10))
+    return pem_of_der(fetch_certificate(where, time.monotonic() + PATIENCE_S))
 
 
 def test_a_call_without_a_certificate_does_not_get_past_tls(coordinator: Coordinator) -> None:
@@ -222,8 +226,8 @@ def test_a_certificate_of_another_authority_does_not_get_past_tls(coordinator: C
 
 def test_plain_text_does_not_get_past_tls(tcp_coordinator: Coordinator, join: Join) -> None:
     with grpc.insecure_channel(_control_target(tcp_coordinator)) as channel, _fails_with(grpc.StatusCode.UNAVAILABLE):
-        _unary(channel, "echo")(b"\x80", timeout=5)
-    assert join(tcp_coordinator).call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+        _unary(channel, "echo")(b"\x80", timeout=PATIENCE_S)
+    assert join(tcp_coordinator).call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x81\xa1x", b"\x90", b"\x80\x80", b"\x81\xa1t\xd6\xff\0\0\0\0"])
@@ -233,9 +237,9 @@ def test_malformed_bytes_are_refused_and_the_server_goes_on(
     client = join(tcp_coordinator)
     call = _unary(client._channel, "echo")
     with _fails_with(grpc.StatusCode.INVALID_ARGUMENT):
-        call(body, timeout=5)
+        call(body, timeout=PATIENCE_S)
     assert tcp_coordinator.server.refusals == {"malformed": 1}
-    assert client.call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+    assert client.call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
 
 
 @pytest.mark.parametrize("body", [b"\xc1", encode({"version": 1}, limit_bytes=99), bytes(2 << 20)])
@@ -244,9 +248,9 @@ def test_malformed_requests_to_join_are_refused(tcp_coordinator: Coordinator, jo
     address = tcp_coordinator.server.join_address
     with grpc.secure_channel(f"dns:///{address}", credentials, options=channel_options()) as channel:
         with _fails_with(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
-            _unary(channel, "join")(body, timeout=5)
+            _unary(channel, "join")(body, timeout=PATIENCE_S)
         with _fails_with(grpc.StatusCode.UNIMPLEMENTED):  # no other method on this port
-            _unary(channel, "echo")(b"\x80", timeout=5)
+            _unary(channel, "echo")(b"\x80", timeout=PATIENCE_S)
     join(tcp_coordinator)
 
 
@@ -255,7 +259,7 @@ def test_an_oversized_message_is_refused_on_both_ends_and_the_server_goes_on(
 ) -> None:
     client = join(coordinator)
     with pytest.raises(ProtocolError, match="may have 8388608 bytes"):
-        client.call("echo", {"data": bytes(MESSAGE_LIMIT_BYTES)}, timeout_s=10)
+        client.call("echo", {"data": bytes(MESSAGE_LIMIT_BYTES)}, timeout_s=PATIENCE_S)
     # A client that does not keep to its own limit.
     options = [(key, -1 if "send" in key else value) for key, value in channel_options()]
     mine = WorkerIdentity.create("edge-1")
@@ -264,11 +268,11 @@ def test_an_oversized_message_is_refused_on_both_ends_and_the_server_goes_on(
         grpc.secure_channel(_control_target(coordinator), credentials, options=options) as channel,
         _fails_with(grpc.StatusCode.RESOURCE_EXHAUSTED),
     ):
-        _unary(channel, "echo")(bytes(MESSAGE_LIMIT_BYTES + 1), timeout=10)
+        _unary(channel, "echo")(bytes(MESSAGE_LIMIT_BYTES + 1), timeout=PATIENCE_S)
     with pytest.raises(ProtocolError, match="cannot be sent"):
-        client.call("flood", {}, timeout_s=10)
+        client.call("flood", {}, timeout_s=PATIENCE_S)
     big = bytes(MESSAGE_LIMIT_BYTES - 1000)
-    assert client.call("echo", {"data": big}, timeout_s=10)["payload"]["data"] == big
+    assert client.call("echo", {"data": big}, timeout_s=PATIENCE_S)["payload"]["data"] == big
 
 
 def client_credentials(coordinator: Coordinator, mine: WorkerIdentity) -> grpc.ChannelCredentials:
@@ -290,23 +294,23 @@ def test_handlers_that_block_starve_nobody_and_one_peer_has_four(coordinator: Co
     threads = []
     for client in clients:
         for _ in range(3):
-            threads.append(threading.Thread(target=client.call, args=("block", {}), kwargs={"timeout_s": 30}))
+            threads.append(threading.Thread(target=client.call, args=("block", {}), kwargs={"timeout_s": PATIENCE_S}))
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert coordinator.blocked.acquire(timeout=10)
+        assert coordinator.blocked.acquire(timeout=PATIENCE_S)
     for client in clients:
-        client.call("echo", {}, timeout_s=5)
-    threads.append(threading.Thread(target=clients[0].call, args=("block", {}), kwargs={"timeout_s": 30}))
+        client.call("echo", {}, timeout_s=PATIENCE_S)
+    threads.append(threading.Thread(target=clients[0].call, args=("block", {}), kwargs={"timeout_s": PATIENCE_S}))
     threads[-1].start()
-    assert coordinator.blocked.acquire(timeout=10)
+    assert coordinator.blocked.acquire(timeout=PATIENCE_S)
     with pytest.raises(ProtocolError, match="edge-0 has too many calls"):
-        clients[0].call("echo", {}, timeout_s=5)
-    assert clients[1].call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+        clients[0].call("echo", {}, timeout_s=PATIENCE_S)
+    assert clients[1].call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
     coordinator.release_blocked.set()
     for thread in threads:
-        thread.join(10)
-    assert clients[0].call("echo", {}, timeout_s=5)["peer"] == "edge-0"
+        thread.join(PATIENCE_S)
+    assert clients[0].call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-0"
     assert coordinator.server.refusals == {"too_many_calls": 1}
 
 
@@ -319,21 +323,21 @@ def test_a_deadline_ends_a_call_and_names_the_coordinator(coordinator: Coordinat
 def test_a_handler_that_fails_and_an_unknown_method(coordinator: Coordinator, join: Join) -> None:
     client = join(coordinator)
     with pytest.raises(ProtocolError, match="failed at 'crash'"):
-        client.call("crash", {}, timeout_s=5)
+        client.call("crash", {}, timeout_s=PATIENCE_S)
     with pytest.raises(ProtocolError, match="failed at 'nothing': UNIMPLEMENTED"):
-        client.call("nothing", {}, timeout_s=5)
-    assert client.call("echo", {}, timeout_s=5)["peer"] == "edge-1"
+        client.call("nothing", {}, timeout_s=PATIENCE_S)
+    assert client.call("echo", {}, timeout_s=PATIENCE_S)["peer"] == "edge-1"
 
 
 def test_a_call_on_a_closed_client(coordinator: Coordinator, join: Join) -> None:
     client = join(coordinator)
     client.close()
     with pytest.raises(PeerLostError, match="closed"):
-        client.call("echo", {}, timeout_s=5)
+        client.call("echo", {}, timeout_s=PATIENCE_S)
 
 
 def _wait_for_threads_to_end(before: set[threading.Thread]) -> set[threading.Thread]:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + PATIENCE_S
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline_s:
         for thread in left:
             thread.join(0.1)
@@ -345,22 +349,22 @@ def _stop_under_a_long_poll(bind: str) -> str:
     server = coordinator.server
     server.start()
     address = server.join_address
-    client = ControlClient.join(address, server.token, name="edge-1", facts={}, timeout_s=10)
+    client = ControlClient.join(address, server.token, name="edge-1", facts={}, timeout_s=PATIENCE_S)
 
     def wake() -> None:
-        server.stopping.wait(10)
+        server.stopping.wait(PATIENCE_S)
         coordinator.release_blocked.set()
 
     def poll() -> None:
-        assert client.call("block", {}, timeout_s=30) == {}
+        assert client.call("block", {}, timeout_s=PATIENCE_S) == {}
 
     threads = [threading.Thread(target=wake), threading.Thread(target=poll)]
     for thread in threads:
         thread.start()
-    assert coordinator.blocked.acquire(timeout=10)
-    server.stop(1.0)
+    assert coordinator.blocked.acquire(timeout=PATIENCE_S)
+    server.stop(PATIENCE_S)
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     with pytest.raises(PeerLostError):
         client.call("echo", {}, timeout_s=0.3)
     client.close()
@@ -381,7 +385,9 @@ def test_stop_does_not_wait_for_a_handler_that_never_ends(
     tcp_coordinator: Coordinator, join: Join, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = join(tcp_coordinator)
-    with pytest.raises(PeerLostError):
-        client.call("block", {}, timeout_s=0.2)
-    tcp_coordinator.server.stop(0.1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.call, "block", {}, timeout_s=PATIENCE_S)
+        assert tcp_coordinator.blocked.acquire(timeout=PATIENCE_S)
+        tcp_coordinator.server.stop(0.1)
+        assert isinstance(waiting.exception(PATIENCE_S), PeerLostError)
     assert "block of edge-1" in caplog.text

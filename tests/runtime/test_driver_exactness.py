@@ -7,6 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patience import PATIENCE_S
+from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.models.build import build_units
@@ -19,6 +21,7 @@ from spantrain.runtime.driver import DeviceClock, StepDriver
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.recorder import Recorder
 from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.sim.replay import replay, simulated_order, task_of
 from spantrain.transport.memory import MemoryNetwork
 
 SEED = 3
@@ -39,7 +42,7 @@ def run_plan(plan: Plan, steps: int = 1) -> tuple[float, dict[str, list[torch.Te
         torch.set_num_threads(1)
         stage, replica = plan.place(name)
         mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
-        recorder = Recorder(name)
+        recorder = Recorder(name, steps=steps)
         driver = StepDriver(
             plan=plan,
             name=name,
@@ -51,8 +54,13 @@ def run_plan(plan: Plan, steps: int = 1) -> tuple[float, dict[str, list[torch.Te
             check_abort=lambda: None,
         )
         policy = make_policy(plan.schedule, tasks[stage][replica])
-        losses = [driver.run_step(step, policy) or 0.0 for step in range(steps)]
-        return sum(losses), recorder.figures.peak_held_samples
+        losses, peak = [], 0
+        for step in range(steps):
+            recorder.begin_step()
+            losses.append(driver.run_step(step, policy) or 0.0)
+            peak = max(peak, recorder.figures.peak_held_samples)
+        check_decisions(plan, name, recorder.decisions())
+        return sum(losses), peak
 
     for name in plan.devices:
         stage, _ = plan.place(name)
@@ -64,7 +72,7 @@ def run_plan(plan: Plan, steps: int = 1) -> tuple[float, dict[str, list[torch.Te
         )
     with ThreadPoolExecutor(len(plan.devices)) as pool:
         futures = {name: pool.submit(run_device, name) for name in plan.devices}
-        results = {name: future.result(60) for name, future in futures.items()}
+        results = {name: future.result(PATIENCE_S) for name, future in futures.items()}
     gradients: dict[str, list[torch.Tensor]] = {}
     for name in plan.devices:
         for full, parameter in executors[name].named_parameters().items():
@@ -74,6 +82,15 @@ def run_plan(plan: Plan, steps: int = 1) -> tuple[float, dict[str, list[torch.Te
         mailbox.close()
     peaks = {name: peak for name, (_, peak) in results.items()}
     return sum(loss for loss, _ in results.values()), gradients, peaks
+
+
+def check_decisions(plan: Plan, name: str, decisions: tuple[Decision, ...]) -> None:
+    """What the live policy answered, a fresh one answers; and so does the simulator, given the arrival times."""
+    log = DeviceDecisions(device=name, schedule=plan.schedule, trace_shift_s=0.0, decisions=decisions)
+    task = task_of(plan, name, plan.schedule)
+    assert sum(len(decision.run) for decision in decisions) >= 2 * len(task.spans)
+    assert replay(task, log) is None
+    assert simulated_order(task, log) is None
 
 
 def reference_gradients(plan: Plan, reference, steps: int = 1):

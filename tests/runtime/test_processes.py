@@ -12,11 +12,14 @@ import pytest
 import torch
 import zmq
 
+from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.requests import resumed_run
+from spantrain.app.run_folder import DECISIONS_FILE
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
 from spantrain.config.artefacts import write_profile
+from spantrain.config.decision_log import read_decisions
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
@@ -25,8 +28,9 @@ from spantrain.models.data import open_dataset
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.sim.replay import compare_all, replay, simulated_order
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-4
 JOB = TrainJob(steps=20, seed=5, learning_rate=0.02, warmup_steps=5, max_grad_norm=0.5, evaluate_every=10)
@@ -161,6 +165,7 @@ def test_twenty_steps_are_those_of_one_process(running, alone, make_plan, spec_o
     assert outcome.losses[-1] < outcome.losses[0]
     check_figures(outcome, plan)
     check_trace(Path(outcome.trace), plan)
+    check_decisions(tmp_path / DECISIONS_FILE, plan)
     for path, size in before.items():
         assert path.read_bytes()[size:] == b"", f"{path.name}: a good run writes nothing to its log"
 
@@ -195,6 +200,16 @@ def check_trace(path: Path, plan: Plan) -> None:
     assert len({event["pid"] for event in slices}) == len(plan.devices)
     assert min(event["ts"] for event in slices) >= 0
     assert {"s", "f"} <= {event["ph"] for event in events}
+
+
+def check_decisions(path: Path, plan: Plan) -> None:
+    """Fresh policies, told what the live ones were told, answer the same; and so does the simulator."""
+    logs = read_decisions(path)
+    assert {log.device for log in logs} == set(plan.devices)
+    assert compare_all(plan, logs, replay) == ()
+    assert compare_all(plan, logs, simulated_order) == ()
+    for log in logs:
+        assert sum(len(decision.run) for decision in log.decisions) >= 3 * 4, "three steps, at least 4 actions each"
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "compact"])
@@ -242,7 +257,7 @@ def test_strangers_are_refused_and_counted(running, alone, make_plan, spec_of, t
 
 def send_garbage(endpoint: str) -> None:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as stranger:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(range(256)))
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(4096):
@@ -251,7 +266,7 @@ def send_garbage(endpoint: str) -> None:
 
 def knock_with_a_foreign_key(endpoint: str, server_key: str, log: Path) -> None:
     """Dial until the worker's log tells of it: the mailbox gives strangers no answer to wait for."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENCE_S
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()

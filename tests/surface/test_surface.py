@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import spantrain
+from patience import PATIENCE_S
 
 MODULES = sorted(
     {module.name for module in pkgutil.walk_packages(spantrain.__path__, "spantrain.")} - {"spantrain.__main__"}
@@ -59,7 +60,9 @@ def test_command_line_starts_without_torch():
         "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     for command in ("demo", "profile", "groups", "plan", "train", "worker", "testbed"):
         assert command in ended.stdout
@@ -74,12 +77,14 @@ def test_planning_needs_no_torch():
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_json_of_planning_and_training(tmp_path, law_profile):
     """With --json, standard output holds one JSON object with the promised keys, and nothing else."""
     profile = written_profile(tmp_path, law_profile)
@@ -140,7 +145,11 @@ emulated_speed: 0.01
 def one_object(*words: object) -> dict[str, object]:
     """Run the program; return the one JSON object on its standard output."""
     ended = subprocess.run(
-        [sys.executable, "-m", "spantrain", *map(str, words)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "spantrain", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)

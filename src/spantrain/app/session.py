@@ -8,7 +8,7 @@ from pathlib import Path
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
-from spantrain.runtime.coordinator import Coordinator
+from spantrain.runtime.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from spantrain.runtime.launcher import LocalWorkers, Placement
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
@@ -16,6 +16,8 @@ from spantrain.testbed.testbed import Testbed, why_unavailable
 __all__ = ["Session", "SessionOptions", "open_session"]
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
+_LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
+"""For workers of this machine: their deaths are seen at once without heartbeats, and a crowded machine is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class SessionOptions:
     """Encrypt and authenticate the data between workers."""
     join_timeout_s: float = 600.0
     """How long to wait for workers of other machines."""
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
+    """After what silence a worker of another machine is taken to be lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ def open_session(
 def _remote(
     cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
 ) -> Session:
-    coordinator = Coordinator(bind=listen, devices=devices)
+    coordinator = Coordinator(bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s)
     coordinator.start()
     stack.callback(coordinator.stop)
     reporter.note(
@@ -101,6 +105,7 @@ def _local(
         devices=devices,
         watch=workers.check,
         where_is_log=lambda name: str(workers.log_of(name)),
+        heartbeat_timeout_s=_LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     coordinator.start()
     stack.callback(_part, coordinator, workers)
@@ -134,6 +139,7 @@ def _placement(
         backend=device.backend,
         data_address=testbed.address(device.host) if testbed else "127.0.0.1",
         encrypted=options.encrypted,
+        heartbeat_timeout_s=_LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     return Placement(
         settings=settings,

@@ -19,7 +19,8 @@ feed            reads samples where they are needed
 emulation       the time that an emulated device takes
 gradients       sums over replicas, and the norm
 optimizer       AdamW and SGD, learning rates, clipping
-recorder        what a device did and when
+recorder        what a device did, when and why
+memory          the most that a run took on its device
 
 Both
 

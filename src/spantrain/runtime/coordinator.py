@@ -18,6 +18,7 @@ from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
 from spantrain.runtime.orders import (
     ComputeOrder,
+    ConnectOrder,
     EchoOrder,
     LinkOrder,
     Order,
@@ -26,7 +27,10 @@ from spantrain.runtime.orders import (
     TrainOrder,
 )
 
-__all__ = ["RANK_PREFIX", "Coordinator", "ProgressListener"]
+__all__ = ["HEARTBEAT_TIMEOUT_S", "RANK_PREFIX", "Coordinator", "ProgressListener"]
+
+HEARTBEAT_TIMEOUT_S = 6.0
+"""So that a run ends within ten seconds of a loss; the time to tell everybody and to end all workers is added."""
 
 RANK_PREFIX = "rank-"
 """A worker of this name and a number stands for the device of that number."""
@@ -38,12 +42,12 @@ ProgressListener = Callable[[str, int, int, str], None]
 
 _KINDS: Mapping[type, str] = {
     ComputeOrder: "compute",
+    ConnectOrder: "connect",
     EchoOrder: "echo",
     LinkOrder: "link",
     TrainOrder: "train",
 }
 _TICK_S = 0.1
-_HEARTBEAT_TIMEOUT_S = 6.0
 _MEETING_S = 25.0
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 0.5
@@ -77,6 +81,7 @@ class Coordinator:
         devices: Sequence[str],
         watch: Callable[[], None] = lambda: None,
         where_is_log: Callable[[str], str] = lambda _name: "",
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self._devices = tuple(devices)
         self._watch = watch
@@ -86,7 +91,7 @@ class Coordinator:
         self._members: dict[str, _Member] = {}
         self._changed = threading.Condition()
         self._order_ids = itertools.count()
-        self._detector = FailureDetector(timeout_s=_HEARTBEAT_TIMEOUT_S)
+        self._detector = FailureDetector(timeout_s=heartbeat_timeout_s)
         self._meeting = _Meeting()
         self._group: frozenset[str] = frozenset()
         """The devices whose orders belong together."""

@@ -133,7 +133,10 @@ class StepDriver:
         self._events = []
         chosen: Action | None = None
         for event in events:
-            for command in policy.on_event(time.monotonic(), event):
+            now_s = time.monotonic()
+            commands = policy.on_event(now_s, event)
+            self._recorder.decided(self._step, now_s, event, commands)
+            for command in commands:
                 assert chosen is None, f"{command.action} was commanded while {chosen} is to run"
                 chosen = command.action
         return chosen

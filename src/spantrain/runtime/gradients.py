@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.errors import PeerLostError
 
 __all__ = ["GradientSum", "gradient_square"]
-
-_BUCKET_BYTES = 8 * 2**20
 
 
 class GradientSum:
@@ -97,7 +96,7 @@ def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         size = gradient.numel() * gradient.element_size()
         if not buckets or size > room or buckets[-1][0].dtype != gradient.dtype:
             buckets.append([])
-            room = _BUCKET_BYTES
+            room = RUNTIME_BUCKET_BYTES
         buckets[-1].append(gradient)
         room -= size
     return buckets

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,8 @@ from spantrain.testbed.entrance import Entrance
 __all__ = ["LocalWorkers", "Placement"]
 
 _START_TIMEOUT_S = 120.0
-_END_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 30.0
+"""Far more than it takes: workers are killed, but a busy machine is slow to give back what they held."""
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -112,11 +114,14 @@ class LocalWorkers:
         if self._nursery.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._nursery.stdin.close()
+        if not self._ready.is_set():
+            self._nursery.kill()  # it is still loading torch, and has no workers yet
         try:
             self._nursery.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._nursery.kill()
             self._nursery.wait()
+        shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the nursery did not come to it
         self._reader.join(_END_TIMEOUT_S)
         if self._nursery.stdout is not None:
             self._nursery.stdout.close()

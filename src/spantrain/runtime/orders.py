@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.cluster import Cluster
+from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
@@ -13,6 +14,7 @@ from spantrain.core.units import ModelSpec, UnitGraph
 __all__ = [
     "ComputeOrder",
     "ComputeResult",
+    "ConnectOrder",
     "EchoOrder",
     "LinkOrder",
     "LinkResult",
@@ -54,6 +56,14 @@ class ComputeResult:
     score: DeviceScore
     real_compute_ratio: float
     """Seconds of real computation per second of device time; 1 on real devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectOrder:
+    """Connect to all peers at once, so that no measuring waits for it; what is connected stays so."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +112,8 @@ class TrainResult:
     """What a worker says at the end of a train order."""
 
     trace: Trace
+    decisions: DeviceDecisions
+    """Of the steps in the trace."""
     sent_bytes: Mapping[str, int]
     """By peer, payload and protocol."""
     received_bytes: Mapping[str, int]
@@ -111,6 +123,8 @@ class TrainResult:
     """Seconds of real computation per second of device time; 1 on real devices."""
     overrun_actions: int
     """Actions whose real computation took longer than the emulated device would have."""
+    peak_bytes: int | None
+    """The most that the device's allocator had given out at once; None where it cannot tell."""
     overhead_s: tuple[float, ...]
     """Runtime time per action outside computation and waiting."""
 
@@ -146,4 +160,4 @@ class Verdict:
     """Who reads other data than whom; empty: all read the same."""
 
 
-Order = ComputeOrder | EchoOrder | LinkOrder | TrainOrder
+Order = ComputeOrder | ConnectOrder | EchoOrder | LinkOrder | TrainOrder

@@ -1,9 +1,11 @@
-"""What one worker did and when: for the trace, and as figures of each step."""
+"""What one worker did, when and why: for the trace, the log of decisions, and as figures of each step."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.decisions import Decision
+from spantrain.core.messages import Command, Event, MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.transport.interface import Message
 
@@ -25,10 +27,11 @@ class StepFigures:
 class _StepRecord:
     intervals: list[Interval] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
+    decisions: list[tuple[int, float, Event, Sequence[Command]]] = field(default_factory=list)
 
 
 class Recorder:
-    """Keeps intervals and flows of the last steps, on this machine's monotonic clock."""
+    """Keeps intervals, flows and decisions of the last steps, on this machine's monotonic clock."""
 
     def __init__(self, device: str, *, clock_offset_s: float = 0.0, steps: int = 0) -> None:
         """Keep `steps` steps; the offset, added to this machine's clock, gives the coordinator's."""
@@ -84,6 +87,14 @@ class Recorder:
                 size_bytes=message.size_bytes,
             )
         )
+
+    def decided(self, step: int, now_s: float, event: Event, commands: Sequence[Command]) -> None:
+        """Note what the policy was told and what it answered; as text only at the end, to cost the run little."""
+        self._now.decisions.append((step, now_s, event, commands))
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return what the policy was told and what it answered, by the clock that it was told."""
+        return tuple(Decision.of(*entry) for record in self._steps for entry in record.decisions)
 
     def trace(self) -> Trace:
         """Return what was collected, on the coordinator's clock."""

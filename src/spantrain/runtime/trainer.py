@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.distributed import Store
 
+from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.messages import MessageKey
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
@@ -27,6 +28,7 @@ from spantrain.runtime.driver import DeviceClock, StepDriver
 from spantrain.runtime.emulation import emulated_seconds
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.gradients import GradientSum, gradient_square
+from spantrain.runtime.memory import forget_peak, peak_bytes
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.orders import PeerEntry, StepReport, TrainOrder, TrainResult, Verdict
 from spantrain.runtime.recorder import Recorder
@@ -73,6 +75,7 @@ class TrainSession:
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         colleagues.admit(self._plan.generation, order.peers)
         self._traffic = _Traffic(colleagues.mailbox)
+        forget_peak(device)
         self._build()
 
     def _build(self) -> None:
@@ -245,11 +248,18 @@ class TrainSession:
     def _result(self) -> TrainResult:
         return TrainResult(
             trace=self._recorder.trace(),
+            decisions=DeviceDecisions(
+                device=self._name,
+                schedule=self._order.schedule,
+                trace_shift_s=self._colleagues.clock_offset_s,
+                decisions=self._recorder.decisions(),
+            ),
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),
             refused=dict(self._colleagues.mailbox.counters().refused),
             real_compute_ratio=real_compute_ratio(self._device),
             overrun_actions=self._device.overruns if isinstance(self._device, EmulatedDevice) else 0,
+            peak_bytes=peak_bytes(self._device),
             overhead_s=tuple(self._overhead_s),
         )
 

@@ -16,7 +16,7 @@ from spantrain.config.artefacts import from_json, to_json
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
 from spantrain.models.device import open_device, real_compute_ratio
 from spantrain.profiler.compute import measure_units
-from spantrain.profiler.network import echo_probes, measure_both
+from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
 from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
@@ -24,6 +24,7 @@ from spantrain.runtime.emulation import law_of
 from spantrain.runtime.orders import (
     ComputeOrder,
     ComputeResult,
+    ConnectOrder,
     EchoOrder,
     LinkOrder,
     LinkResult,
@@ -43,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 ORDER_TYPES: Mapping[str, type] = {
     "compute": ComputeOrder,
+    "connect": ConnectOrder,
     "echo": EchoOrder,
     "link": LinkOrder,
     "train": TrainOrder,
@@ -67,7 +69,12 @@ class Worker:
         self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
         self._name = str(self._client.welcome["device"])
         self._mailbox = Mailbox(name=self._name, bind=f"tcp://{settings.data_address}:0", encrypted=settings.encrypted)
-        self._heartbeats = HeartbeatThread(self._client, interval_s=_HEARTBEAT_S, on_change=self._mailbox.wake)
+        self._heartbeats = HeartbeatThread(
+            self._client,
+            interval_s=_HEARTBEAT_S,
+            timeout_s=settings.heartbeat_timeout_s,
+            on_change=self._mailbox.wake,
+        )
         self._heartbeats.start()
         try:
             facts = {
@@ -114,6 +121,10 @@ class Worker:
         match order:
             case ComputeOrder():
                 return self._measure_compute(order)
+            case ConnectOrder():
+                self._admit(order.generation, order.peers)
+                knock(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
+                return {}
             case EchoOrder():
                 self._admit(order.generation, order.peers)
                 echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id))
@@ -152,11 +163,14 @@ class Worker:
 
     def _measure_link(self, order: LinkOrder) -> LinkResult:
         self._admit(order.generation, order.peers)
-        return LinkResult(
-            links=measure_both(
-                self._mailbox, order.target, max_payload_bytes=order.max_payload_bytes, rounds=order.rounds
-            )
+        links = measure_both(
+            self._mailbox,
+            order.target,
+            max_payload_bytes=order.max_payload_bytes,
+            rounds=order.rounds,
         )
+        dismiss_echo(self._mailbox, order.target)
+        return LinkResult(links=links)
 
     def _progress(self, done: int, total: int, text: str) -> None:
         with contextlib.suppress(PeerLostError):

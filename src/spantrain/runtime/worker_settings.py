@@ -19,3 +19,5 @@ class WorkerSettings:
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
     encrypted: bool = True
+    heartbeat_timeout_s: float = 8.0
+    """After what silence the coordinator is taken to be lost."""
