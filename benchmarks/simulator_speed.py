@@ -1,8 +1,9 @@
 """How fast the simulator is: `benchmarks/simulator_speed.py [--repeats 5] [--quick]`.
 
 Processor seconds to simulate one step, set-up included, without a trace: 8 stages of one device and 64 micro-batches
-(bound 20 ms), 512 devices and 64 micro-batches (bound 3 s), the program's memory (bound 500 MB), and the time per
-action as steps grow (bound: at most 1.5 times from the least to the most, since growth should be linear in actions).
+(bound 20 ms), 512 devices and 64 micro-batches (bound 3 s; also with transfers that take two shared ports each), the
+program's memory (bound 500 MB), and the time per action as steps grow (bound: at most 1.5 times from the least to the
+most, since growth should be linear in actions).
 
 Nothing is emulated; costs come from a table, equal stages. The least of the repeats is compared, since other programs
 on the machine only ever add time; the mean is shown beside it.
@@ -14,17 +15,18 @@ import os
 import resource
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spantrain.core.action import Op
+from spantrain.core.action import Direction, Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import equal_spans
+from spantrain.core.spans import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.network import Transfer
 
 BOUND_SMALL_S, BOUND_LARGE_S, BOUND_BYTES, BOUND_GROWTH = 20e-3, 3.0, 500e6, 1.5
 SECONDS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
@@ -80,10 +82,30 @@ class Case:
             cluster=cluster, model=model, global_batch=batch, dtype="float32", stages=stages, schedule="critical-path"
         )
 
+    def port_costs(self) -> "PortCosts":
+        """Return the same, with a stage's devices on one host, whose port all their traffic shares."""
+        cut = (0.5,) * (self.stages - 1)
+        return PortCosts(
+            sample_s=(SECONDS,) * self.stages,
+            latency_s=cut,
+            forward_s=(0.5 / self.replicas,) * (self.stages - 1),
+            backward_s=(0.5 / self.replicas,) * (self.stages - 1),
+        )
+
     def costs(self) -> TableCosts:
         """Return equal seconds everywhere, transfers of half a forward and as much latency."""
         cut = (0.5,) * (self.stages - 1)
         return TableCosts(sample_s=(SECONDS,) * self.stages, latency_s=cut, forward_s=cut, backward_s=cut)
+
+
+class PortCosts(TableCosts):
+    """Each transfer takes the port of its sender's host and that of its receiver's."""
+
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+        """Return what it takes to send a span."""
+        alone = super().transfer(source, target, direction, stage, span)
+        hosts = (stage, stage + 1) if direction is Direction.FORWARD else (stage, stage - 1)
+        return replace(alone, links=(f"{hosts[0]} out", f"{hosts[1]} in"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +122,9 @@ class Timed:
         return self.least_s / self.actions
 
 
-def timed(case: Case, schedule: str, repeats: int, *, memory: bool = False) -> Timed:
+def timed(case: Case, schedule: str, repeats: int, *, memory: bool = False, ports: bool = False) -> Timed:
     """Simulate one step a few times."""
-    plan, costs = case.plan(), case.costs()
+    plan, costs = case.plan(), case.port_costs() if ports else case.costs()
     sizes = {
         device: _sizes(first=stage == plan.stages[0], last=stage == plan.stages[-1])
         for stage in plan.stages
@@ -171,10 +193,11 @@ def main() -> None:
     show("  with memory over time, critical-path", timed(small, "critical-path", options.repeats, memory=True))
     held.append(growth(options.repeats))
     if not options.quick:
-        for stages, replicas in ((64, 8), (512, 1)):
+        for stages, replicas, ports in ((64, 8, False), (64, 8, True), (512, 1, False)):
             case = Case(stages=stages, replicas=replicas, micro_batches=64)
-            entry = timed(case, "critical-path", max(1, options.repeats // 3))
-            held.append(show(f"{stages} stages of {replicas}, 64 micro-batches, critical-path", entry, BOUND_LARGE_S))
+            entry = timed(case, "critical-path", max(1, options.repeats // 3), ports=ports)
+            where = ", a host a stage" if ports else ""
+            held.append(show(f"{stages} stages of {replicas}, 64 micro-batches{where}", entry, BOUND_LARGE_S))
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     held.append(peak_bytes < BOUND_BYTES)
     print(f"memory of the program: {peak_bytes / 1e6:.0f} MB  bound {BOUND_BYTES / 1e6:g} MB: {_holds(held[-1])}")

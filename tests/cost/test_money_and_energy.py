@@ -56,6 +56,7 @@ def test_every_shipped_price_is_dated_and_every_shipped_kind_has_one() -> None:
         assert 2020 <= year <= 2026
         assert 1 <= month <= 12
         assert len(price.source) > 10
+        assert len(price.found) > 10
     assert [kind for kind in load_kinds() if not prices.has(kind)] == []
     assert not prices.owned_kinds & set(prices.rented_by_kind)
 

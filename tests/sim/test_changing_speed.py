@@ -111,7 +111,7 @@ def test_shared_links_slow_down_for_all() -> None:
     clock, arrived = VirtualClock(), {}
     network = Network(clock, speeds={"up": trace((1.0, 0.5))})
     for target, occupancy_s in (("b", 1.0), ("c", 2.0)):
-        transfer = Transfer(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, link="up")
+        transfer = Transfer(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, links=("up",))
         network.send("a", target, transfer, lambda start_s, sent_s, to=target: arrived.update({to: sent_s}))
     clock.run()
     # Half of b is through at 1 s, the rest at a quarter of the speed; then a second and a half of c are left.

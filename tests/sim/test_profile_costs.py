@@ -138,7 +138,10 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     assert there.link == costs.transfer("a", "c", Direction.FORWARD, 0, Span(1, 2)).link != back.link
     assert costs.gradient_sum_s(0) == 0.0
     assert costs.gradient_sum_s(1) == pytest.approx(2 * (60 / 2 / 1000 + 0.1))
-    assert costs.tied_exchange_s == pytest.approx(0.5 + 50 / 100)
+    # Stages 0 and 1 exchange; then b hands the sum to c.
+    (tied,) = costs.tied_sums()
+    assert tied.stages == (0, 1)
+    assert costs.tied_exchange_s == tied.seconds == pytest.approx(0.5 + 50 / 100 + 0.1 + 50 / 1000)
     assert costs.commit_s == pytest.approx(1.0)
     assert costs.optimizer_s("a") == pytest.approx(6.0)
 

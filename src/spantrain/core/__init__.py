@@ -7,7 +7,9 @@ cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts
 profile     measurements
 job         how to train
+hints       an order of work found when planning
 plan        stages, replicas, spans, predictions
 messages    events and commands of policies; the address of a message
+decisions   what a policy heard and answered, as text that parses back
 trace       what happened on each lane
 """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spantrain.core.cluster import Cluster
+from spantrain.core.hints import DispatchHints
 from spantrain.core.spans import Span, split_by_shares
 from spantrain.core.units import ModelSpec
 
@@ -115,10 +116,16 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     reasons: tuple[str, ...] = ()
     profile: ProfileReference | None = None
+    hints: DispatchHints | None = None
+    """The order of work that `critical-path` follows; None: its plain rule."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("a plan needs at least one stage")
+        if self.hints is not None:
+            hinted, wanted = [len(row) for row in self.hints.orders], [len(stage.replicas) for stage in self.stages]
+            if hinted != wanted:
+                raise ValueError(f"hints: they have {hinted} replicas by stage, the plan has {wanted}")
         self._check_units()
         self._check_devices()
         for index, stage in enumerate(self.stages):

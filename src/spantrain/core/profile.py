@@ -1,13 +1,32 @@
 """What was measured: seconds of F, I and W, activations, links, scores; with provenance."""
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, permutations
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec, UnitGraph
 
-__all__ = ["DeviceScore", "LinkMeasurement", "Profile", "Provenance", "UnitTiming"]
+__all__ = [
+    "BandwidthCurve",
+    "BandwidthPoint",
+    "DeviceScore",
+    "LinkMeasurement",
+    "Profile",
+    "Provenance",
+    "RuntimeCosts",
+    "UnitTiming",
+]
+
+_MEGABYTE = 1e6
+_LOOKED_AT = 64
+"""Sizes at which a fitted curve is checked to be above zero."""
+
+
+Place = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +48,93 @@ class UnitTiming:
     def __post_init__(self) -> None:
         if self.samples < 1 or min(self.forward_s, self.backward_input_s, self.backward_weight_s) < 0:
             raise ValueError(f"{self.unit_class} on {self.kind}: samples must be positive, seconds not negative")
+        if self.tp_degree < 1:
+            raise ValueError(f"{self.unit_class} on {self.kind}: tp_degree must be at least 1, got {self.tp_degree}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthPoint:
+    """What one size of message was carried at."""
+
+    size_bytes: int
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 1 or not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise ValueError(
+                f"a point of a bandwidth curve needs a positive size and bandwidth, got {self.size_bytes} bytes at "
+                f"{self.bandwidth_bytes_per_s} bytes/s"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthCurve:
+    """Bandwidth against the size of a message: measured points, or a fitted polynomial.
+
+    Between two points the seconds are linear in the bytes, which is exact for a fixed cost and a rate. A polynomial is
+    in x = log2(bytes / 1e6), as published measurements have it (Strati et al., Sailor, SOSP 2025, its artifact), for
+    sizes from `least_bytes` to `most_bytes`. Outside the points or those sizes, the bandwidth of the nearest end holds.
+
+    Raises:
+        ValueError: there are both or neither; sizes do not rise; the polynomial is not positive over its sizes.
+
+    >>> curve = BandwidthCurve(points=(BandwidthPoint(size_bytes=1000, bandwidth_bytes_per_s=500.0),
+    ...                                BandwidthPoint(size_bytes=3000, bandwidth_bytes_per_s=750.0)))
+    >>> curve.seconds(500), curve.seconds(2000), curve.seconds(6000)
+    (1.0, 3.0, 8.0)
+    """
+
+    points: tuple[BandwidthPoint, ...] = ()
+    """By rising size."""
+    coefficients_bytes_per_s: tuple[float, ...] = ()
+    """Of the powers of x, the highest first."""
+    least_bytes: float | None = None
+    """The smallest size that the polynomial was fitted to."""
+    most_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.points) == bool(self.coefficients_bytes_per_s):
+            raise ValueError("a bandwidth curve needs either points or coefficients_bytes_per_s")
+        if any(b.size_bytes <= a.size_bytes for a, b in pairwise(self.points)):
+            raise ValueError("a bandwidth curve's points must be by rising size, each size once")
+        if self.coefficients_bytes_per_s:
+            self._check_polynomial()
+
+    def _check_polynomial(self) -> None:
+        least, most = self.least_bytes, self.most_bytes
+        if least is None or most is None or not 0 < least <= most < math.inf:
+            raise ValueError(f"a fitted bandwidth curve needs 0 < least_bytes <= most_bytes, got {least} and {most}")
+        for step in range(_LOOKED_AT + 1):
+            size_bytes = least * (most / least) ** (step / _LOOKED_AT)
+            if not 0 < self._fitted(size_bytes) < math.inf:
+                raise ValueError(
+                    f"a fitted bandwidth curve must be positive, it is {self._fitted(size_bytes):g} bytes/s for "
+                    f"{size_bytes:g} bytes; narrow least_bytes ({least:g}) to most_bytes ({most:g})"
+                )
+
+    def bandwidth_bytes_per_s(self, size_bytes: float) -> float:
+        """Return the bandwidth that a message of so many bytes gets."""
+        if self.coefficients_bytes_per_s:
+            assert self.least_bytes is not None
+            assert self.most_bytes is not None
+            return self._fitted(min(max(size_bytes, self.least_bytes), self.most_bytes))
+        at = bisect_left(self.points, size_bytes, key=lambda point: point.size_bytes)
+        if at == 0 or at == len(self.points):
+            return self.points[min(at, len(self.points) - 1)].bandwidth_bytes_per_s
+        a, b = self.points[at - 1], self.points[at]
+        before_s, after_s = (point.size_bytes / point.bandwidth_bytes_per_s for point in (a, b))
+        part = (size_bytes - a.size_bytes) / (b.size_bytes - a.size_bytes)
+        return size_bytes / (before_s + part * (after_s - before_s))
+
+    def seconds(self, size_bytes: float) -> float:
+        """Return for how long a message of so many bytes keeps the link busy."""
+        return size_bytes / self.bandwidth_bytes_per_s(size_bytes)
+
+    def _fitted(self, size_bytes: float) -> float:
+        x, found = math.log2(size_bytes / _MEGABYTE), 0.0
+        for coefficient in self.coefficients_bytes_per_s:
+            found = found * x + coefficient
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +149,21 @@ class LinkMeasurement:
     """Of a large payload, latency taken off."""
     payload_bytes: int
     rounds: int
+    curve: BandwidthCurve | None = None
+    """By size of message, where more than one was measured; None: the bandwidth above holds for all."""
+
+    def __post_init__(self) -> None:
+        where = f"link {self.source} -> {self.target}"
+        if not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise ValueError(f"{where}: bandwidth must be positive, got {self.bandwidth_bytes_per_s} bytes/s")
+        if not 0 <= self.latency_s < math.inf:
+            raise ValueError(f"{where}: latency must not be negative, got {self.latency_s} s")
+
+    def busy_seconds(self, size_bytes: float) -> float:
+        """Return for how long a message of so many bytes keeps the link busy: bytes over bandwidth."""
+        if self.curve is None:
+            return size_bytes / self.bandwidth_bytes_per_s
+        return self.curve.seconds(size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +174,22 @@ class DeviceScore:
     score: float
     task_s: Mapping[str, float]
     """Seconds of each task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeCosts:
+    """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.rehearsal`."""
+
+    action_s: float
+    """From the end of an action to the start of the next one, when nothing has to be waited for."""
+    message_s: float
+    """What a message takes besides its link: the software of both ends, until the action that needs it starts."""
+    step_end_s: float
+    """From the end of all work and sums of a step to the start of the next one's work: the barrier and the update."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= seconds < math.inf for seconds in (self.action_s, self.message_s, self.step_end_s)):
+            raise ValueError(f"the runtime's seconds must not be negative, got {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +220,64 @@ class Profile:
     links: tuple[LinkMeasurement, ...]
     scores: tuple[DeviceScore, ...]
     provenance: Provenance
+    links_described: bool = False
+    """Whether pairs that are not among `links` have what the cluster's description says of them: nobody measured."""
+    runtime: RuntimeCosts | None = None
+    """None: nobody measured it; taken as nothing."""
 
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[str, str], LinkMeasurement]:
-        """Links by (source, target) device."""
+        """Links by (source, target) device; of all pairs, even where they are described (ask `link` for a few)."""
+        found = {(link.source, link.target): link for link in self.links}
+        if self.links_described:
+            pairs = permutations((device.name for device in self.cluster.devices), 2)
+            found |= {pair: self._described(*pair) for pair in pairs if pair not in found}
+        return found
+
+    def link(self, source: str, target: str) -> LinkMeasurement | None:
+        """Return what is known of the way from one device to another; None if that is nothing."""
+        found = self._known_links.get((source, target))
+        if found is None and self.links_described and source != target:
+            found = self._known_links[source, target] = self._described(source, target)
+        return found
+
+    @cached_property
+    def _known_links(self) -> dict[tuple[str, str], LinkMeasurement]:
         return {(link.source, link.target): link for link in self.links}
+
+    def _described(self, source: str, target: str) -> LinkMeasurement:
+        way = self.cluster.link(source, target)
+        return LinkMeasurement(
+            source=source,
+            target=target,
+            latency_s=way.latency_s,
+            bandwidth_bytes_per_s=way.bandwidth_bytes_per_s,
+            payload_bytes=0,
+            rounds=0,
+        )
+
+    @cached_property
+    def fastest_pairs(self) -> Mapping[tuple[Place, Place], float]:
+        """The largest bandwidth measured between devices of two places, in bytes per second.
+
+        A place is `(site, host)`, `(site,)`, or `()` for all other sites. There are: host to host; site to other site;
+        host to its own site's other hosts and back; host to all other sites and back.
+        """
+        found: dict[tuple[Place, Place], float] = {}
+        devices = self.cluster.device_by_name
+        for link in self.links:
+            a, b = devices[link.source], devices[link.target]
+            if a.host == b.host:
+                continue
+            here: tuple[Place, Place] = ((a.site, a.host), (b.site, b.host))
+            # From outside, a host of one's own site is seen as the site, one of another site as elsewhere.
+            seen: tuple[Place, Place] = ((b.site,), (a.site,)) if a.site == b.site else ((), ())
+            pairs = [here, (here[0], seen[0]), (seen[1], here[1])]
+            if a.site != b.site:
+                pairs.append(((a.site,), (b.site,)))
+            for pair in pairs:
+                found[pair] = max(link.bandwidth_bytes_per_s, found.get(pair, 0.0))
+        return found
 
     @cached_property
     def score_by_device(self) -> Mapping[str, float]:
@@ -96,8 +286,8 @@ class Profile:
 
     @cached_property
     def timings_by_key(self) -> Mapping[tuple[str, str], tuple[UnitTiming, ...]]:
-        """Timings by (unit class, device kind), by rising number of samples."""
+        """Timings by (unit class, device kind), by rising tensor-parallel degree and number of samples."""
         table: dict[tuple[str, str], list[UnitTiming]] = {}
         for timing in self.timings:
             table.setdefault((timing.unit_class, timing.kind), []).append(timing)
-        return {key: tuple(sorted(entries, key=lambda t: t.samples)) for key, entries in table.items()}
+        return {key: tuple(sorted(entries, key=lambda t: (t.tp_degree, t.samples))) for key, entries in table.items()}

@@ -1,10 +1,13 @@
 """What things cost in seconds, bytes, money and energy: the only place where time is computed (DESIGN house rule 4).
 
-analytic  seconds of an emulated device, from its data sheet
-compute   seconds of units and stages, interpolated between measured sample counts
-network   seconds of transfers and of ring sums; which transfers share a link
-memory    peak bytes of a device; samples in flight that fit
-money     rents, electricity and egress of a step, by the list prices in prices.yaml
-energy    joules of devices that work and wait, and of the network between sites
-step      closed-form estimate of a plan's step, with the term that bounds it
+analytic     seconds of an emulated device, from its data sheet
+compute      seconds of units and stages, interpolated between measured sample counts
+network      seconds of transfers, and what they share: links between places, ports of hosts
+sharing      which of the links on their ways pairs of devices make scarce for each other
+collectives  seconds of sums over devices: ring, tree, hierarchical; in buckets
+memory       peak bytes of a device; samples in flight that fit
+platform     another training framework: what it adds to time and memory (constants in platforms/)
+money        rents, electricity and egress of a step, by the list prices in prices.yaml
+energy       joules of devices that work and wait, and of the network between sites
+step         closed-form estimate of a plan's step, with the term that bounds it
 """

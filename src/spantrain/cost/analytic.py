@@ -14,16 +14,31 @@ nobody waits for the gradient of integers.
 `speed` is `Cluster.emulated_speed`. Everything that a device does scales with 1/speed, so ratios between devices,
 units and operations are the real ones; only `launch`, a few microseconds in which the host starts an operation, is not
 the device's and stays, being as many for a model scaled down with its devices as for the full-size one.
+
+`analytic_profile` makes a whole profile of it, for planning on a cluster of which nothing was measured.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spantrain import __version__
 from spantrain.core.action import Op
-from spantrain.core.cluster import DeviceKind
-from spantrain.core.units import Unit
+from spantrain.core.cluster import Cluster, DeviceKind
+from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
+from spantrain.core.units import ModelSpec, Unit, UnitGraph
 
-__all__ = ["COMPUTE_EFFICIENCY", "HALF_RATE_SAMPLES", "LAUNCH_S", "MEMORY_EFFICIENCY", "AnalyticLaw"]
+__all__ = [
+    "ANALYTIC_METHOD",
+    "COMPUTE_EFFICIENCY",
+    "HALF_RATE_SAMPLES",
+    "LAUNCH_S",
+    "MEMORY_EFFICIENCY",
+    "AnalyticLaw",
+    "analytic_profile",
+]
+
+ANALYTIC_METHOD = "nothing was measured: compute by the kinds' data sheets, links as the cluster describes them"
+"""How an analytic profile says what it is."""
 
 COMPUTE_EFFICIENCY = 0.45
 """Part of the peak rate that large products and convolutions reach in training."""
@@ -96,3 +111,52 @@ class AnalyticLaw:
         compute_s = unit.forward_flop_per_sample * (samples + HALF_RATE_SAMPLES) / self.flop_per_s
         moved_bytes = unit.parameter_bytes + unit.activation_bytes_per_sample * samples
         return max(compute_s, moved_bytes / self.bytes_per_s)
+
+
+def analytic_profile(
+    cluster: Cluster, model: ModelSpec, graph: UnitGraph, *, dtype: str = "float32", most_samples: int = 1024
+) -> Profile:
+    """Return a profile by the law of the kinds and the described network; nothing is measured, and it says so.
+
+    Times are at the powers of two up to `most_samples`. `created` is empty: nothing happened at any time.
+
+    Raises:
+        ValueError: the dtype is not `float32` or `bfloat16`.
+    """
+    kinds = dict.fromkeys(device.kind for device in cluster.devices)
+    laws = [AnalyticLaw(kind=cluster.kind_by_name[k], speed=cluster.emulated_speed, dtype=dtype) for k in kinds]
+    classes = {unit.unit_class: unit for unit in graph.units}
+    rate = {law.kind.name: law.flop_per_s / 1e12 for law in laws}
+    sizes = [2**power for power in range(most_samples.bit_length())]
+    return Profile(
+        cluster=cluster,
+        model=model,
+        graph=graph,
+        dtype=dtype,
+        timings=tuple(_timing(law, unit, samples) for unit in classes.values() for law in laws for samples in sizes),
+        links=(),
+        scores=tuple(DeviceScore(device=d.name, score=rate[d.kind], task_s={}) for d in cluster.devices),
+        provenance=Provenance(
+            created="",
+            spantrain_version=__version__,
+            torch_version="",
+            machine="",
+            method=ANALYTIC_METHOD,
+            compute_s=0.0,
+            network_s=0.0,
+        ),
+        links_described=True,
+    )
+
+
+def _timing(law: AnalyticLaw, unit: Unit, samples: int) -> UnitTiming:
+    return UnitTiming(
+        unit_class=unit.unit_class,
+        kind=law.kind.name,
+        dtype=law.dtype,
+        samples=samples,
+        forward_s=law.seconds(unit, Op.FORWARD, samples),
+        backward_input_s=law.seconds(unit, Op.BACKWARD_INPUT, samples),
+        backward_weight_s=law.seconds(unit, Op.BACKWARD_WEIGHT, samples),
+        source="analytic",
+    )

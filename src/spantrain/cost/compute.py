@@ -1,20 +1,26 @@
 """Seconds of F, I and W of units and stages, from measurements."""
 
 from bisect import bisect_left
+from itertools import groupby
 
 from spantrain.core.action import Op
+from spantrain.core.plan import Replica
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.errors import ProfileError
 
 __all__ = ["ComputeCost"]
 
+_EVEN = 1e-6
+"""Tensor shares that differ by less than this part count as equal."""
+
 
 class ComputeCost:
-    """Seconds of computation on each kind of device.
+    """Seconds of computation on each kind of device, alone or as one of a tensor-parallel group.
 
     Between two measured sample counts the time is linear; beyond the last one the last slope goes on (never a
     falling one); under the first one the first slope goes back, but not below the first time in proportion to
-    the samples. One measured point alone scales in proportion.
+    the samples. One measured point alone scales in proportion. Tensor-parallel degrees are taken as they were
+    measured, each with its own points; nothing is guessed between them.
 
     Raises:
         ProfileError: the profile holds no timing of the wanted dtype.
@@ -23,60 +29,84 @@ class ComputeCost:
     def __init__(self, profile: Profile, dtype: str | None = None) -> None:
         self._profile = profile
         self._dtype = dtype or profile.dtype
-        self._points: dict[tuple[str, str], tuple[UnitTiming, ...]] = {}
-        for key, timings in profile.timings_by_key.items():
-            wanted = tuple(t for t in timings if t.dtype == self._dtype and t.tp_degree == 1)
-            if wanted:
-                self._points[key] = wanted
+        self._points: dict[tuple[str, str, int], tuple[UnitTiming, ...]] = {}
+        for (unit_class, kind), timings in profile.timings_by_key.items():
+            wanted = [timing for timing in timings if timing.dtype == self._dtype]
+            for tp_degree, points in groupby(wanted, key=lambda timing: timing.tp_degree):
+                self._points[unit_class, kind, tp_degree] = tuple(points)
         if not self._points:
             held = sorted({timing.dtype for timing in profile.timings})
             raise ProfileError(
                 f"the profile holds no timings for dtype {self._dtype}, only for {', '.join(held) or 'nothing'}; "
                 "profile again with that dtype"
             )
-        self._prefixes: dict[tuple[str, Op, int], tuple[float, ...]] = {}
+        self._prefixes: dict[tuple[str, Op, int, int], tuple[float, ...]] = {}
 
     @property
     def dtype(self) -> str:
         """The dtype whose timings are used."""
         return self._dtype
 
-    def unit_seconds(self, unit: int, kind: str, op: Op, samples: int) -> float:
+    def unit_seconds(self, unit: int, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> float:
         """Return the seconds of one operation of a unit (by index) on a kind of device.
 
         Raises:
-            ProfileError: the unit was not measured on that kind.
+            ProfileError: the unit was not measured on that kind, or not on so many devices of it together.
         """
-        unit_class = self._profile.graph.units[unit].unit_class
-        points = self._points.get((unit_class, kind))
+        points = self._points.get((self._profile.graph.units[unit].unit_class, kind, tp_degree))
         if points is None:
-            kinds = sorted({k for c, k in self._points if c == unit_class})
-            raise ProfileError(
-                f"the profile has no {self._dtype} timing of unit class {unit_class!r} "
-                f"({self._profile.graph.units[unit].name}) on device kind {kind!r}; "
-                f"it has {', '.join(kinds) or 'no kind'}; profile this model on this cluster again"
-            )
+            raise ProfileError(self._what_is_missing(unit, kind, tp_degree))
         return _interpolate(points, op, samples)
 
-    def prefix_seconds(self, kind: str, op: Op, samples: int) -> tuple[float, ...]:
+    def _what_is_missing(self, unit: int, kind: str, tp_degree: int) -> str:
+        wanted = self._profile.graph.units[unit]
+        found = [(k, degree) for c, k, degree in self._points if c == wanted.unit_class]
+        degrees = sorted(degree for k, degree in found if k == kind)
+        of_what = f"the profile has no {self._dtype} timing of unit class {wanted.unit_class!r} ({wanted.name})"
+        if not degrees:
+            kinds = ", ".join(sorted({k for k, _ in found})) or "no kind"
+            return f"{of_what} on device kind {kind!r}; it has {kinds}; profile this model on this cluster again"
+        return (
+            f"{of_what} on {tp_degree} tensor-parallel devices of kind {kind!r}; it has tensor-parallel degree "
+            f"{', '.join(map(str, degrees))}; use replicas of as many devices, or profile that degree"
+        )
+
+    def prefix_seconds(self, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> tuple[float, ...]:
         """Return the running sums over units: entry j is the seconds of units 0 to j-1."""
-        key = (kind, op, samples)
+        key = (kind, op, samples, tp_degree)
         found = self._prefixes.get(key)
         if found is None:
             sums = [0.0]
             for unit in range(len(self._profile.graph.units)):
-                sums.append(sums[-1] + self.unit_seconds(unit, kind, op, samples))
+                sums.append(sums[-1] + self.unit_seconds(unit, kind, op, samples, tp_degree=tp_degree))
             found = self._prefixes[key] = tuple(sums)
         return found
 
-    def kind_seconds(self, units: range, kind: str, op: Op, samples: int) -> float:
+    def kind_seconds(self, units: range, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> float:
         """Return the seconds of one operation of consecutive units on a kind of device."""
-        sums = self.prefix_seconds(kind, op, samples)
+        sums = self.prefix_seconds(kind, op, samples, tp_degree=tp_degree)
         return sums[units.stop] - sums[units.start]
 
     def stage_seconds(self, units: range, device: str, op: Op, samples: int) -> float:
-        """Return the seconds of one action of a stage on a device, by the device's name."""
+        """Return the seconds of one action of a stage on a device alone, by the device's name."""
         return self.kind_seconds(units, self._profile.cluster.device_by_name[device].kind, op, samples)
+
+    def replica_seconds(self, units: range, replica: Replica, op: Op, samples: int) -> float:
+        """Return the seconds of one action of a stage on all devices of a replica; the slowest kind's.
+
+        Raises:
+            ProfileError: so many devices together were not measured, or the replica divides tensors unevenly.
+        """
+        devices = self._profile.cluster.device_by_name
+        if len(replica.devices) == 1:
+            return self.kind_seconds(units, devices[replica.devices[0]].kind, op, samples)
+        if max(replica.tp_shares) - min(replica.tp_shares) > _EVEN * max(replica.tp_shares):
+            raise ProfileError(
+                f"replica {', '.join(replica.devices)}: tp_shares are {replica.tp_shares}, but timings are of even "
+                "tensor shares; give its devices equal shares"
+            )
+        kinds = {devices[name].kind for name in replica.devices}
+        return max(self.kind_seconds(units, kind, op, samples, tp_degree=len(replica.devices)) for kind in kinds)
 
 
 def _seconds(timing: UnitTiming, op: Op) -> float:

@@ -1,6 +1,6 @@
 """Money of a step: hours of rented devices, electricity of owned ones, bytes that leave rented places.
 
-The prices are list prices with a date and a source each, in `prices.yaml` beside this file.
+The prices are list prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,9 @@ class Price:
     date: str
     """Year and month in which it was the list price."""
     source: str
+    """What it is the price of, and whose."""
+    found: str = ""
+    """Where it was read; that says how far to trust it."""
 
     def __post_init__(self) -> None:
         if self.usd < 0 or not self.date or not self.source:
@@ -82,7 +85,7 @@ def load_prices() -> PriceTable:
 
 
 def _price(row: Mapping[str, object], unit: str) -> Price:
-    return Price(usd=float(str(row[unit])), date=str(row["date"]), source=str(row["source"]))
+    return Price(usd=float(str(row[unit])), date=str(row["date"]), source=str(row["source"]), found=str(row["found"]))
 
 
 def money_of_step(

@@ -1,13 +1,17 @@
-"""Seconds of transfers between devices, and which transfers share a link."""
+"""Seconds of transfers between devices, and what transfers share."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
+from spantrain.cost.collectives import Collectives
 from spantrain.errors import ProfileError
 
-__all__ = ["NetworkCost", "Path"]
+__all__ = ["NetworkCost", "Path", "SharedLink"]
 
+Place = tuple[str, ...]
 DeviceShares = tuple[tuple[str, float], ...]
 
 
@@ -30,12 +34,24 @@ class Path:
         return self.latency_s + size_bytes * self.s_per_byte
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedLink:
+    """Something that carries the traffic of several pairs of devices, in one direction."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+
+
 class NetworkCost:
     """Seconds of transfers, from measurements between devices."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._paths: dict[tuple[DeviceShares, DeviceShares], Path] = {}
+        self._routes: dict[tuple[str, str], tuple[SharedLink, ...]] = {}
+        self._ports: dict[str, float] = {}
+        self.collectives = Collectives(self)
+        """Sums over devices, over these links."""
 
     def link(self, source: str, target: str) -> LinkMeasurement:
         """Return the measurement from one device to another.
@@ -43,7 +59,7 @@ class NetworkCost:
         Raises:
             ProfileError: the pair was not measured.
         """
-        found = self._profile.link_by_pair.get((source, target))
+        found = self._profile.link(source, target)
         if found is None:
             raise ProfileError(
                 f"the profile has no measurement from {source} to {target}; measure the network of this cluster again"
@@ -51,8 +67,8 @@ class NetworkCost:
         return found
 
     def occupancy_seconds(self, source: str, target: str, size_bytes: float) -> float:
-        """Return the seconds that a transfer keeps its link busy: bytes over bandwidth."""
-        return 0.0 if source == target else size_bytes / self.link(source, target).bandwidth_bytes_per_s
+        """Return the seconds that a transfer keeps its link busy: bytes over the bandwidth for that size."""
+        return 0.0 if source == target else self.link(source, target).busy_seconds(size_bytes)
 
     def transfer_seconds(self, source: str, target: str, size_bytes: float) -> float:
         """Return the seconds from sending to having received all: latency and occupancy."""
@@ -61,30 +77,102 @@ class NetworkCost:
         return self.link(source, target).latency_s + self.occupancy_seconds(source, target, size_bytes)
 
     def shared_link(self, source: str, target: str) -> str:
-        """Return the name of what the transfer shares with others.
+        """Return the name of what all transfers between these two places share.
 
-        Between sites it is the directed pair of sites (`lab->office`): all devices share it. Inside a site it
-        is the directed pair of hosts (`lab/a->lab/b`), inside a host the directed pair of devices.
+        Between sites it is the directed pair of sites (`lab->office`). Inside a site it is the directed pair of hosts
+        (`lab/a->lab/b`), inside a host the directed pair of devices.
         """
-        a, b = (self._profile.cluster.device_by_name[name] for name in (source, target))
+        a, b = self._device(source), self._device(target)
         if a.site != b.site:
             return f"{a.site}->{b.site}"
         if a.host != b.host:
             return f"{a.site}/{a.host}->{b.site}/{b.host}"
         return f"{a.site}/{a.host}/{source}->{b.site}/{b.host}/{target}"
 
-    def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
-        """Return the seconds of a ring sum over devices (SpanTrain, Chinese paper, equation 5).
+    def route(self, source: str, target: str) -> tuple[SharedLink, ...]:
+        """Return all that a transfer shares with others: `shared_link`, and between hosts the port of each.
 
-        The paper's 2 (k-1)/k · bytes / slowest bandwidth; the latency of the 2 (k-1) turns is added.
+        A host's port (`lab/a out`, `lab/a in`) is one network card for all its devices; it carries what was measured
+        to other hosts of its site, the fastest pair. Where there are none, it carries what the cluster says of its
+        site. A link between places carries as much as the fastest pair of devices that it joins.
         """
-        count = len(devices)
-        if count < 2:
-            return 0.0
-        links = [self.link(a, b) for a in devices for b in devices if a != b]
-        slowest = min(link.bandwidth_bytes_per_s for link in links)
-        latency_s = max(link.latency_s for link in links)
-        return 2 * (count - 1) * (size_bytes / count / slowest + latency_s)
+        found = self._routes.get((source, target))
+        if found is None:
+            found = self._routes[source, target] = self._route(source, target)
+        return found
+
+    def _route(self, source: str, target: str) -> tuple[SharedLink, ...]:
+        a, b = self._device(source), self._device(target)
+        names = [self.shared_link(source, target)]
+        if a.host != b.host:
+            names += [f"{a.site}/{a.host} out", f"{b.site}/{b.host} in"]
+        way = self.link(source, target)  # a pair that was not measured is named
+        carries = [self._way_carries(a, b, way), self._port_carries(a, out=True), self._port_carries(b, out=False)]
+        return tuple(
+            SharedLink(name=name, bandwidth_bytes_per_s=value) for name, value in zip(names, carries, strict=False)
+        )
+
+    def _described_port(self, site: str) -> float:
+        """Return what a host's port carries by the description: its site's rate, or what a line to elsewhere does."""
+        found = self._ports.get(site)
+        if found is None:
+            cluster = self._profile.cluster
+            lines = (link.bandwidth_bytes_per_s for link in cluster.links if site in (link.source, link.target))
+            found = self._ports[site] = max(cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
+        return found
+
+    def _way_carries(self, a: Device, b: Device, way: LinkMeasurement) -> float:
+        """Return the bytes per second of the way between the places of two devices."""
+        places: tuple[Place, Place] = ((a.site,), (b.site,))
+        if a.site == b.site:
+            places = ((a.site, a.host), (b.site, b.host))
+        return max(way.bandwidth_bytes_per_s, self._profile.fastest_pairs.get(places, 0.0))
+
+    def _port_carries(self, device: Device, *, out: bool) -> float:
+        """Return the bytes per second of the port of a device's host, in one direction."""
+        if self._profile.links_described:
+            return self._described_port(device.site)
+        host, site = (device.site, device.host), (device.site,)
+        fastest = self._profile.fastest_pairs
+        inside = fastest.get((host, site) if out else (site, host))
+        elsewhere = fastest.get((host, ()) if out else ((), host), 0.0)
+        if inside is None:
+            inside = self._profile.cluster.site_by_name[device.site].bandwidth_bytes_per_s
+        return max(inside, elsewhere)
+
+    def _device(self, name: str) -> Device:
+        return self._profile.cluster.device_by_name[name]
+
+    def place(self, device: str) -> tuple[str, str]:
+        """Return the site and host of a device."""
+        found = self._device(device)
+        return found.site, found.host
+
+    def latency_s(self, source: str, target: str) -> float:
+        """Return the seconds of the way from a device to another."""
+        return self.link(source, target).latency_s
+
+    def busy_together_s(
+        self, pairs: Sequence[tuple[str, str]], size_bytes: float, beside: Sequence[tuple[str, str]] = ()
+    ) -> list[float]:
+        """Return for how long each pair is busy with a message of so many bytes when all pairs send at once.
+
+        `beside` are pairs that send at the same time. What pairs share is divided evenly among them.
+        """
+        users = Counter(shared.name for pair in (*pairs, *beside) for shared in self.route(*pair))
+        found = []
+        for source, target in pairs:
+            link = self.link(source, target)
+            crowd = max(
+                users[shared.name] * link.bandwidth_bytes_per_s / shared.bandwidth_bytes_per_s
+                for shared in self.route(source, target)
+            )
+            found.append(max(1.0, crowd) * link.busy_seconds(size_bytes))
+        return found
+
+    def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
+        """Return the seconds of a ring sum over devices in this order, in one bucket (`cost.collectives`)."""
+        return self.collectives.seconds(devices, size_bytes)
 
     def path(self, senders: DeviceShares, receivers: DeviceShares) -> Path:
         """Return the way between two stages, given each replica's leader and sample share.
@@ -106,9 +194,10 @@ class NetworkCost:
                 fraction = min(hi, other_hi) - max(lo, other_lo)
                 if fraction <= 1e-9 or source == target:
                     continue
-                name = self.shared_link(source, target)
-                busy[name] = busy.get(name, 0.0) + self.occupancy_seconds(source, target, fraction)
-                latency_s = max(latency_s, self.link(source, target).latency_s)
+                name, link = self.shared_link(source, target), self.link(source, target)
+                # A rate for messages of any size: what large ones get.
+                busy[name] = busy.get(name, 0.0) + fraction / link.bandwidth_bytes_per_s
+                latency_s = max(latency_s, link.latency_s)
         return Path(latency_s=latency_s, link_s_per_byte=busy)
 
 

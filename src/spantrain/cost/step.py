@@ -14,10 +14,12 @@ which sees queues form, ranks the last few candidates.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
+from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.network import NetworkCost, Path
 
@@ -96,7 +98,6 @@ class StepCost:
         self.compute = ComputeCost(profile, dtype)
         self.network = NetworkCost(profile)
         self._profile = profile
-        self._kinds = {device.name: device.kind for device in profile.cluster.devices}
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Return the seconds of one step of a plan, with all terms."""
@@ -125,9 +126,10 @@ class StepCost:
         return sum(self._profile.graph.units[unit].parameter_bytes for unit in units)
 
     def sync_seconds(self, stage: Stage) -> float:
-        """Return the seconds of the gradient sum of a stage's replicas (equation 5)."""
+        """Return the seconds of the gradient sum of a stage's replicas (equation 5, with latency, in buckets)."""
         leaders = [replica.devices[0] for replica in stage.replicas]
-        return self.network.all_reduce_seconds(leaders, self.parameter_bytes(stage.units))
+        buckets = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES)
+        return self.network.collectives.seconds(leaders, self.parameter_bytes(stage.units), options=buckets)
 
     def _stage_times(self, stage: Stage) -> _StageTimes:
         ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -137,15 +139,15 @@ class StepCost:
             sizes = [span.size for span in stage.replica_spans(index)]
             if not sizes:
                 continue
-            kind = self._kinds[replica.devices[0]]
+            seconds = partial(self.compute.replica_seconds, stage.units, replica)
             total = dict.fromkeys(ops, 0.0)
             for size in set(sizes):
                 for op in ops:
-                    total[op] += sizes.count(size) * self.compute.kind_seconds(stage.units, kind, op, size)
+                    total[op] += sizes.count(size) * seconds(op, size)
             for op in ops:
-                first[op] = max(first[op], self.compute.kind_seconds(stage.units, kind, op, sizes[0]))
-                last[op] = max(last[op], self.compute.kind_seconds(stage.units, kind, op, sizes[-1]))
-            own_last = self.compute.kind_seconds(stage.units, kind, Op.FORWARD, sizes[-1])
+                first[op] = max(first[op], seconds(op, sizes[0]))
+                last[op] = max(last[op], seconds(op, sizes[-1]))
+            own_last = seconds(Op.FORWARD, sizes[-1])
             run = max(run, sum(total.values()))
             run_without_w = max(run_without_w, total[Op.FORWARD] + total[Op.BACKWARD_INPUT])
             forward_but_last = max(forward_but_last, total[Op.FORWARD] - own_last)

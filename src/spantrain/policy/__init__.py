@@ -1,6 +1,8 @@
 """Decision machines: no clock, no input or output, no torch.
 
 dispatch   what a replica of a stage does next
+machine    what all dispatch policies share: tasks, state, what is ready
+planned    follows an order found when planning
 tasks      what a replica is told of a plan
 limits     in-flight limits that would stop the pipeline, found before it runs
 routing    who sends which samples to whom

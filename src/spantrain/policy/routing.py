@@ -28,6 +28,8 @@ class Router:
             )
             for stage in plan.stages
         ]
+        self._starts = [[span.lo for span, _ in owned] for owned in self._owned]
+        self._ends = [[span.hi for span, _ in owned] for owned in self._owned]
 
     def destinations(self, device: str, direction: Direction, span: Span) -> Routes:
         """Return which devices get which samples of a span that a device has finished F (or I or B) on.
@@ -43,9 +45,12 @@ class Router:
     def _neighbours(self, stage: int, span: Span) -> Routes:
         if not 0 <= stage < len(self._owned):
             return ()
+        start = bisect_right(self._ends[stage], span.lo)
+        end = bisect_left(self._starts[stage], span.hi)
         owned = self._owned[stage]
-        start = bisect_right(owned, span.lo, key=lambda entry: entry[0].hi)
-        end = bisect_left(owned, span.hi, key=lambda entry: entry[0].lo)
+        own, device = owned[start]
+        if own.lo <= span.lo and span.hi <= own.hi:
+            return ((device, span),)
         return tuple((device, Span(max(own.lo, span.lo), min(own.hi, span.hi))) for own, device in owned[start:end])
 
 

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
@@ -58,18 +59,22 @@ class Layout:
 
     def overlapping(self, stage: int, span: Span) -> tuple[Span, ...]:
         """Return the spans of a stage's replicas that share samples with a span."""
-        return _overlapping(self.stage_spans[stage], span)
+        starts, ends = self._bounds[stage]
+        return self.stage_spans[stage][bisect_right(ends, span.lo) : bisect_left(starts, span.hi)]
+
+    @cached_property
+    def _bounds(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """By stage: where the spans of its replicas start, and where they end."""
+        return tuple((tuple(span.lo for span in spans), tuple(span.hi for span in spans)) for spans in self.stage_spans)
 
     def micro_batch_index(self, stage: int, span: Span) -> int:
         """Return which micro-batch of the stage, by rising sample, a replica's span is part of."""
-        return bisect_right(sorted(self.micro_batches[stage]), span.lo, key=lambda other: other.lo) - 1
+        return bisect_right(self._starts[stage], span.lo) - 1
 
-
-def _overlapping(spans: Sequence[Span], span: Span) -> tuple[Span, ...]:
-    """Return those of sorted, disjoint spans that share samples with a span."""
-    start = bisect_right(spans, span.lo, key=lambda other: other.hi)
-    end = bisect_left(spans, span.hi, key=lambda other: other.lo)
-    return tuple(spans[start:end])
+    @cached_property
+    def _starts(self) -> tuple[tuple[int, ...], ...]:
+        """By stage: the first samples of its micro-batches, rising."""
+        return tuple(tuple(sorted(span.lo for span in spans)) for spans in self.micro_batches)
 
 
 def forward_counts(layout: Layout, wanted: Callable[[int, Span], int]) -> Counts:
@@ -85,31 +90,38 @@ def forward_counts(layout: Layout, wanted: Callable[[int, Span], int]) -> Counts
     for stage in reversed(range(layout.num_stages)):
         ahead = _reach(layout, stage, wanted, ahead)
         by_stage.append(
-            tuple(
-                tuple(bisect_left(own, ahead[span], key=lambda other: other.lo) for span in own)
-                for own in layout.spans[stage]
-            )
+            tuple(_how_many([span.lo for span in own], [ahead[span] for span in own]) for own in layout.spans[stage])
         )
     return tuple(reversed(by_stage))
+
+
+def _how_many(starts: Sequence[int], targets: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of the spans that start there come before each target."""
+    return tuple(bisect_left(starts, target) for target in targets)
 
 
 def _reach(layout: Layout, stage: int, wanted: Callable[[int, Span], int], after: dict[Span, int]) -> dict[Span, int]:
     """Return the sample up to which a stage must have forwarded, for each of its spans; `after` is the next stage's."""
     spans = layout.stage_spans[stage]
+    starts = [span.lo for span in spans]
     reach: dict[Span, int] = {}
     for span in spans:
-        following = _overlapping(layout.stage_spans[stage + 1], span) if after else ()
-        target = max([span.hi, wanted(stage, span), *(after[other] for other in following)])
-        reach[span] = spans[bisect_left(spans, target, key=lambda other: other.lo) - 1].hi
+        target = max(span.hi, wanted(stage, span))
+        if after:
+            target = max(target, *(after[other] for other in layout.overlapping(stage + 1, span)))
+        reach[span] = spans[bisect_left(starts, target) - 1].hi
     return reach
 
 
 def windows(layout: Layout, counts: Counts) -> tuple[tuple[int, ...], ...]:
     """Return, by stage and replica, the most samples held at once when backwards wait for `counts` forwards."""
     return tuple(
-        tuple(
-            max((sum(span.size for span in own[k : ahead[k]]) for k in range(len(own))), default=0)
-            for own, ahead in zip(replicas, counted, strict=True)
-        )
+        tuple(_window(own, ahead) for own, ahead in zip(replicas, counted, strict=True))
         for replicas, counted in zip(layout.spans, counts, strict=True)
     )
+
+
+def _window(own: Sequence[Span], ahead: Sequence[int]) -> int:
+    """Return the most samples of spans k up to `ahead[k]`."""
+    samples = list(accumulate((span.size for span in own), initial=0))
+    return max((samples[end] - samples[k] for k, end in enumerate(ahead)), default=0)

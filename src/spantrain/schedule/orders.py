@@ -77,8 +77,11 @@ def defer_weights(order: Sequence[Action], *, lag: int, limit: int) -> tuple[Act
             moved.append(behind.popleft())
         if action.op is not Op.BACKWARD_WEIGHT:
             moved.append(action)
-        held += {Op.FORWARD: action.span.size, Op.BACKWARD: -action.span.size}.get(action.op, 0)
-        if action.op is Op.BACKWARD_INPUT:
+        if action.op is Op.FORWARD:
+            held += action.span.size
+        elif action.op is Op.BACKWARD:
+            held -= action.span.size
+        elif action.op is Op.BACKWARD_INPUT:
             behind.append(waiting.popleft())
         if len(behind) > lag:
             held -= behind[0].span.size

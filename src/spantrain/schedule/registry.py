@@ -13,7 +13,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "1f1b": "static: P - p forwards warm up stage p, then one full backward and one forward in turn",
         "1f1b-asteroid": "static: 1f1b with 2 (P - p) - 1 forwards to warm up (Asteroid)",
         "compact": "at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
-        "critical-path": "at run time: backwards of inputs first, then forwards, weights into the holes",
+        "critical-path": "at run time: backwards of inputs first, then forwards, weights into the holes; or as planned",
         "gpipe": "static: all forwards, then all full backwards",
         "zb": "static: warms up as 1f1b-asteroid; weights apart, at fixed places (the original zero-bubble order, H2)",
         "zb-h1": "static: warms up as 1f1b; weights apart, at fixed places, no stage holds more than 1f1b's first one",

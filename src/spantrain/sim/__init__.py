@@ -1,12 +1,26 @@
 """The virtual-clock driver of the dispatch policies.
 
 clock      events in the order of their time
-network    links that transfers share
+network    connections between devices, and which links carry what
+sending    what a message takes, and one on its way
+link       a link that shares itself among its messages
+mesh       messages that need several links at once
 speed      devices and links that become slower or faster
 memory     bytes that devices hold over time
 costs      seconds of actions, transfers and the end of a step
 replica    one replica: its policy, what it runs and holds
 record     intervals and flows of a simulated run
 engine     runs a plan for a few steps
+reference_costs    a measured run of another framework as a plan with costs, simulated
+reference_layers   its layers: seconds and bytes, those not profiled estimated
+reference_network  its transfers and ring sums
 bound      seconds that no order of work can beat
+rounds     the tightest of them, for micro-batches that are all cut alike
+search     the order of work that `critical-path` follows, found by simulating many
+search_spans       micro-batches to go with it: fine or coarse, small at the ends
+search_improve     makes an order shorter
+search_exhaustive  the best order of a small step
+search_model       a step as plain numbers
+search_run         runs it, hundreds of times
+replay     a live run's decisions made again, with the first difference
 """

@@ -3,18 +3,22 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Protocol
+from functools import cache, cached_property, partial
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.spans import Span
+from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.network import NetworkCost
+from spantrain.cost.sharing import Uses, scarce_links
+from spantrain.policy.routing import Router
 from spantrain.sim.network import Transfer
 
-__all__ = ["ProfileCosts", "StepCosts", "TableCosts"]
+__all__ = ["EndOfStep", "ProfileCosts", "StepCosts", "TableCosts", "TiedSum", "tied_sums"]
 
 
 class StepCosts(Protocol):
@@ -46,6 +50,35 @@ class StepCosts(Protocol):
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of a device's update of its parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedSum:
+    """The sum of one parameter's gradients over the stages that share it."""
+
+    stages: tuple[int, ...]
+    seconds: float
+
+
+@runtime_checkable
+class EndOfStep(Protocol):
+    """What costs may say besides: which stages share parameters, and how sums are cut.
+
+    Costs that do not say it have one exchange of `tied_exchange_s` by all stages, and sums in one piece.
+    """
+
+    def tied_sums(self) -> tuple[TiedSum, ...]:
+        """Return the sums of shared parameters in their order; a stage does its own one by one."""
+
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
+        """Return the seconds of each bucket of a stage's gradient sum."""
+
+
+def tied_sums(costs: StepCosts, num_stages: int) -> tuple[TiedSum, ...]:
+    """Return the sums of parameters that stages share, by what costs say."""
+    if isinstance(costs, EndOfStep):
+        return costs.tied_sums()
+    return (TiedSum(stages=tuple(range(num_stages)), seconds=costs.tied_exchange_s),) if costs.tied_exchange_s else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +126,7 @@ class TableCosts:
             size_bytes=span.size,
             latency_s=self.latency_s[cut],
             occupancy_s=span.size * (self.forward_s if forward else self.backward_s)[cut],
-            link=f"{stage}->{stage + 1}" if forward else f"{stage}->{stage - 1}",
+            links=(f"{stage}->{stage + 1}" if forward else f"{stage}->{stage - 1}",),
         )
 
     def gradient_sum_s(self, stage: int) -> float:  # noqa: ARG002 - the same for all
@@ -108,7 +141,8 @@ class TableCosts:
 class ProfileCosts:
     """Costs of a plan by a profile's measurements.
 
-    `action_overhead_s`, `commit_s` and `update_s_per_byte` are the runtime's own: they are not in a profile.
+    What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless it is given
+    here. Without either, actions follow each other at once and the barrier takes the longest way there and back.
 
     Raises:
         ProfileError: something that the plan needs was not measured (when it is asked for).
@@ -119,23 +153,38 @@ class ProfileCosts:
         profile: Profile,
         plan: Plan,
         *,
-        action_overhead_s: float = 0.0,
+        action_overhead_s: float | None = None,
         commit_s: float | None = None,
         update_s_per_byte: float = 0.0,
     ) -> None:
+        runtime = profile.runtime
         self._graph = profile.graph
         self._plan = plan
         self._network = NetworkCost(profile)
         self._compute = ComputeCost(profile, plan.dtype)
         self._stage_of = {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
         self._update_s_per_byte = update_s_per_byte
-        self.action_overhead_s = action_overhead_s
-        self.commit_s = self._round_trip_s() if commit_s is None else commit_s
-        self._seconds = cache(self._compute.stage_seconds)
+        self._message_s = runtime.message_s if runtime else 0.0
+        measured_s = runtime.action_s if runtime else 0.0
+        self.action_overhead_s = measured_s if action_overhead_s is None else action_overhead_s
+        # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
+        measured_s = runtime.step_end_s if runtime else self._round_trip_s()
+        self.commit_s = measured_s if commit_s is None else commit_s
+        self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
+        self._seconds = cache(self._action_s)
 
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
-        return self._seconds(self._plan.stages[action.stage].units, device, action.op, action.span.size)
+        return self._seconds(action.stage, device, action.op, action.span.size)
+
+    def _action_s(self, stage: int, leader: str, op: Op, samples: int) -> float:
+        units = self._plan.stages[stage].units
+        return self._compute.replica_seconds(units, self._replica_of[leader], op, samples)
+
+    @cached_property
+    def _uses(self) -> Mapping[tuple[str, str], Uses]:
+        """By sender and receiver: the links that others can make scarce, each with the part that they take alone."""
+        return scarce_links(self._network, _talking_pairs(self._plan))
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
         """Return what it takes to send a span over the measured link."""
@@ -145,26 +194,52 @@ class ProfileCosts:
         else:
             per_sample = self._graph.units[here.first_unit - 1].gradient_bytes_per_sample
         size_bytes = per_sample * span.size
+        uses = self._uses[source, target]
         return Transfer(
             size_bytes=size_bytes,
-            latency_s=self._network.link(source, target).latency_s,
+            latency_s=self._network.link(source, target).latency_s + self._message_s,
             occupancy_s=self._network.occupancy_seconds(source, target, size_bytes),
-            link=self._network.shared_link(source, target),
+            links=tuple(name for name, _ in uses),
+            usage=tuple(part for _, part in uses),
         )
 
     def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds of a ring sum of the stage's gradients over the leaders of its replicas."""
-        replicas = self._plan.stages[stage].replicas
-        return self._network.all_reduce_seconds([r.devices[0] for r in replicas], self._parameter_bytes(stage))
+        """Return the seconds of a ring sum of the stage's gradients over its replicas' leaders, bucket by bucket."""
+        return sum(self.gradient_bucket_s(stage))
+
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
+        """Return the seconds of each bucket's ring sum."""
+        leaders = self._leaders(stage)
+        if len(leaders) == 1:
+            return ()
+        seconds = cache(partial(self._network.collectives.seconds, leaders))
+        buckets = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES).buckets(self._parameter_bytes(stage))
+        return tuple(map(seconds, buckets))
 
     @property
     def tied_exchange_s(self) -> float:
-        """Seconds in which each stage sends its shared gradients to every other stage that has them, one by one."""
-        slowest_s: dict[str, float] = {}
+        """Seconds of all sums of shared gradients, one by one."""
+        return sum(tied.seconds for tied in self.tied_sums())
+
+    def tied_sums(self) -> tuple[TiedSum, ...]:
+        """Return the sum of each shared parameter, as the runtime does it.
+
+        The first replica of each stage that holds it sends its gradients to the first replica of every other one; then
+        the replicas of each stage hand the sum round, along a binomial tree.
+        """
+        found = []
         for name in self._graph.shared_bytes:
             pairs = self._tied_pairs(name)
-            slowest_s[name] = max((self._network.transfer_seconds(*pair, size) for pair, size in pairs), default=0.0)
-        return sum(slowest_s.values())
+            stages = tuple(i for i, stage in enumerate(self._plan.stages) if self._holds(stage.units, name))
+            if pairs:
+                exchange_s = max(self._network.transfer_seconds(*pair, size) for pair, size in pairs)
+                size_bytes = self._graph.shared_bytes[name]
+                round_s = max(self._network.collectives.broadcast_s(self._leaders(i), size_bytes) for i in stages)
+                found.append(TiedSum(stages=stages, seconds=exchange_s + self._message_s + round_s))
+        return tuple(found)
+
+    def _leaders(self, stage: int) -> tuple[str, ...]:
+        return tuple(replica.devices[0] for replica in self._plan.stages[stage].replicas)
 
     def end_of_step_bytes(self) -> dict[tuple[str, str], int]:
         """Return what devices send each other behind the pipeline: ring sums of gradients, and shared gradients."""
@@ -174,6 +249,13 @@ class ProfileCosts:
             turns = 2 * (len(leaders) - 1) * self._parameter_bytes(index) // len(leaders)
             for number, leader in enumerate(leaders if turns else ()):
                 sent[leader, leaders[(number + 1) % len(leaders)]] += turns
+        for pair, size_bytes in self.tied_bytes().items():
+            sent[pair] += size_bytes
+        return dict(sent)
+
+    def tied_bytes(self) -> dict[tuple[str, str], int]:
+        """Return what leaders send each other of gradients that stages share."""
+        sent: Counter[tuple[str, str]] = Counter()
         for pair, size_bytes in self._tied_pairs():
             sent[pair] += size_bytes
         return dict(sent)
@@ -207,3 +289,22 @@ class ProfileCosts:
         leaders = [replica.devices[0] for stage in self._plan.stages for replica in stage.replicas]
         ways = [self._network.link(a, b).latency_s for a in leaders for b in leaders if a != b]
         return 2 * max(ways, default=0.0)
+
+
+def _talking_pairs(plan: Plan) -> dict[tuple[str, str], None]:
+    """Return the leaders that send each other samples, in both directions."""
+    router = Router(plan)
+    pairs: dict[tuple[str, str], None] = {}
+    for stage, following in pairwise(plan.stages):
+        for number, replica in enumerate(stage.replicas):
+            leader, spans = replica.devices[0], stage.replica_spans(number)
+            if len(following.replicas) == 1:
+                targets = {following.replicas[0].devices[0]} if spans else set()
+            elif number < len(following.replicas) and spans == following.replica_spans(number):
+                targets = {following.replicas[number].devices[0]}
+            else:
+                sent = (router.destinations(leader, Direction.FORWARD, span) for span in spans)
+                targets = {target for pieces in sent for target, _ in pieces}
+            for target in sorted(targets):
+                pairs[leader, target] = pairs[target, leader] = None
+    return pairs

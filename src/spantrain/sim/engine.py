@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple
 
 from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
@@ -17,7 +15,7 @@ from spantrain.policy.routing import Router
 from spantrain.policy.tasks import replica_tasks
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.costs import StepCosts
+from spantrain.sim.costs import EndOfStep, StepCosts, tied_sums
 from spantrain.sim.memory import DeviceMemory, MemoryLog
 from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
@@ -43,8 +41,20 @@ class SimulationOptions:
     """By leader of a replica: how its speed changes over time."""
     link_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
     """By link, named as the costs name it (`lab->office`): how its bandwidth changes over time."""
+    overlap_gradient_sums: bool = False
+    """Whether the sum of a bucket may begin while the last weight gradients of others are still at work.
+
+    Our runtime sums behind the pipeline (False). Every micro-batch adds to all gradients, so a stage's are final with
+    its last W (or B): buckets, of equal size, become ready evenly over that action. Costs that say nothing of buckets
+    (`costs.EndOfStep`) do not overlap.
+    """
     clock_offset_s: Mapping[str, float] = field(default_factory=dict)
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
+    send_hold_s: Mapping[tuple[str, Direction], float] = field(default_factory=dict)
+    """By leader of a replica and direction: seconds for which sending a result keeps it from its next action.
+
+    Our runtime sends beside its computation (none); other frameworks do not (`cost.platform`).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +107,28 @@ def simulate(
     return _Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
 
 
-class _Message(NamedTuple):
+class _Message:
     """Samples on their way."""
 
-    route: tuple[str, str]
-    direction: Direction
-    stage: int
-    step: int
-    span: Span
-    made_s: float
-    """When the action began that made it."""
+    __slots__ = ("direction", "made_s", "route", "simulation", "span", "stage", "step", "target", "transfer")
+
+    def __init__(
+        self, simulation: "_Simulation", direction: Direction, stage: int, step: int, span: Span, made_s: float
+    ) -> None:
+        self.simulation = simulation
+        self.direction = direction
+        self.stage = stage
+        self.step = step
+        self.span = span
+        self.made_s = made_s
+        """When the action began that made it."""
+        self.route: tuple[str, str]
+        self.target: SimulatedReplica
+        self.transfer: Transfer
+
+    def arrived(self, start_s: float, sent_s: float) -> None:
+        """Be there."""
+        self.simulation.arrived(self, start_s, sent_s)
 
 
 class _Simulation:
@@ -118,17 +140,21 @@ class _Simulation:
         self._router = Router(plan)
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}
-        self._transfers: dict[tuple[str, str, Direction, int], Transfer] = {}
+        self._transfers: dict[tuple[str, str, Direction, int], tuple[Transfer, SimulatedReplica, tuple[str, str]]] = {}
+        """By sender, receiver, direction and samples: what it takes, who gets it, and the pair."""
         self._stages = _replicas(plan, costs, schedule, options)
         self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
         self._options = options
         self._check_devices()
         self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
+        self._is_watched = options.trace or self._memory is not None
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
 
     def _check_devices(self) -> None:
-        for what in ("device_speed", "clock_offset_s"):
-            unknown = sorted(set(getattr(self._options, what)) - set(self._by_leader))
+        named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s")}
+        named["send_hold_s"] = {leader for leader, _ in self._options.send_hold_s}
+        for what, leaders in named.items():
+            unknown = sorted(leaders - set(self._by_leader))
             if unknown:
                 raise UsageError(f"{what}: no replica is led by {', '.join(unknown)}; {', '.join(self._by_leader)} are")
         missing = sorted(set(self._plan.devices) - set(self._options.held_sizes))
@@ -170,12 +196,31 @@ class _Simulation:
         return max(replica.ended_s for replica in replicas) - min(ready_s.values())
 
     def _commit(self) -> float:
-        """Return when gradients are summed and all devices may update."""
-        summed_s = max(
-            max(replica.ended_s for replica in stage) + self._costs.gradient_sum_s(index)
-            for index, stage in enumerate(self._stages)
-        )
-        return summed_s + self._costs.tied_exchange_s + self._costs.commit_s
+        """Return when gradients are summed and all devices may update.
+
+        As in the runtime: the replicas of a stage sum when all of them have ended, whatever other stages do; then the
+        stages that share a parameter sum it, when each of them has come so far; then all meet.
+        """
+        summed_s = [self._summed_s(index) for index in range(len(self._stages))]
+        for tied in tied_sums(self._costs, len(self._stages)):
+            end_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
+            for stage in tied.stages:
+                summed_s[stage] = end_s
+        return max(summed_s) + self._costs.commit_s
+
+    def _summed_s(self, index: int) -> float:
+        """Return when the replicas of a stage have summed their gradients."""
+        stage, costs = self._stages[index], self._costs
+        ended_s = max(replica.ended_s for replica in stage)
+        if not self._options.overlap_gradient_sums or not isinstance(costs, EndOfStep):
+            return ended_s + costs.gradient_sum_s(index)
+        buckets = costs.gradient_bucket_s(index)
+        end_s = 0.0
+        for number, seconds in enumerate(buckets, start=1):
+            # A backward goes through the units one by one: parts of the gradients are final before its end.
+            ready_s = max(r.last_start_s + (r.ended_s - r.last_start_s) * number / len(buckets) for r in stage)
+            end_s = max(end_s, ready_s) + seconds
+        return max(end_s, ended_s)
 
     def _update(self, step: int, start_s: float) -> dict[str, float]:
         """Return when each replica has updated its parameters."""
@@ -191,24 +236,37 @@ class _Simulation:
 
     def _deliver(self, source: str, action: Action, step: int, made_s: float) -> None:
         """Send what an action has produced to those who need it."""
-        direction = produces(action, len(self._plan.stages))
+        direction = produces(action, len(self._stages))
         if direction is None:
             return
+        if self._options.send_hold_s:
+            hold_s = self._options.send_hold_s.get((source, direction), 0.0)
+            self._by_leader[source].hold_until(self._clock.now_s + hold_s)
         for target, piece in self._router.destinations(source, direction, action.span):
-            self._send(_Message((source, target), direction, action.stage, step, piece, made_s))
+            message = _Message(self, direction, action.stage, step, piece, made_s)
+            self._send(source, target, message)
 
-    def _send(self, message: "_Message") -> None:
-        source, target = route = message.route
-        key = (source, target, message.direction, message.span.size)
-        transfer = self._transfers.get(key)
-        if transfer is None:
+    def _send(self, source: str, target: str, message: _Message) -> None:
+        key = (source, target, message.direction, message.span.hi - message.span.lo)
+        known = self._transfers.get(key)
+        if known is None:
             transfer = self._costs.transfer(source, target, message.direction, message.stage, message.span)
-            self._transfers[key] = transfer
+            known = self._transfers[key] = (transfer, self._by_leader[target], (source, target))
+        message.transfer, message.target, message.route = known
+        route, transfer = message.route, message.transfer
         self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
-        self._network.send(source, target, transfer, partial(self._arrived, message, transfer))
+        self._network.send(source, target, transfer, message.arrived)
 
-    def _arrived(self, message: "_Message", transfer: Transfer, start_s: float, sent_s: float) -> None:
+    def arrived(self, message: _Message, start_s: float, sent_s: float) -> None:
+        """Give a message to the replica that it is for."""
+        if self._is_watched:
+            self._note(message, start_s, sent_s)
+        message.target.arrive(Arrived(message.direction, message.span), self._world)
+
+    def _note(self, message: _Message, start_s: float, sent_s: float) -> None:
+        """Keep what a trace and the memory over time show of a message."""
         source, target = message.route
+        transfer = message.transfer
         if self._options.trace:
             here = self._plan.stages[message.stage]
             cut = (here.end_unit if message.direction is Direction.FORWARD else here.first_unit) - 1
@@ -217,7 +275,6 @@ class _Simulation:
         if self._memory is not None:
             self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s)
             self._memory.received(target, transfer.size_bytes, start_s + transfer.latency_s)
-        self._by_leader[target].arrive(Arrived(message.direction, message.span), self._world)
 
     def _result(self, step_s: float, pipeline_s: float) -> SimulationResult:
         replicas = self._by_leader.values()

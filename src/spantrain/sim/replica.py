@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from spantrain.core.action import Action, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
@@ -23,6 +24,11 @@ class World:
     memory: MemoryLog | None
     deliver: Callable[[str, Action, int, float], None]
     """Takes what a device's action, begun at a time, has produced in a step to those who need it."""
+
+    @cached_property
+    def is_watched(self) -> bool:
+        """Whether anything is kept of what happens."""
+        return self.recorder.on or self.memory is not None
 
 
 class SimulatedReplica:
@@ -51,6 +57,8 @@ class SimulatedReplica:
         """In the last step."""
         self.ended_s = 0.0
         """When its last action ended."""
+        self.last_start_s = 0.0
+        """When that began."""
         self.peak_held = 0
         self._held = 0
         self._seconds = seconds
@@ -58,6 +66,7 @@ class SimulatedReplica:
         self._overhead_s = overhead_s
         self._speed = speed
         self._clock_offset_s = clock_offset_s
+        self._free_s = 0.0
         self._step: int | None = None
         self._early: list[Arrived] = []
 
@@ -81,6 +90,10 @@ class SimulatedReplica:
         else:
             self._tell(event, world)
 
+    def hold_until(self, time_s: float) -> None:
+        """Let no action begin before a time."""
+        self._free_s = time_s
+
     def work_ends_s(self, start_s: float, work_s: float) -> float:
         """Return when work that takes so long at the device's normal speed ends."""
         return start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
@@ -91,29 +104,35 @@ class SimulatedReplica:
             self._run(command.action, world)
 
     def _run(self, action: Action, world: World) -> None:
-        op, samples = action.op, action.span.size
+        op, span = action.op, action.span
+        samples = span.hi - span.lo
         work_s = self._known_s.get((op, samples))
         if work_s is None:
             work_s = self._known_s[op, samples] = self._seconds(self.leader, action)
-        start_s = world.clock.now_s + self._overhead_s
+        clock = world.clock
+        now_s, free_s = clock.now_s, self._free_s
+        start_s = (now_s if now_s > free_s else free_s) + self._overhead_s
         end_s = start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
         if op is Op.FORWARD:
             self._held += samples
-            self.peak_held = max(self.peak_held, self._held)
+            if self._held > self.peak_held:
+                self.peak_held = self._held
         self.order.append(action)
-        world.clock.at(end_s, self._finished, action, start_s, world, last=True)
+        clock.at(end_s, self._finished, action, start_s, world, last=True)
 
     def _finished(self, action: Action, start_s: float, world: World) -> None:
         step, end_s, op = self._step, world.clock.now_s, action.op
         assert step is not None, f"{action} ends between two steps"
-        self.ended_s = end_s
+        self.last_start_s, self.ended_s = start_s, end_s
         self.busy_s += end_s - start_s
-        if world.recorder.on:
+        if world.is_watched:
             world.recorder.computed(self.devices, action, step, start_s, end_s)
-        if world.memory is not None:
-            world.memory.computed(self.leader, action, start_s, end_s)
-        if op is Op.BACKWARD or op is Op.BACKWARD_WEIGHT:
+            if world.memory is not None:
+                world.memory.computed(self.leader, action, start_s, end_s)
+        if op is Op.BACKWARD_WEIGHT:
             self._held -= action.span.size
-        if op is not Op.BACKWARD_WEIGHT:
+        else:
+            if op is Op.BACKWARD:
+                self._held -= action.span.size
             world.deliver(self.leader, action, step, start_s)
         self._tell(Finished(action), world)

@@ -40,6 +40,15 @@ class SpeedTrace:
         if self.changes[-1][1] == 0:
             raise UsageError(f"speed trace: its last speed is 0 from {before_s} s on, so nothing would ever end")
 
+    def speed_at(self, time_s: float) -> float:
+        """Return the speed at a time."""
+        return self._speed(self._after(time_s))
+
+    def next_change_s(self, time_s: float) -> float | None:
+        """Return when the speed changes next after a time; None if it does not."""
+        following = self._after(time_s)
+        return self.changes[following][0] if following < len(self.changes) else None
+
     def end_s(self, start_s: float, work_s: float) -> float:
         """Return when work that takes `work_s` at normal speed ends."""
         now_s, left_s = start_s, work_s

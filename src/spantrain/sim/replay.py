@@ -1,0 +1,170 @@
+"""A live run's decisions, made again: by fresh policies, and by one simulated replica on the virtual clock.
+
+Both are given what the live policy was given. Where policies are pure, as they must be, the answers are the same; the
+first one that is not is returned, with what stood before it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+
+from spantrain.core.action import Action
+from spantrain.core.decisions import Decision, DeviceDecisions
+from spantrain.core.messages import Event, Finished, StepStarted
+from spantrain.core.plan import Plan
+from spantrain.errors import PlanError, ScheduleError
+from spantrain.policy.dispatch import ReplicaTask, make_policy
+from spantrain.policy.tasks import replica_tasks
+from spantrain.sim.clock import VirtualClock
+
+__all__ = ["Compare", "Difference", "compare_all", "replay", "simulated_order", "task_of"]
+
+_CONTEXT = 3
+"""So many decisions before a difference are told with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Where a replayed run leaves the live one."""
+
+    device: str
+    index: int
+    """Of the decision, counted from the first one in the log."""
+    logged: str
+    replayed: str
+    before: tuple[str, ...] = ()
+    """The decisions just before it, on which both agree."""
+
+    def __str__(self) -> str:
+        before = "".join(f"\n  agreed: {line}" for line in self.before)
+        return f"{self.device}, decision {self.index}:{before}\n  logged: {self.logged}\n  replayed: {self.replayed}"
+
+
+Compare = Callable[[ReplicaTask, DeviceDecisions], Difference | None]
+"""Looks at one device's log; `replay` and `simulated_order` are such."""
+
+
+def task_of(plan: Plan, device: str, schedule: str) -> ReplicaTask:
+    """Return what the replica that a device leads is told of a plan under a schedule.
+
+    Raises:
+        PlanError: the plan does not have that device.
+    """
+    stage, replica = _place(plan, device)
+    return replica_tasks(plan, schedule=schedule)[stage][replica]
+
+
+def compare_all(plan: Plan, logs: Iterable[DeviceDecisions], compare: Compare) -> tuple[Difference, ...]:
+    """Compare the logs of several devices by `replay` or `simulated_order`; return the first difference of each.
+
+    Raises:
+        PlanError: a log is of a device that the plan does not have.
+    """
+    tasks = cache(lambda schedule: replica_tasks(plan, schedule=schedule))
+    found = []
+    for log in logs:
+        stage, replica = _place(plan, log.device)
+        found.append(compare(tasks(log.schedule)[stage][replica], log))
+    return tuple(difference for difference in found if difference is not None)
+
+
+def _place(plan: Plan, device: str) -> tuple[int, int]:
+    try:
+        return plan.place(device)
+    except KeyError:
+        raise PlanError(f"{device} is not in the plan, which has {', '.join(plan.devices)}") from None
+
+
+def replay(task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+    """Tell a fresh policy what the live one heard; return the first answer that differs, None if none does."""
+    policy = make_policy(log.schedule, task)
+    for index, decision in enumerate(log.decisions):
+        try:
+            answer = policy.on_event(decision.now_s, decision.heard)
+        except (ScheduleError, ValueError, AssertionError) as error:
+            # The live policy took this event; that a fresh one refuses it is a difference, not a failure of replaying.
+            return _difference(log, index, f"{decision.event} -> refused: {error}")
+        again = Decision.of(decision.step, decision.now_s, decision.heard, answer)
+        if again != decision:
+            return _difference(log, index, str(again))
+    return None
+
+
+def _difference(log: DeviceDecisions, index: int, replayed: str) -> Difference:
+    return Difference(
+        device=log.device,
+        index=index,
+        logged=str(log.decisions[index]),
+        replayed=replayed,
+        before=tuple(map(str, log.decisions[max(0, index - _CONTEXT) : index])),
+    )
+
+
+def simulated_order(task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+    """Simulate the replica with the live run's arrival times and durations; return where its order differs first.
+
+    Only what comes from outside is taken from the log: when each step began, when samples arrived, how long an action
+    took. Which action runs when follows from the policy and the virtual clock alone.
+    """
+    for step, decisions in _by_step(log.decisions).items():
+        live = [action for decision in decisions for action in decision.run]
+        again = _SimulatedStep(task, log.schedule, decisions).run()
+        for number, (ours, theirs) in enumerate(zip_longest(again, live)):
+            if ours != theirs:
+                return Difference(
+                    device=log.device,
+                    index=number,
+                    logged=f"step {step}, action {number}: {theirs or 'none'}",
+                    replayed=f"step {step}, action {number}: {ours or 'none'}",
+                    before=tuple(map(str, live[max(0, number - _CONTEXT) : number])),
+                )
+    return None
+
+
+def _by_step(decisions: Sequence[Decision]) -> Mapping[int, list[Decision]]:
+    steps: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        steps.setdefault(decision.step, []).append(decision)
+    return steps
+
+
+class _SimulatedStep:
+    """One step of one replica on the virtual clock."""
+
+    def __init__(self, task: ReplicaTask, schedule: str, decisions: Sequence[Decision]) -> None:
+        self._policy = make_policy(schedule, task)
+        self._clock = VirtualClock()
+        self._order: list[Action] = []
+        self._seconds = _durations(decisions)
+        start_s = decisions[0].now_s
+        for decision in decisions:
+            event = decision.heard
+            if not isinstance(event, Finished):
+                # What arrived before the step began here was told with its start.
+                self._clock.at(0.0 if isinstance(event, StepStarted) else decision.now_s - start_s, self._tell, event)
+
+    def run(self) -> list[Action]:
+        """Return the order in which the actions ran."""
+        self._clock.run()
+        return self._order
+
+    def _tell(self, event: Event) -> None:
+        for command in self._policy.on_event(self._clock.now_s, event):
+            action = command.action
+            self._order.append(action)
+            # An action that the live run never ran has no duration; the orders differ here already.
+            end_s = self._clock.now_s + self._seconds.get(action, 0.0)
+            self._clock.at(end_s, self._tell, Finished(action), last=True)
+
+
+def _durations(decisions: Sequence[Decision]) -> dict[Action, float]:
+    """Return the seconds from an action's command to its end, as the live policy was told of both."""
+    begun: dict[Action, float] = {}
+    seconds: dict[Action, float] = {}
+    for decision in decisions:
+        event = decision.heard
+        if isinstance(event, Finished) and event.action in begun:
+            seconds[event.action] = decision.now_s - begun[event.action]
+        begun.update(dict.fromkeys(decision.run, decision.now_s))
+    return seconds

@@ -1,0 +1,141 @@
+"""Chooses the micro-batches of a plan together with the order of work: fine or coarse, and small at the ends."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.errors import ProfileError
+from spantrain.policy.limits import check_limits
+from spantrain.sim.costs import StepCosts
+from spantrain.sim.search import SearchEffort, quick_s, simulated_s, with_hints
+
+__all__ = ["taper", "tapered_sizes"]
+
+_TURNS = 2
+"""Over all stages, when single ones are cut otherwise."""
+_KEPT = 2
+"""Cuts of the batch for which orders of work are searched."""
+_WORTH = 1e-3
+"""Other micro-batches must gain more than this part of the step."""
+
+
+def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -> Plan:
+    """Return the plan with the micro-batches, and the hints, that make its step shortest under `critical-path`.
+
+    Candidates are the plan's own micro-batches, finer and coarser equal ones, and equal ones whose first or last is cut
+    up into small pieces that fill and drain the pipeline, the same for all stages; then single stages get finer or
+    coarser ones as long as that helps. In-flight limits, in samples, are kept, so finer micro-batches go further with
+    the same memory; what each action costs by itself speaks against them. Sizes not known to the costs are left out.
+    """
+    effort = effort or SearchEffort()
+    best = with_hints(plan, costs, effort=effort)
+    best_s = simulated_s(best, costs)
+    share = effort.part(1 / _KEPT)
+    ranked = sorted(_quick(plan, costs, effort), key=lambda entry: entry[0])
+    for _, candidate in ranked[:_KEPT]:
+        best_s, best = _better(best_s, best, with_hints(candidate, costs, effort=share), costs)
+    for _, start in [(0.0, best), *ranked[:1]]:
+        unlike = _by_stage(replace(start, hints=None), costs, effort)
+        best_s, best = _better(best_s, best, with_hints(unlike, costs, effort=share), costs)
+    return best
+
+
+def _better(best_s: float, best: Plan, other: Plan, costs: StepCosts) -> tuple[float, Plan]:
+    other_s = simulated_s(other, costs)
+    return (other_s, other) if other_s < best_s * (1 - _WORTH) else (best_s, best)
+
+
+def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:
+    """Return the plan with finer or coarser micro-batches in single stages, where some plain rule is quicker so."""
+    best_s, changed, turns = quick_s(plan, costs), True, 0
+    while changed and turns < _TURNS:
+        changed, turns = False, turns + 1
+        for stage in range(len(plan.stages)):
+            for recut in (_halves, _pairs):
+                spans = recut(plan.stages[stage].micro_batches)
+                micro_batches = [spans if k == stage else other.micro_batches for k, other in enumerate(plan.stages)]
+                found = _timed(plan, micro_batches, costs, effort)
+                if found is not None and found[0] < best_s * (1 - _WORTH):
+                    (best_s, plan), changed = found, True
+    return plan
+
+
+def _halves(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Return each span cut in the middle."""
+    middles = [span.lo + span.size // 2 for span in spans]
+    return tuple(
+        part
+        for span, middle in zip(spans, middles, strict=True)
+        for part in ((Span(span.lo, middle), Span(middle, span.hi)) if span.size > 1 else (span,))
+    )
+
+
+def _pairs(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Return each two spans as one."""
+    return tuple(Span(spans[k].lo, spans[min(k + 1, len(spans) - 1)].hi) for k in range(0, len(spans), 2))
+
+
+def _quick(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Iterator[tuple[float, Plan]]:
+    """Yield other cuts of the batch that can run, each with the seconds of the best of some plain rules."""
+    for spans in dict.fromkeys(_cuts(plan)):
+        found = _timed(plan, [spans] * len(plan.stages), costs, effort)
+        if found is not None:
+            yield found
+
+
+def _timed(
+    plan: Plan, micro_batches: Sequence[tuple[Span, ...]], costs: StepCosts, effort: SearchEffort
+) -> tuple[float, Plan] | None:
+    """Return seconds and plan with other micro-batches, by stage; None if it cannot run, or is too large to search."""
+    actions = 3 * sum(len(stage.replicas) * len(spans) for stage, spans in zip(plan.stages, micro_batches, strict=True))
+    if not effort.runs(actions):
+        return None
+    stages = zip(plan.stages, micro_batches, strict=True)
+    try:
+        candidate = replace(
+            plan, hints=None, stages=tuple(replace(stage, micro_batches=spans) for stage, spans in stages)
+        )
+        return None if check_limits(candidate) else (quick_s(candidate, costs), candidate)
+    except (ValueError, ProfileError):
+        return None  # a replica's limit is under its largest part; or a size was not measured
+
+
+def _cuts(plan: Plan) -> Iterator[tuple[Span, ...]]:
+    size = max(span.size for span in plan.stages[0].micro_batches)
+    total = plan.global_batch
+    for denominator, factor in ((1, 1), (1, 2), (2, 1), (4, 1), (8, 1)):
+        inner = size * factor // denominator
+        small = max(1, inner // 4)
+        for first, last in ((False, False), (True, True), (True, False)) if inner > 1 else ((False, False),):
+            yield _spans(tapered_sizes(total, max(1, inner), small=small, first=first, last=last))
+
+
+def _spans(sizes: list[int]) -> tuple[Span, ...]:
+    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    return tuple(Span(end - size, end) for end, size in zip(ends, sizes, strict=True))
+
+
+def tapered_sizes(total: int, size: int, *, small: int, first: bool, last: bool) -> list[int]:
+    """Return sizes that sum to `total`: equal ones, where wanted with the first or last one cut up into growing pieces.
+
+    >>> tapered_sizes(32, 8, small=2, first=True, last=True)
+    [2, 2, 4, 8, 8, 4, 2, 2]
+    >>> tapered_sizes(20, 8, small=8, first=False, last=False)
+    [8, 8, 4]
+    """
+    ramp = _ramp(size, small)
+    ramps = (int(first) + int(last)) * size
+    if ramps > total:
+        return tapered_sizes(total, size, small=size, first=False, last=False)
+    inner = total - ramps
+    equal = [size] * (inner // size) + ([inner % size] if inner % size else [])
+    return [*(ramp if first else []), *equal, *(reversed(ramp) if last else [])]
+
+
+def _ramp(size: int, small: int) -> list[int]:
+    """Return pieces that sum to a size, from small ones on, each at most as large as all before it."""
+    pieces = [small]
+    while sum(pieces) < size:
+        pieces.append(min(sum(pieces), size - sum(pieces)))
+    return pieces

@@ -1,0 +1,126 @@
+"""Sums over devices, on wires that can be reckoned by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.cost.collectives import Algorithm, Collectives, SumOptions
+from spantrain.cost.network import NetworkCost
+
+LATENCY_S = {"site": 1.0, "host": 0.1, "device": 0.01}
+S_PER_BYTE = {"site": 1.0, "host": 0.1, "device": 0.01}
+
+
+class Wires:
+    """Devices are named site/host/number; what crosses sites is slow, and shared by all that cross the same way."""
+
+    def level(self, a: str, b: str) -> str:
+        for number, name in ((1, "site"), (2, "host")):
+            if a.split("/")[:number] != b.split("/")[:number]:
+                return name
+        return "device"
+
+    def latency_s(self, source, target):
+        return LATENCY_S[self.level(source, target)]
+
+    def busy_together_s(self, pairs, size_bytes, beside):
+        def way(pair):
+            return tuple(name.split("/")[0] for name in pair) if self.level(*pair) == "site" else pair
+
+        users = [way(pair) for pair in (*pairs, *beside)]
+        return [size_bytes * S_PER_BYTE[self.level(*pair)] * users.count(way(pair)) for pair in pairs]
+
+    def place(self, device):
+        site, host, _ = device.split("/")
+        return site, host
+
+
+SUMS = Collectives(Wires())
+ONE_HOST = [f"s/h/{n}" for n in range(4)]
+
+
+def test_equal_neighbours_take_the_formula():
+    k, n = 4, 400.0
+    ring = SUMS.seconds(ONE_HOST, n)
+    assert ring == pytest.approx(2 * (k - 1) * (0.01 + n / k * 0.01))
+    tree = SUMS.seconds(ONE_HOST, n, Algorithm.TREE)
+    assert tree == pytest.approx(2 * 2 * (0.01 + n * 0.01))
+    assert SUMS.seconds(ONE_HOST[:1], n) == 0.0
+
+
+def test_a_tree_pays_for_small_sums_over_many_devices():
+    many = [f"s/h/{n}" for n in range(64)]
+    assert SUMS.fastest(many, 0.001)[0] is Algorithm.TREE
+    assert SUMS.fastest(many, 1e6)[0] is Algorithm.RING
+    assert SUMS.fastest(many, 1e6)[1] == SUMS.seconds(many, 1e6)
+
+
+def test_only_one_ring_of_a_hierarchy_crosses_sites():
+    devices = [f"{site}/{host}/{n}" for site in "ab" for host in "xy" for n in range(2)]
+    n = 80.0
+    inside_host = 2 * (0.01 + n / 2 * 0.01)
+    inside_site = 2 * (0.1 + n / 2 * 0.1)
+    between = 2 * (1.0 + n / 2 * 1.0)
+    found = SUMS.seconds(devices, n, Algorithm.HIERARCHICAL)
+    assert found == pytest.approx(inside_host + inside_site + between)
+    # A ring that goes to and fro between the sites shares each way with itself.
+    mixed = [f"{site}/x/{n}" for n in range(4) for site in "ab"]
+    assert SUMS.seconds(mixed, n) > SUMS.seconds(sorted(mixed), n)
+
+
+def test_pieces_pay_for_slow_neighbours_only_where_they_pass_them():
+    devices = ["a/x/0", "a/x/1", "a/x/2", "b/x/0"]
+    turns = 2 * 3
+    assert SUMS.seconds(devices, 0.0) < turns * 1.0
+    # A piece goes at most twice into b and twice out of it in six turns.
+    assert SUMS.seconds(devices, 0.0) >= 3 * 1.0
+
+
+def test_buckets_one_by_one_pay_latency_each_and_pipelined_ones_once():
+    n, bucket = 400.0, 100
+    single = SUMS.seconds(ONE_HOST, n)
+    one_by_one = SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=bucket))
+    pipelined = SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=bucket, pipelined=True))
+    assert one_by_one == pytest.approx(single + 3 * 6 * 0.01)
+    assert pipelined == pytest.approx(single)
+    assert SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=1000)) == single
+
+
+def test_rings_that_cross_the_same_way_share_it():
+    ring, other = ("a/x/0", "b/x/0"), ("a/x/1", "b/x/1")
+    alone = SUMS.seconds(ring, 10.0)
+    assert SUMS.seconds(ring, 10.0, options=SumOptions(beside=(other,))) == pytest.approx(2 * alone - 2 * 1.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    count=st.integers(2, 9),
+    size=st.floats(0.0, 1e4),
+    algorithm=st.sampled_from(list(Algorithm)),
+    places=st.lists(st.sampled_from(["a/x", "a/y", "b/x"]), min_size=9, max_size=9),
+)
+def test_more_bytes_never_take_less_time(count, size, algorithm, places):
+    devices = [f"{place}/{n}" for n, place in enumerate(places[:count])]
+    assert 0 < SUMS.seconds(devices, size, algorithm) <= SUMS.seconds(devices, size + 1.0, algorithm) + 1e-9
+
+
+def test_over_a_profile_the_ring_is_equation_5_with_latency(cost_profile):
+    cost = NetworkCost(cost_profile)
+    assert cost.all_reduce_seconds(("a0",), 1e6) == 0.0
+    assert cost.all_reduce_seconds(("a0", "a1"), 1e6) == pytest.approx(2 * 0.5 * 1e6 / 1e8 + 2 * 1e-3)
+    # Two of three neighbours are slow: each of 4 turns waits for a third of the bytes, some of them for latency too.
+    bytes_s = 2 * 2 / 3 * 1e6 / 1e6
+    assert bytes_s + 1e-2 <= cost.all_reduce_seconds(("a0", "a1", "b0"), 1e6) <= bytes_s + 4 * 1e-2
+
+
+def test_two_rings_from_one_host_share_its_port(cost_profile):
+    cost = NetworkCost(cost_profile)
+    alone = cost.busy_together_s([("a0", "a1")], 1e6)
+    assert cost.busy_together_s([("a0", "a1")], 1e6, beside=[("a0", "a1")]) == [2 * alone[0]]
+    # A far flow takes no more of the port than its line does, but an equal part is what it may take.
+    assert cost.busy_together_s([("a0", "a1")], 1e6, beside=[("a0", "b0")]) == [2 * alone[0]]
+
+
+def test_buckets_must_hold_something():
+    with pytest.raises(ValueError, match="at least 1"):
+        SumOptions(bucket_bytes=0)
