@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from patience import PATIENCE_S
+
 EVEN = ("--stages", 4, "--micro-batches", 6)
 
 
@@ -48,6 +50,27 @@ def test_links_and_limits_count(spantrain) -> None:
     assert free["orders"][3][0][:2] == ["3F[0:1]", "3B[0:1]"]
 
 
+def test_the_picture_as_png(spantrain) -> None:
+    image_of = pytest.importorskip("PIL.Image", reason="Pillow draws PNG pictures; pip install 'spantrain[plot]'").open
+    ended = spantrain("schedule", "show", "gpipe", *EVEN, "--png", "pictures/order.png", "--svg", "order.svg")
+    assert ended.code == 0, ended.err
+    with image_of("pictures/order.png") as image:
+        assert image.format == "PNG"
+        _, _, width, height = map(float, ElementTree.parse("order.svg").getroot().attrib["viewBox"].split())
+        assert image.size == (2 * width, 2 * height)
+        colours = {colour for _, colour in image.convert("RGB").getcolors(100_000)}
+    # Forward, backward and the empty row.
+    assert {(0x4C, 0x9B, 0xE8), (0xE8, 0x89, 0x4C), (0xF2, 0xF2, 0xF2)} <= colours
+
+
+def test_png_without_pillow_says_what_to_install(spantrain, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.ImageDraw", None)
+    ended = spantrain("schedule", "show", "gpipe", *EVEN, "--png", "order.png")
+    assert (ended.code, ended.out) == (2, "")
+    assert "spantrain[plot]" in ended.err
+    assert not Path("order.png").exists()
+
+
 def test_picture_and_order_files(spantrain) -> None:
     ended = spantrain("schedule", "show", "compact", *EVEN, "--svg", "a/b.svg", "--order", "order.txt")
     assert ended.code == 0, ended.err
@@ -66,7 +89,7 @@ def test_a_plan_with_its_profile(spantrain, plan_path) -> None:
     plan = json.loads(plan_path.read_text())
     shown = json.loads(spantrain("schedule", "show", "critical-path", "--plan", plan_path, "--json").out)
     assert shown["step_s"] == pytest.approx(plan["prediction"]["step_s"])
-    assert shown["pipeline_s"] >= shown["lower_bound_s"]
+    assert shown["pipeline_s"] >= shown["lower_bound_s"] * (1 - 1e-9)
     assert len(shown["orders"]) == len(shown["bubble_ratio"]) == len(plan["stages"])
     text = spantrain("schedule", "show", "gpipe", "--plan", plan_path, "--order", "order.txt").out
     assert "of it" in text
@@ -123,6 +146,8 @@ def test_no_torch_is_needed() -> None:
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert Path("x.svg").is_file()

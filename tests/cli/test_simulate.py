@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from spantrain.app.predict import predict
 from spantrain.app.simulate import SimulateRequest, run_simulation
-from spantrain.config.artefacts import reference_to_profile, write_plan
+from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.spans import equal_spans
 from spantrain.cost.memory import MemoryCost
@@ -182,6 +183,109 @@ def test_a_plan_for_other_units_is_refused(spantrain, plan, profile_path, tmp_pa
     assert spantrain("simulate", profile_path).code == spantrain("simulate", "none.json").code == 2
 
 
+def refused(spantrain, *words) -> str:
+    ended = spantrain("simulate", *words)
+    assert (ended.code, ended.out) == (2, ""), ended
+    assert "Traceback" not in ended.err
+    return " ".join(ended.err.split())
+
+
+def test_a_plan_for_another_model_or_cluster_is_refused(spantrain, plan, profile_path, tmp_path):
+    path = tmp_path / "other.json"
+    wider = replace(plan.model, config={**plan.model.config, "n_embd": 1024})
+    err = refused(spantrain, written(replace(plan, model=wider), profile_path, path))
+    assert "another gpt2-tiny than the profile: n_embd 1024 (profile: " in err
+    ended = spantrain("schedule", "show", "1f1b", "--plan", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "another gpt2-tiny" in ended.err
+    cluster = plan.cluster
+    devices = (*(device for device in cluster.devices if device.name != "lab-1"), *strangers(cluster, "lab-1", "lab-9"))
+    hosts = tuple(replace(h, devices=tuple("lab-9" if d == "lab-1" else d for d in h.devices)) for h in cluster.hosts)
+    stages = tuple(
+        replace(
+            stage,
+            replicas=tuple(
+                replace(r, devices=tuple("lab-9" if d == "lab-1" else d for d in r.devices)) for r in stage.replicas
+            ),
+        )
+        for stage in plan.stages
+    )
+    other = replace(plan, cluster=replace(cluster, devices=devices, hosts=hosts), stages=stages)
+    assert "uses lab-9, which the profile's cluster does not have" in refused(
+        spantrain, written(other, profile_path, path)
+    )
+
+
+def strangers(cluster, old: str, new: str):
+    return [replace(device, name=new) for device in cluster.devices if device.name == old]
+
+
+@pytest.mark.parametrize("bandwidth", ["0.0", "-5.0", "1e999"])
+def test_a_link_without_bandwidth_is_named(bandwidth, spantrain, plan, laptop_profile, tmp_path):
+    path = tmp_path / "profile.json"
+    write_profile(laptop_profile, path)
+    document = json.loads(path.read_text())
+    link = document["links"][3]
+    text = path.read_text().replace(
+        f'"bandwidth_bytes_per_s": {link["bandwidth_bytes_per_s"]}', f'"bandwidth_bytes_per_s": {bandwidth}'
+    )
+    assert text != path.read_text()
+    path.write_text(text)
+    err = refused(spantrain, written(plan, path, tmp_path / "plan.json"))
+    assert "bandwidth" in err
+    assert "links[3]" in err
+
+
+def test_a_pair_that_was_not_measured_is_named(spantrain, plan, laptop_profile, tmp_path):
+    links = tuple(k for k in laptop_profile.links if (k.source, k.target) != ("office-tx2", "lab-0"))
+    path = tmp_path / "profile.json"
+    write_profile(replace(laptop_profile, links=links), path)
+    err = refused(spantrain, written(plan, path, tmp_path / "plan.json"))
+    assert "no measurement from office-tx2 to lab-0" in err
+
+
+def test_a_tensor_parallel_degree_that_was_not_measured_is_named(spantrain, plan, profile_path, tmp_path):
+    pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=64, tp_shares=(0.5, 0.5))
+    stages = tuple(replace(stage, replicas=(pair,)) if "lab-0" in stage.devices else stage for stage in plan.stages)
+    err = refused(spantrain, written(replace(plan, stages=stages), profile_path, tmp_path / "tp.json"))
+    assert "2 tensor-parallel devices" in err
+    assert "degree 1" in err
+
+
+def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):
+    path = tmp_path / "changes.yaml"
+    path.write_text(
+        "devices:\n  office-nx:\n    - {at: 0 s, speed: 0.5}\n"
+        "links:\n  lab->home:\n    - {at: 0 s, speed: 0.25}\n    - {at: 1 h, speed: 1}\n"
+    )
+    steps = {}
+    for words in ((), ("--changes", path)):
+        ended = spantrain("simulate", plan_path, "--json", *words)
+        assert ended.code == 0, ended.err
+        steps[words] = json.loads(ended.out)["schedules"]["critical-path"]["step_s"]
+    assert steps["--changes", path] > 1.1 * steps[()]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("links:\n  lab->home:\n    - {at: 8 s, speed: 1}\n    - {at: 5 s, speed: 2}\n", "line 4"),
+        ("links:\n  lab->home:\n    - {at: 8 s, speed: 1}\n    - {at: 5 s, speed: 2}\n", "runs backwards in time"),
+        ("links:\n  lab->moon:\n    - {at: 8 s, speed: 1}\n", "sends nothing over lab->moon; it uses"),
+        ("devices:\n  lab-7:\n    - {at: 8 s, speed: 1}\n", "no replica is led by lab-7"),
+        ("devices:\n  lab-0:\n    - {at: 8 s, speed: 0}\n", "ends with speed 0"),
+        ("devices:\n  lab-0:\n    - {at: 8 s, speed: -1}\n    - {at: 9 s, speed: 1}\n", "zero or more"),
+        ("devices:\n  lab-0:\n", "at least one change"),
+        ("devices:\n  lab-0:\n    - {at: 8, speed: fast}\n", "2 problems"),
+        ("device: {}\n", "did you mean 'devices'"),
+    ],
+)
+def test_wrong_changes(text, says, spantrain, plan_path, tmp_path):
+    path = tmp_path / "changes.yaml"
+    path.write_text(text)
+    assert says in refused(spantrain, plan_path, "--changes", path)
+
+
 def test_it_needs_no_torch(plan_path):
     code = (
         "import sys\n"
@@ -191,5 +295,7 @@ def test_it_needs_no_torch(plan_path):
         "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stderr

@@ -1,13 +1,14 @@
-"""The presets hold what the papers say, and loading them is quick and needs no torch."""
+"""The presets hold what the papers say, and loading them is little work and needs no torch."""
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from importlib import resources
 
 import pytest
 
+from effort import calls_of
+from patience import PATIENCE_S
 from spantrain.config.consistency import check_cluster
 from spantrain.config.kinds import load_kinds
 from spantrain.config.presets import PRESET_NAMES, load_preset
@@ -16,10 +17,13 @@ from spantrain.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
+def test_loading_a_preset_is_little_work(name: str) -> None:
+    assert calls_of(lambda: load_preset(name)) < 200_000, "some tens of milliseconds on most machines"
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_presets_are_sound(name: str) -> None:
-    start_s = time.process_time()
     cluster = load_preset(name)
-    assert time.process_time() - start_s < 0.2
     assert cluster.name == name
     assert cluster.description
     assert all(device.emulated for device in cluster.devices)
@@ -120,4 +124,4 @@ def test_every_kind_has_a_source() -> None:
 
 def test_no_torch() -> None:
     code = "import sys, spantrain.config.presets, spantrain.config.artefacts; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

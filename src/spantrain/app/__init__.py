@@ -1,13 +1,23 @@
 """Use cases: inputs in, a result dataclass out; the command line and tests call them in the same way.
 
 session     a coordinator with workers: here, on an emulated network, or on machines that join
-profile     measure compute and network: cluster and model in, profile out
-plan        search and compare: profile and job in, plan out
+profile     measure compute, network and runtime: cluster and model in, profile out
+rehearsal   what the runtime itself costs, from a few steps of a small model
+plan        strategies propose, the simulator ranks: profile, job and wishes in, plan and comparison out
+plan_reasons  why a plan was chosen, which sites are in or out
+evaluate    what a plan would do, on the scale that all strategies share
+describe    a profile by data sheets, for a cluster that nobody measured
+explain     what limits a plan, and what would help most
+what_if     profiles and plans with one thing changed
 predict     what a plan should do: the event simulator with a profile's costs
 schedule    what a schedule does, on even stages or on a plan; is an order in a file one that can run?
+picture     the picture of a schedule as PNG
 simulate    time, memory, money and energy of a plan under each schedule
+validate    measured runs of others through the cost model and the simulator: predictions, errors
+validate_run  a live run compared with its prediction, its decisions made again
 requests    files into a training request: a plan, or an earlier run's checkpoint
 train       train a plan: losses, figures of devices and links, trace out
+run_folder  what a run leaves in its folder: plan, profile, trace, decisions, figures of its steps
 emulation   whether emulated devices had the time that emulation needs
 demo        all of it in one go, on the demonstration's cluster
 worker      serve one device of this machine to a coordinator

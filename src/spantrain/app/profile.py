@@ -3,9 +3,10 @@
 import datetime
 import hashlib
 import json
+import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from spantrain import __version__
 from spantrain.app.cache import cache_folder
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
+from spantrain.app.rehearsal import rehearse
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.config.artefacts import from_json, read_artefact, to_json, write_artefact
@@ -22,11 +24,21 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ProfileError
 from spantrain.models.graph import build_graph
 from spantrain.profiler.network import pair_rounds, payload_cap_bytes, spread
-from spantrain.runtime.orders import ComputeOrder, ComputeResult, EchoOrder, LinkOrder, LinkResult, Order
+from spantrain.runtime.orders import (
+    ComputeOrder,
+    ComputeResult,
+    ConnectOrder,
+    EchoOrder,
+    LinkOrder,
+    LinkResult,
+    Order,
+    PeerEntry,
+)
 
 __all__ = ["ProfileOptions", "measure_profile"]
 
 _PROBE_GENERATION = 0
+_PROCESSORS_OF_A_PAIR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +76,16 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
         reporter.phase(f"Measuring the network, round {number + 1} of {options.network_rounds}")
         links.extend(_network_round(session, reporter))
     network_s = (time.monotonic() - started_s) / options.network_rounds
+    spread_links = spread(cluster, _averaged(links), session.devices)
+    reporter.phase("Measuring the runtime: a few steps of a small model")
     return Profile(
         cluster=cluster,
         model=model,
         graph=graph,
         dtype=options.dtype,
         timings=compute.timings,
-        links=spread(cluster, _averaged(links), session.devices),
+        links=spread_links,
+        runtime=rehearse(session, spread_links),
         scores=compute.scores,
         provenance=Provenance(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -147,26 +162,52 @@ def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: Pro
 
 
 def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement]:
-    rounds = pair_rounds(session.cluster, session.devices)
+    rounds = pair_rounds(session.cluster, session.devices, most_at_once=_most_at_once(session))
     total = sum(len(pairs) for pairs in rounds)
+    peers_of = _connect(session, [pair for pairs in rounds for pair in pairs])
     links: list[LinkMeasurement] = []
     done = 0
     for pairs in rounds:
-        links.extend(_measure_pairs(session, pairs))
+        links.extend(_measure_pairs(session, pairs, peers_of))
         done += len(pairs)
         reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
     return links
 
 
-def _measure_pairs(session: Session, pairs: Sequence[tuple[str, str]]) -> list[LinkMeasurement]:
+def _most_at_once(session: Session) -> int | None:
+    """Return how many pairs this machine's processors carry where it plays all hosts itself; None: any number.
+
+    A pair keeps the threads of two programs and the router busy; where they wait for a processor, the processors are
+    measured, not the links.
+    """
+    if session.workers is None:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // _PROCESSORS_OF_A_PAIR)
+
+
+def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[PeerEntry, ...]]:
+    """Have all pairs connect, all at once; return how each device is told whom it measures with."""
+    names: dict[str, set[str]] = {}
+    for one, other in pairs:
+        names.setdefault(one, {one}).add(other)
+        names.setdefault(other, {other}).add(one)
+    peers_of = {name: session.coordinator.peers(sorted(peers)) for name, peers in names.items()}
+    session.coordinator.perform(
+        {name: ConnectOrder(generation=_PROBE_GENERATION, peers=peers) for name, peers in peers_of.items()}
+    )
+    return peers_of
+
+
+def _measure_pairs(
+    session: Session, pairs: Sequence[tuple[str, str]], peers_of: Mapping[str, tuple[PeerEntry, ...]]
+) -> list[LinkMeasurement]:
     """Measure pairs that do not disturb each other at the same time."""
     orders: dict[str, Order] = {}
     for source, target in pairs:
-        peers = session.coordinator.peers((source, target))
-        orders[target] = EchoOrder(generation=_PROBE_GENERATION, peers=peers)
+        orders[target] = EchoOrder(generation=_PROBE_GENERATION, peers=peers_of[target])
         orders[source] = LinkOrder(
             generation=_PROBE_GENERATION,
-            peers=peers,
+            peers=peers_of[source],
             target=target,
             max_payload_bytes=payload_cap_bytes(session.cluster, source, target),
             rounds=1,

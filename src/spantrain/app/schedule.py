@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spantrain.app.simulate import check_fits_profile
 from spantrain.config.artefacts import profile_of_plan, read_plan
 from spantrain.config.files import read_text
 from spantrain.core.action import Op
@@ -110,7 +111,9 @@ def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
     """
     check_schedule(schedule)
     plan = read_plan(plan_path)
-    costs = ProfileCosts(profile_of_plan(plan, plan_path), plan)
+    profile = profile_of_plan(plan, plan_path)
+    check_fits_profile(plan, profile)
+    costs = ProfileCosts(profile, plan)
     return _shown(schedule, plan, costs, steps=3)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.profile import Profile
@@ -22,8 +23,16 @@ from spantrain.schedule.perfetto import perfetto_json
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.speed import SpeedTrace
 
-__all__ = ["ScheduleOutcome", "SimulateRequest", "SimulationReport", "run_simulation", "write_simulated_trace"]
+__all__ = [
+    "ScheduleOutcome",
+    "SimulateRequest",
+    "SimulationReport",
+    "check_fits_profile",
+    "run_simulation",
+    "write_simulated_trace",
+]
 
 _MOST_TIGHTENINGS = 12
 """How often in-flight limits are lowered until what is simulated stays within the bytes."""
@@ -39,6 +48,8 @@ class SimulateRequest:
     memory_limit_bytes: int | None = None
     """Of every device; None: the plan's own in-flight limits, and the devices' own memory."""
     steps: int = 3
+    changes: Changes = field(default_factory=Changes)
+    """Speeds of devices and links over the simulated steps."""
     optimizer: str = "adamw"
     """As `cost.memory` names it: `momentum` is SGD with momentum."""
 
@@ -86,11 +97,12 @@ def run_simulation(request: SimulateRequest) -> SimulationReport:
     """Simulate a plan under each schedule.
 
     Raises:
-        PlanError: the plan is of another model than the profile; or the only schedule asked for cannot run.
+        PlanError: the plan is of another model or cluster than the profile; or the only schedule asked for cannot run.
         ProfileError: the profile lacks what the plan needs.
+        UsageError: changes are of devices or links that the plan does not use.
         InfeasiblePlanError: the memory limit holds no micro-batch of some device, or no schedule can run.
     """
-    _check_units(request.plan, request.profile)
+    check_fits_profile(request.plan, request.profile)
     case = _Case(request)
     outcomes: dict[str, ScheduleOutcome] = {}
     results: dict[str, SimulationResult] = {}
@@ -106,13 +118,27 @@ def run_simulation(request: SimulateRequest) -> SimulationReport:
     return SimulationReport(schedules=outcomes, results=results)
 
 
-def _check_units(plan: Plan, profile: Profile) -> None:
+def check_fits_profile(plan: Plan, profile: Profile) -> None:
+    """Refuse a plan that is not for the units and devices of a profile.
+
+    Raises:
+        PlanError: it is for another model, another configuration of it, or devices that the profile does not have.
+    """
     have, want = len(profile.graph.units), plan.stages[-1].end_unit
+    again = "plan again with `spantrain plan`"
     if have != want or plan.model.name != profile.model.name:
         raise PlanError(
             f"the plan is for {plan.model.name} with {want} units, the profile has {profile.model.name} with {have}; "
-            "plan again with `spantrain plan`"
+            f"{again}"
         )
+    if plan.model.config != profile.model.config:
+        mine, theirs = plan.model.config, profile.model.config
+        differ = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+        told = ", ".join(f"{name} {mine.get(name)!r} (profile: {theirs.get(name)!r})" for name in differ)
+        raise PlanError(f"the plan is for another {plan.model.name} than the profile: {told}; {again}")
+    strangers = sorted(set(plan.devices) - set(profile.cluster.device_by_name))
+    if strangers:
+        raise PlanError(f"the plan uses {', '.join(strangers)}, which the profile's cluster does not have; {again}")
 
 
 class _Case:
@@ -122,6 +148,12 @@ class _Case:
         self._request = request
         self._memory = MemoryCost(request.profile, request.optimizer, request.plan.dtype)
         self._sizes = self._memory.plan_held_sizes(request.plan)
+        changes = request.changes
+        self._options = SimulationOptions(
+            held_sizes=self._sizes,
+            device_speed={name: SpeedTrace(changes=steps) for name, steps in changes.device_speed.items()},
+            link_speed={name: SpeedTrace(changes=steps) for name, steps in changes.link_speed.items()},
+        )
         limited = request.memory_limit_bytes
         self._plan = request.plan if limited is None else _limited(request.plan, self._memory, limited)
         own = {device.name: device.memory_bytes for device in request.profile.cluster.devices}
@@ -184,7 +216,7 @@ class _Case:
             ProfileCosts(self._request.profile, plan),
             steps=self._request.steps,
             schedule=schedule,
-            options=SimulationOptions(held_sizes=self._sizes),
+            options=self._options,
         )
 
     def _over_limit(self, result: SimulationResult) -> list[str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
-from spantrain.app.predict import predict
+from spantrain.app.predict import optimizer_state, predict
 from spantrain.app.reporter import Reporter
+from spantrain.app.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.session import Session
 from spantrain.app.tensorboard import ScalarWriter
 from spantrain.config.artefacts import from_json
@@ -20,7 +21,6 @@ from spantrain.core.trace import Trace
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint import Manifest, finish_checkpoint
 from spantrain.runtime.orders import TrainOrder, TrainResult
-from spantrain.schedule.perfetto import write_trace
 
 __all__ = [
     "DeviceFigures",
@@ -244,9 +244,7 @@ class _Run:
         ratio = max(result.real_compute_ratio for result in results.values())
         if plan.cluster.emulated and ratio > MOST_REAL_COMPUTE:
             self._reporter.note(too_fast(plan.cluster, ratio))
-        request.out.mkdir(parents=True, exist_ok=True)
-        trace_path = request.out / "trace.json"
-        write_trace(_from_zero(Trace.joined([result.trace for result in results.values()], "wall")), trace_path)
+        self._write(results)
         refused: dict[str, int] = {}
         for result in results.values():
             for reason, count in result.refused.items():
@@ -262,7 +260,7 @@ class _Run:
             links=self._links(results),
             generation=plan.generation,
             schedule=request.schedule,
-            trace=str(trace_path),
+            trace=str(request.out / TRACE_FILE),
             checkpoint=self._checkpoint,
             heldout_losses=tuple(
                 HeldOutLoss(steps_done=outcome.step, loss=outcome.evaluation_loss)
@@ -273,6 +271,27 @@ class _Run:
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(self._session),
         )
+
+    def _write(self, results: Mapping[str, TrainResult]) -> None:
+        """Leave in the run's folder what `spantrain validate` compares."""
+        request = self._request
+        steps = tuple(
+            MeasuredStep(
+                duration_s=outcome.duration_s, busy_s=outcome.busy_s, peak_held_samples=outcome.peak_held_samples
+            )
+            for outcome in _steady(self._outcomes)
+        )
+        content = RunContent(
+            plan=request.plan,
+            profile=request.profile,
+            schedule=request.schedule,
+            optimizer=optimizer_state(request.job),
+            steps=steps,
+            peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
+            trace=Trace.joined([result.trace for result in results.values()], "wall"),
+            decisions=tuple(result.decisions for result in results.values()),
+        )
+        write_run(request.out, content)
 
     def _device(self, name: str, result: TrainResult, predicted: float) -> DeviceFigures:
         plan = self._request.plan
@@ -324,23 +343,6 @@ def _steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
     trained = [outcome for outcome in outcomes if outcome.loss is not None]
     calm = [outcome for outcome in trained if outcome.evaluation_loss is None]
     return calm[_WARM_UP_STEPS:] or calm or trained
-
-
-def _from_zero(trace: Trace) -> Trace:
-    """Move a trace so that it begins at zero."""
-    if not trace.intervals:
-        return trace
-    start_s = min(interval.start_s for interval in trace.intervals)
-    return Trace(
-        intervals=tuple(
-            replace(interval, start_s=interval.start_s - start_s, end_s=interval.end_s - start_s)
-            for interval in trace.intervals
-        ),
-        flows=tuple(
-            replace(flow, sent_s=flow.sent_s - start_s, received_s=flow.received_s - start_s) for flow in trace.flows
-        ),
-        clock=trace.clock,
-    )
 
 
 def what_is_emulated(session: Session) -> str:

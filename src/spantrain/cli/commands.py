@@ -22,12 +22,8 @@ from spantrain.cli.options import (
 )
 from spantrain.config.json_codec import to_json
 from spantrain.errors import ConfigError
-from spantrain.schedule.registry import check_schedule
 
-__all__ = ["demo", "groups", "plan", "profile", "worker"]
-
-_STATE_OF = {"sgd": "momentum"}
-"""The optimizer by the state that it keeps: SGD is run with momentum."""
+__all__ = ["demo", "groups", "profile", "worker"]
 
 ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")]
 
@@ -125,41 +121,6 @@ def groups(profile_path: ProfilePath, json_: Json = False) -> None:
         return
     for line in tree_lines(grouped, found):
         typer.echo(line)
-
-
-def plan(
-    profile_path: ProfilePath,
-    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.", min=1)],
-    out: Annotated[Path, typer.Option("--out", help="The plan file to write.")],
-    schedule: Annotated[str, typer.Option(help="Order of work the plan is made for.")] = "critical-path",
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
-    leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None,
-    json_: Json = False,
-) -> None:
-    """Decide what runs where, predict it, and compare it with one device and one site."""
-    from spantrain.app.plan import plan_file
-    from spantrain.cli.render import TerminalReporter
-    from spantrain.planner.job import JobSpec
-
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: is a folder; name the file to write, e.g. {out / 'plan.json'}")
-    check_folder("--out", out.parent)
-    job = JobSpec(
-        global_batch=global_batch,
-        optimizer=_STATE_OF.get(optimizer, optimizer),
-        schedule=check_schedule(schedule),
-        leave_out=tuple(leave_out or ()),
-    )
-    outcome = plan_file(profile_path, job, out)
-    if json_:
-        document = to_json(outcome)
-        for name in ("single_site_plan", "single_device_plan"):
-            del document[name]
-        print_json(document)
-        return
-    reporter = TerminalReporter(tables=True)
-    reporter.show_plan(outcome)
-    reporter.note(f"Wrote {out} after {outcome.search_s:.2f} s; next: spantrain train {out} --steps 30 --out RUN")
 
 
 def worker(

@@ -7,8 +7,11 @@ import typer
 
 from spantrain import __version__
 from spantrain.cli import commands, schedule, testbed
+from spantrain.cli.explain import explain
+from spantrain.cli.plan import plan
 from spantrain.cli.simulate import simulate
 from spantrain.cli.train import train
+from spantrain.cli.validate import validate
 from spantrain.errors import SpanTrainError
 
 __all__ = ["app", "main"]
@@ -23,9 +26,11 @@ app = typer.Typer(
 app.command("demo")(commands.demo)
 app.command("profile")(commands.profile)
 app.command("groups")(commands.groups)
-app.command("plan")(commands.plan)
+app.command("plan")(plan)
+app.command("explain")(explain)
 app.command("simulate")(simulate)
 app.command("train")(train)
+app.command("validate")(validate)
 app.command("worker")(commands.worker)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(testbed.app, name="testbed")

@@ -13,7 +13,8 @@ from rich.text import Text
 from spantrain.app.demo import DemoSummary
 from spantrain.app.plan import PlanOutcome
 from spantrain.app.train import LinkFigures, TrainOutcome
-from spantrain.core.plan import Alternative, Plan
+from spantrain.cli.render_plan import print_plan
+from spantrain.core.plan import Plan
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.planner.groups import Groups
@@ -96,10 +97,7 @@ class TerminalReporter:
 
     def show_plan(self, outcome: PlanOutcome) -> None:
         """Print the plan, what it is better than, and why."""
-        self._output.print(_plan_table(outcome.plan))
-        self._output.print(_comparison(outcome))
-        for reason in outcome.reasons:
-            self._output.print(f"  · {reason}", highlight=False, markup=False)
+        print_plan(outcome, self._output)
 
     def show_training(self, outcome: TrainOutcome, plan: Plan) -> None:
         """Print the figures of a run."""
@@ -212,50 +210,6 @@ def _network_table(profile: Profile) -> Table:
             format_seconds(statistics.median(link.latency_s for link in links)),
         )
     return table
-
-
-def _plan_table(plan: Plan) -> Table:
-    table = Table(title=f"Plan: {plan.model.name}, global batch {plan.global_batch}, {plan.schedule}")
-    for column in ("stage", "units", "devices (share of samples)", "micro-batch", "in flight"):
-        table.add_column(column)
-    for index, stage in enumerate(plan.stages):
-        total = sum(replica.sample_share for replica in stage.replicas)
-        table.add_row(
-            str(index),
-            f"{stage.first_unit}-{stage.end_unit - 1}",
-            ", ".join(f"{'+'.join(r.devices)} ({r.sample_share / total:.0%})" for r in stage.replicas),
-            " ".join(sorted({str(span.size) for span in stage.micro_batches}, key=int)),
-            " ".join(str(replica.in_flight_limit) for replica in stage.replicas),
-        )
-    return table
-
-
-def _comparison(outcome: PlanOutcome) -> Table:
-    table = Table(title="Predicted")
-    for column in ("what", "devices", "s / step", "samples / s", "times as fast"):
-        table.add_column(column)
-    table.add_row(
-        "✓ this plan",
-        str(len(outcome.plan.devices)),
-        f"{outcome.step_s_predicted:.3f}",
-        f"{outcome.samples_per_s_predicted:.1f}",
-        "1.00",
-    )
-    for other in (outcome.best_single_site, outcome.best_single_device):
-        table.add_row(*_alternative_row(other, outcome.step_s_predicted))
-    return table
-
-
-def _alternative_row(other: Alternative, step_s: float) -> tuple[str, ...]:
-    if other.step_s is None or other.samples_per_s is None:
-        return (other.name, "-", "-", "-", f"cannot run: {other.reason}")
-    return (
-        other.name,
-        ", ".join(other.devices),
-        f"{other.step_s:.3f}",
-        f"{other.samples_per_s:.1f}",
-        f"{step_s / other.step_s:.2f}",
-    )
 
 
 def _run_table(outcome: TrainOutcome, plan: Plan) -> Table:

@@ -35,13 +35,18 @@ def show(
     in_flight: Annotated[int | None, typer.Option(help="Micro-batches that a stage may hold; default: all.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan: its stages, limits and profile instead.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="The same as PNG; needs `pip install 'spantrain[plot]'`.")] = None,
     order: Annotated[Path | None, typer.Option(help="Write every replica's order, as text, to this file.")] = None,
     json_: Json = False,
 ) -> None:
     """Run a schedule in the simulator and show what every device does when."""
     check_schedule(name)
-    for option, path in (("--svg", svg), ("--order", order)):
+    for option, path in (("--svg", svg), ("--png", png), ("--order", order)):
         _check_file(option, path)
+    if png is not None:
+        from spantrain.app.picture import check_png
+
+        check_png()
     options = {
         "--stages": stages,
         "--micro-batches": micro_batches,
@@ -50,10 +55,8 @@ def show(
         "--in-flight": in_flight,
     }
     shown = _run(name, plan, options)
-    if svg is not None:
-        from spantrain.schedule.svg import draw_trace
-
-        write_atomically(svg, draw_trace(shown.trace, title=f"{name}: {_headline(shown)}"))
+    if svg is not None or png is not None:
+        _draw(shown, svg, png)
     if order is not None:
         write_atomically(order, _order_text(shown))
     if json_:
@@ -104,6 +107,17 @@ def _check_file(option: str, path: Path | None) -> None:
     if path.is_dir():
         raise ConfigError(f"{option} {path}: is a folder; name the file to write")
     check_folder(option, path.parent)
+
+
+def _draw(shown: "ShownSchedule", svg: Path | None, png: Path | None) -> None:
+    from spantrain.app.picture import write_png
+    from spantrain.schedule.svg import draw_trace
+
+    picture = draw_trace(shown.trace, title=f"{shown.schedule}: {_headline(shown)}")
+    if svg is not None:
+        write_atomically(svg, picture)
+    if png is not None:
+        write_png(picture, png)
 
 
 def _headline(shown: "ShownSchedule") -> str:

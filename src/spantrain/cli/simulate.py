@@ -8,6 +8,7 @@ import typer
 
 from spantrain.cli.options import Json, check_folder, print_json
 from spantrain.config.artefacts import profile_of_plan, read_plan
+from spantrain.config.changes_file import Changes, read_changes
 from spantrain.config.json_codec import to_json
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
@@ -35,6 +36,9 @@ def simulate(
         str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = 3,
+    changes: Annotated[
+        Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
     json_: Json = False,
@@ -60,6 +64,7 @@ def simulate(
         schedules=names,
         memory_limit_bytes=limit_bytes,
         steps=steps,
+        changes=Changes() if changes is None else read_changes(changes),
         optimizer=state,
     )
     report = run_simulation(request)

@@ -7,8 +7,14 @@ kinds         device kinds: kinds.yaml of the package, and the `kinds` section o
 device_rows   the devices of one host
 link_rows     the links between sites
 cluster_file  cluster.yaml -> Cluster
+changes_file  speeds of devices and links over time, for the simulator
+graphs        unit graphs that ship with the program, for planning without torch
 presets       the papers' clusters and the demo's, by name
 consistency   references inside a cluster, profile or plan that a type cannot check
 json_codec    dataclass <-> plain JSON
 artefacts     profile.json and plan.json
+reference         a folder of measured runs of others, with profiles and links, read strictly
+reference_fields  the strict reader of one JSON value
+reference_types   what such a folder says
+decision_log  decisions.jsonl: what policies heard and answered
 """

@@ -25,12 +25,18 @@ PRESET_NAMES: tuple[str, ...] = (
 )
 
 
+_SHORT = {f"asteroid-{letter}": f"asteroid-{letter}-100" for letter in "abcd"}
+"""Asteroid's clusters at 100 Mbit/s, its narrower network, when none is named."""
+
+
 def load_preset(name: str) -> Cluster:
-    """Return the cluster of a preset.
+    """Return the cluster of a preset; hyphens may be left out.
 
     Raises:
         ConfigError: no preset has this name.
     """
+    name = _SHORT.get(name, name)
+    name = {known.replace("-", ""): known for known in PRESET_NAMES}.get(name.replace("-", ""), name)
     if name not in PRESET_NAMES:
         raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, PRESET_NAMES)}")
     file = resources.files("spantrain.config") / "presets" / f"{name}.yaml"

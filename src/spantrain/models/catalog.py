@@ -116,10 +116,13 @@ def is_text(spec: ModelSpec) -> bool:
 def resolve_model(name: str, *, data_path: Path | None = None, sequence_length: int | None = None) -> ModelSpec:
     """Return the model of that name, on the user's text and at another sequence length if these are given.
 
+    Hyphens may be left out; `gpt2` is GPT-2 small.
+
     Raises:
         ConfigError: no such model (near matches are named), or an option that it cannot honour.
     """
-    spec = _SPECS.get(name)
+    known = {spec_name.replace("-", ""): spec for spec_name, spec in _SPECS.items()}
+    spec = _SPECS["gpt2-small"] if name == "gpt2" else known.get(name.replace("-", ""))
     if spec is None:
         near = difflib.get_close_matches(name, MODEL_NAMES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -15,7 +15,7 @@ __all__ = ["infeasible", "reasons"]
 
 
 def reasons(
-    tables: Tables, groups: Groups, found: SearchResult, chosen: Candidate, built: tuple[Plan, StepEstimate]
+    groups: Groups, found: SearchResult, chosen: Candidate, built: tuple[Plan, StepEstimate]
 ) -> tuple[str, ...]:
     """Return the sentences: what bounds the step, shares, memory, what was left out."""
     plan, estimate = built
@@ -23,7 +23,7 @@ def reasons(
         _bound_sentence(estimate),
         *_share_sentences(plan),
         *_memory_sentences(plan),
-        *_left_out_sentences(tables, groups, found, chosen),
+        *_left_out_sentences(groups, found, chosen),
     )
 
 
@@ -80,11 +80,9 @@ def _memory_sentences(plan: Plan) -> list[str]:
     return lines
 
 
-def _left_out_sentences(tables: Tables, groups: Groups, found: SearchResult, chosen: Candidate) -> list[str]:
+def _left_out_sentences(groups: Groups, found: SearchResult, chosen: Candidate) -> list[str]:
     lines = []
     used = set(chosen.devices)
-    if tables.job.leave_out:
-        lines.append(f"Left out as asked: {', '.join(tables.job.leave_out)}.")
     for group in groups.first_level:
         missing = [device for device in group.devices if device not in used]
         if missing == list(group.devices):

@@ -1,8 +1,7 @@
-"""What a plan is asked for."""
+"""What a plan is made for."""
 
 from dataclasses import dataclass
 
-from spantrain.core.cluster import Cluster
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.errors import PlanError
 
@@ -13,7 +12,7 @@ _MOST_MICRO_BATCHES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What shapes a plan: samples per step, optimizer, dtype, and what may be used."""
+    """What is to be trained: samples per step, optimizer, dtype, order of work, micro-batch sizes."""
 
     global_batch: int
     optimizer: str = "adamw"
@@ -21,8 +20,6 @@ class JobSpec:
     dtype: str | None = None
     """None: the profile's own."""
     schedule: str = "critical-path"
-    leave_out: tuple[str, ...] = ()
-    """Devices or sites that must not be used."""
     micro_batches: tuple[int, ...] = ()
     """Sizes to try; empty: powers of two, their triples that divide the global batch, and the global batch itself."""
 
@@ -44,18 +41,3 @@ class JobSpec:
         triples = [3 * size for size in powers if total % (3 * size) == 0]
         sizes = {size for size in (*powers, *triples, total) if size <= total}
         return tuple(sorted(size for size in sizes if total <= size * _MOST_MICRO_BATCHES))
-
-    def allowed_devices(self, cluster: Cluster) -> tuple[str, ...]:
-        """Return the devices that may be used, in the cluster's order.
-
-        Raises:
-            PlanError: a name to leave out is unknown, or nothing is left.
-        """
-        known = {device.name for device in cluster.devices} | {site.name for site in cluster.sites}
-        unknown = sorted(set(self.leave_out) - known)
-        if unknown:
-            raise PlanError(f"cannot leave out {', '.join(unknown)}: {cluster.name} has {', '.join(sorted(known))}")
-        left = tuple(d.name for d in cluster.devices if not {d.name, d.site} & set(self.leave_out))
-        if not left:
-            raise PlanError(f"leaving out {', '.join(self.leave_out)} leaves no device of {cluster.name}")
-        return left

@@ -1,6 +1,5 @@
 """Cost arrays of slots over all spans of units: what the dynamic programme reads."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,17 +9,17 @@ from numpy.typing import NDArray
 from spantrain.core.action import Op
 from spantrain.core.profile import Profile
 from spantrain.core.spans import apportion
-from spantrain.cost.memory import MemoryCost, framework_bytes
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.cost.network import Path
 from spantrain.cost.step import StepCost
 from spantrain.planner.job import JobSpec
 from spantrain.planner.layouts import Slot
+from spantrain.planner.shares import SampleShares
 
 __all__ = ["Array", "HopTable", "SlotTable", "Tables"]
 
 Array = NDArray[np.float64]
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-_GREEDY_UP_TO = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +59,7 @@ class Tables:
         self.units = len(profile.graph.units)
         self._slots: dict[tuple[Slot, int], SlotTable | None] = {}
         self._hops: dict[tuple[Slot, Slot, int], HopTable] = {}
-        self._shares: dict[tuple[tuple[str, ...], range, int], tuple[int, ...]] = {}
+        self._shares = SampleShares(profile.cluster, self.step_cost.compute)
         self._state, self._activation, self._buffer, self._parameters = self._memory_arrays()
         graph = profile.graph.units
         self._forward_bytes = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
@@ -68,12 +67,7 @@ class Tables:
 
     def shares(self, devices: Slot, units: range, size: int) -> tuple[int, ...]:
         """Divide a micro-batch's samples among devices so that the slowest ends soonest; some may get none."""
-        kinds = tuple(self.profile.cluster.device_by_name[name].kind for name in devices)
-        key = (kinds, units, size)
-        found = self._shares.get(key)
-        if found is None:
-            found = self._shares[key] = self._divide(kinds, units, size)
-        return found
+        return self._shares.divide(devices, units, size)
 
     def slot(self, devices: Slot, size: int) -> SlotTable | None:
         """Return the table of a slot for a micro-batch size; None if a device would get no sample."""
@@ -89,24 +83,6 @@ class Tables:
         if found is None:
             found = self._hops[key] = self._hop(source, target, size)
         return found
-
-    def _divide(self, kinds: tuple[str, ...], units: range, size: int) -> tuple[int, ...]:
-        def seconds(kind: str, samples: int) -> float:
-            return sum(self.step_cost.compute.kind_seconds(units, kind, op, samples) for op in _OPS)
-
-        if len(kinds) == 1:
-            return (size,)
-        if size > _GREEDY_UP_TO:
-            even = max(size // len(kinds), 1)
-            return apportion(size, [1 / max(seconds(kind, even), 1e-12) for kind in kinds])
-        parts = [0] * len(kinds)
-        heap = [(seconds(kind, 1), index) for index, kind in enumerate(kinds)]
-        heapq.heapify(heap)
-        for _ in range(size):
-            _, index = heapq.heappop(heap)
-            parts[index] += 1
-            heapq.heappush(heap, (seconds(kinds[index], parts[index] + 1), index))
-        return tuple(parts)
 
     def _slot(self, devices: Slot, size: int) -> SlotTable | None:
         samples = self.shares(devices, range(self.units), size)
@@ -165,18 +141,35 @@ class Tables:
         return self.step_cost.network.path(sides(source), sides(target))
 
     def _memory_arrays(self) -> tuple[Array, Array, Array, Array]:
-        shape = (self.units + 1, self.units + 1)
-        state, activation, buffer, parameters = (np.zeros(shape) for _ in range(4))
-        for i in range(self.units):
-            for j in range(i + 1, self.units + 1):
-                units = range(i, j)
-                state[i, j] = self.memory.state_bytes(units)
-                activation[i, j] = self.memory.activation_bytes_per_sample(units)
-                buffer[i, j] = self.memory.buffer_bytes_per_sample(units)
-                parameters[i, j] = self.step_cost.parameter_bytes(units)
-        return state, activation, buffer, parameters
+        """Return state, activations of one sample, buffers of one sample, and summed gradients, as [i, j]."""
+        graph = self.profile.graph
+        parameters = _between([unit.parameter_bytes for unit in graph.units])
+        unique = parameters.copy()
+        for name, size in graph.shared_bytes.items():
+            members = _between([name in unit.shared for unit in graph.units])
+            unique -= size * np.maximum(members - 1, 0)
+        edge = [unit.cut_bytes_per_sample + unit.gradient_bytes_per_sample for unit in graph.units]
+        edges = np.array([0, *edge[:-1], 0], dtype=np.float64)
+        above = np.tril(np.ones_like(unique)) == 0
+        buffer = BUFFERED_MICRO_BATCHES * (edges[:, None] + edges[None, :])
+        state = np.rint(unique * self.memory.state_ratio)
+        activation = _between([unit.activation_bytes_per_sample for unit in graph.units])
+        arrays = (state, activation, buffer, parameters)
+        found = tuple(np.where(above, array, 0.0) for array in arrays)
+        return found[0], found[1], found[2], found[3]
+
+    def need(self, device: str, largest: int, in_flight: int) -> Array:
+        """Return the bytes that a device needs for units i to j-1, as [i, j]."""
+        fixed = framework_bytes(self.profile.cluster.device_by_name[device].backend)
+        return self._state + in_flight * self._activation + largest * self._buffer + fixed
 
     def least_need(self, devices: Sequence[str]) -> list[Array]:
         """Return, for each device, the bytes it needs for units i to j-1 with one sample, as [i, j]."""
         backends = [self.profile.cluster.device_by_name[name].backend for name in devices]
         return [self._state + self._activation + self._buffer + framework_bytes(backend) for backend in backends]
+
+
+def _between(values: Sequence[float]) -> Array:
+    """Return the sums of entries i to j-1, as [i, j]."""
+    sums = np.cumsum([0.0, *values])
+    return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)

@@ -1,4 +1,9 @@
-"""The SpanTrain planner: groups, then search, then the few best in full (Chinese paper, sections 2.2 and 2.3)."""
+"""`spantrain-dp`: groups, then search, then the few best in full (SpanTrain, Chinese paper, sections 2.2 and 2.3).
+
+Kept: equations 1-5, the dynamic programme over layers and domains, two-level groups, samples divided by capacity inside
+a stage. Added: memory as a hard limit, a bound that leaves hopeless candidates unsolved, cuts moved by a finer
+estimate. Quotas are kept by leaving devices out before the search begins.
+"""
 
 import time
 from collections.abc import Sequence
@@ -7,15 +12,20 @@ from dataclasses import dataclass, replace
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.step import StepEstimate
+from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.build import build_plan, improve_cuts
 from spantrain.planner.explain import infeasible, reasons
 from spantrain.planner.groups import Groups, group_devices
 from spantrain.planner.job import JobSpec
+from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.search import Candidate, SearchResult, search
 from spantrain.planner.tables import Tables
 
-__all__ = ["Considered", "PlanResult", "candidates", "plan_on_devices", "plan_spantrain_dp"]
+__all__ = ["Considered", "PlanResult", "candidates", "plan_on_devices", "spantrain_dp"]
 
+_PROPOSED = 12
+"""How many are simulated."""
+_MOST_DEVICES = 128
 _BUILD = 96
 _IMPROVE = 8
 
@@ -50,25 +60,27 @@ class _Ranked:
     estimate: StepEstimate
 
 
-def plan_spantrain_dp(profile: Profile, job: JobSpec) -> PlanResult:
-    """Return the best plan for a profile and a job, by the closed-form estimate.
+def spantrain_dp(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the dozen that its closed form likes best.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
-        PlanError: the job names something unknown.
         ProfileError: the profile lacks a timing or a link.
     """
-    return plan_on_devices(profile, job, job.allowed_devices(profile.cluster))
+    devices = request.devices_within_quotas
+    if len(devices) > _MOST_DEVICES:
+        raise InfeasiblePlanError(f"groups devices by pairs, {_MOST_DEVICES} devices at most, got {len(devices)}")
+    return candidates(request.profile, request.job, devices, limit=_PROPOSED)
 
 
 def plan_on_devices(profile: Profile, job: JobSpec, devices: Sequence[str]) -> PlanResult:
-    """Return the best plan that uses none but some devices; raises like `plan_spantrain_dp`."""
+    """Return the best plan by the closed form that uses none but some devices; raises like `spantrain_dp`."""
     start_s = time.perf_counter()
     tables = Tables(profile, job)
     groups = group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit=_IMPROVE)
     best = ranked[0]
-    plan = _with_reasons(tables, groups, found, best)
+    plan = _with_reasons(groups, found, best)
     return PlanResult(
         plan=plan,
         estimate=best.estimate,
@@ -78,16 +90,19 @@ def plan_on_devices(profile: Profile, job: JobSpec, devices: Sequence[str]) -> P
     )
 
 
-def candidates(profile: Profile, job: JobSpec, limit: int = 8) -> tuple[Plan, ...]:
-    """Return up to `limit` different plans, best estimate first, for ranking by a simulator.
+def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: int = 8) -> tuple[Proposal, ...]:
+    """Return up to `limit` different plans that use none but some devices, best estimate first.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory.
     """
-    devices = job.allowed_devices(profile.cluster)
     tables, groups = Tables(profile, job), group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit)
-    return tuple(_with_reasons(tables, groups, found, entry) for entry in ranked)
+    plans = (_with_reasons(groups, found, entry) for entry in ranked)
+    return tuple(
+        Proposal(plan=plan, own_estimate_s=entry.estimate.step_s, reasons=plan.reasons)
+        for plan, entry in zip(plans, ranked, strict=True)
+    )
 
 
 def _rank(
@@ -124,8 +139,8 @@ def _varied(solved: Sequence[Candidate], limit: int) -> list[Candidate]:
     return taken
 
 
-def _with_reasons(tables: Tables, groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
-    texts = reasons(tables, groups, found, entry.candidate, (entry.plan, entry.estimate))
+def _with_reasons(groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
+    texts = reasons(groups, found, entry.candidate, (entry.plan, entry.estimate))
     return replace(entry.plan, reasons=texts)
 
 

@@ -1,0 +1,382 @@
+"""How far from the true optimum the planner is: `benchmarks/planner_optimality.py [--cases 300]`.
+
+Random small cases: 2 to 6 devices of unequal kinds in 1 to 3 sites, 4 to 10 units of random cost and size, links of
+10 Mbit/s to 10 Gbit/s and 0 to 50 ms, memory tight in a third of them. On each, `auto` is compared with `exhaustive`
+(every plan that a proven bound does not rule out, simulated) and with every other strategy, all by the same simulator.
+A ratio over 1 is slower than the optimum; `auto` may be under 1, since it knows plans that `exhaustive` does not.
+
+Nothing is emulated; all times come from the simulator. Processes run at low priority.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
+from spantrain.core.plan import Plan
+from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from spantrain.cost.energy import energy_of_step
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.money import money_of_step
+from spantrain.errors import SpanTrainError
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Evaluation, PlanRequest
+from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.exhaustive import exhaustive
+from spantrain.planner.strategies.registry import STRATEGIES
+from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.engine import SimulationOptions, simulate
+
+MEAN_BOUND, WORST_BOUND, SAME = 1.01, 1.05, 1 + 1e-9
+SAMPLES = (1, 2, 4, 8, 16)
+MBIT, MIB = 125e3, 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """What came out for one case."""
+
+    seed: int
+    devices: int
+    sites: int
+    units: int
+    tight: bool
+    optimum_s: float
+    auto_s: float
+    auto_search_s: float
+    exhaustive_search_s: float
+    devices_used: int
+    others_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Time of `auto` over that of the optimum."""
+        return self.auto_s / self.optimum_s
+
+    @property
+    def beaten_by(self) -> list[str]:
+        """Strategies whose plan is faster than that of `auto`."""
+        return [name for name, seconds in self.others_s.items() if seconds * SAME < self.auto_s]
+
+
+def evaluator(profile: Profile, optimizer: str = "adamw"):
+    """Return a function that simulates a plan with a profile's costs."""
+
+    def evaluate(plan: Plan) -> Evaluation:
+        costs = ProfileCosts(profile, plan)
+        result = simulate(plan, costs, steps=1, options=SimulationOptions(trace=False))
+        peaks = MemoryCost(profile, optimizer, plan.dtype).plan_peak_bytes(plan)
+        own = {device.name: device.memory_bytes for device in profile.cluster.devices}
+        sent = dict(result.link_bytes)
+        for pair, size_bytes in costs.end_of_step_bytes().items():
+            sent[pair] = sent.get(pair, 0) + size_bytes
+        busy_s = {name: ratio * result.step_s for name, ratio in result.utilisation.items()}
+        energy = energy_of_step(plan.cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
+        money = money_of_step(plan.cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
+        return Evaluation(
+            step_s=result.step_s,
+            samples_per_s=result.samples_per_s,
+            usd_per_step=money.total_usd,
+            joules_per_sample=energy.total_j / plan.global_batch,
+            bubble_ratio=statistics.fmean(result.bubble_ratio.values()),
+            peak_bytes=peaks,
+            over_memory=tuple(name for name, size in peaks.items() if size > own[name]),
+        )
+
+    return evaluate
+
+
+def random_cluster(rng: random.Random, most_devices: int) -> Cluster:
+    """Return devices of unequal kinds in up to three sites."""
+    kinds = tuple(
+        DeviceKind(
+            name=f"kind-{index}",
+            peak_fp16_flop_per_s=2 * (rate := math.exp(rng.uniform(math.log(0.25), math.log(2.5))) * 1e12),
+            peak_fp32_flop_per_s=rate,
+            memory_bytes=2**34,
+            memory_bandwidth_bytes_per_s=rate / 20,
+            power_w=rng.uniform(10, 300),
+            source="made up",
+        )
+        for index in range(rng.randint(1, 4))
+    )
+    count, places = rng.randint(2, most_devices), rng.randint(1, 3)
+    where = [f"site-{rng.randrange(places)}" for _ in range(count)]
+    names = sorted(set(where))
+    devices = tuple(
+        Device(
+            name=f"d{index}",
+            kind=rng.choice(kinds).name,
+            host=f"h{index}",
+            site=site,
+            backend="cpu",
+            memory_bytes=2**34,
+        )
+        for index, site in enumerate(sorted(where))
+    )
+    links = tuple(
+        Link(
+            source=a,
+            target=b,
+            bandwidth_bytes_per_s=MBIT * math.exp(rng.uniform(math.log(10), math.log(10_000))),
+            latency_s=rng.uniform(0, 50e-3),
+        )
+        for a in names
+        for b in names
+        if a != b
+    )
+    return Cluster(
+        name="random",
+        kinds=kinds,
+        sites=tuple(
+            Site(
+                name=name,
+                hosts=tuple(device.host for device in devices if device.site == name),
+                bandwidth_bytes_per_s=MBIT * rng.choice((1_000, 10_000)),
+                latency_s=2e-4,
+            )
+            for name in names
+        ),
+        hosts=tuple(Host(name=device.host, site=device.site, devices=(device.name,)) for device in devices),
+        devices=devices,
+        links=links,
+    )
+
+
+def random_graph(rng: random.Random, count: int) -> UnitGraph:
+    """Return units of random cost, parameters, activations and cuts; sometimes the first and last share parameters."""
+    tied = rng.random() < 0.3
+    units = []
+    for index in range(count):
+        cut = int(rng.uniform(0.05, 2.0) * MIB)
+        tensor = TensorSpec(name="x", shape_per_sample=(cut // 4,), dtype="float32", bytes_per_sample=cut)
+        shared = ("table",) if tied and index in (0, count - 1) else ()
+        units.append(
+            Unit(
+                name=f"u{index}",
+                unit_class=f"c{index}",
+                parameter_bytes=int(rng.uniform(0.2, 20) * MIB) + (8 * MIB if shared else 0),
+                forward_flop_per_sample=rng.uniform(1, 10) * 1e9,
+                outputs=() if index == count - 1 else (tensor,),
+                activation_bytes_per_sample=int(rng.uniform(2, 20) * MIB),
+                shared=shared,
+            )
+        )
+    return UnitGraph(units=tuple(units), shared_bytes={"table": 8 * MIB} if tied else {})
+
+
+def random_profile(seed: int, most_devices: int = 6, most_units: int = 10) -> tuple[Profile, bool]:
+    """Return a profile of a random case, and whether its memory is tight."""
+    rng = random.Random(seed)
+    cluster = random_cluster(rng, most_devices)
+    graph = random_graph(rng, rng.randint(4, most_units))
+    tight = rng.random() < 0.33
+    if tight:
+        cluster = _tight(rng, cluster, graph)
+    timings = []
+    for kind in cluster.kinds:
+        half = rng.uniform(0.1, 2.0)
+        for unit in graph.units:
+            taste = rng.uniform(0.8, 1.25)
+            back = rng.uniform(0.8, 1.2)
+            for samples in SAMPLES:
+                one_s = unit.forward_flop_per_sample * (samples + half) * taste / (0.45 * kind.peak_fp32_flop_per_s)
+                timings.append(
+                    UnitTiming(
+                        unit_class=unit.unit_class,
+                        kind=kind.name,
+                        dtype="float32",
+                        samples=samples,
+                        forward_s=one_s,
+                        backward_input_s=one_s * back,
+                        backward_weight_s=one_s * (2 - back),
+                    )
+                )
+    provenance = Provenance(
+        created="2025-01-01T00:00:00Z",
+        spantrain_version="0",
+        torch_version="0",
+        machine="none",
+        method="made up",
+        compute_s=0.0,
+        network_s=0.0,
+    )
+    profile = Profile(
+        cluster=cluster,
+        model=ModelSpec(name=f"random-{seed}", family="gpt2", config={}, dataset="stdlib-text", sequence_length=64),
+        graph=graph,
+        dtype="float32",
+        timings=tuple(timings),
+        links=links_of(cluster),
+        scores=tuple(
+            DeviceScore(
+                device=device.name, score=cluster.kind_by_name[device.kind].peak_fp32_flop_per_s / 1e12, task_s={}
+            )
+            for device in cluster.devices
+        ),
+        provenance=provenance,
+    )
+    return profile, tight
+
+
+def links_of(cluster: Cluster) -> tuple[LinkMeasurement, ...]:
+    """Return what measuring every pair of devices would give, without noise."""
+    found = []
+    for a in cluster.devices:
+        for b in cluster.devices:
+            if a.name != b.name:
+                path = cluster.link(a.name, b.name)
+                found.append(
+                    LinkMeasurement(
+                        source=a.name,
+                        target=b.name,
+                        latency_s=path.latency_s + 1e-5,
+                        bandwidth_bytes_per_s=path.bandwidth_bytes_per_s,
+                        payload_bytes=2**22,
+                        rounds=3,
+                    )
+                )
+    return tuple(found)
+
+
+def _tight(rng: random.Random, cluster: Cluster, graph: UnitGraph) -> Cluster:
+    """Give each device room for a part of the model only: 0.3 to 1.5 times its even share, with two samples."""
+    whole = 4 * graph.parameter_bytes + 2 * sum(unit.activation_bytes_per_sample for unit in graph.units)
+    largest = max(4 * unit.parameter_bytes + 2 * unit.activation_bytes_per_sample for unit in graph.units)
+    devices = tuple(
+        Device(
+            name=device.name,
+            kind=device.kind,
+            host=device.host,
+            site=device.site,
+            backend=device.backend,
+            memory_bytes=int(largest + rng.uniform(0.6, 2.0) * whole / len(cluster.devices)),
+        )
+        for device in cluster.devices
+    )
+    return Cluster(
+        name=cluster.name,
+        kinds=cluster.kinds,
+        sites=cluster.sites,
+        hosts=cluster.hosts,
+        devices=devices,
+        links=cluster.links,
+    )
+
+
+def run_case(seed: int) -> CaseResult | str:
+    """Plan one case by every strategy; a string says why it was left out."""
+    profile, tight = random_profile(seed)
+    job = JobSpec(global_batch=random.Random(seed + 1).choice((8, 12, 16)))
+    evaluate = evaluator(profile)
+    request = PlanRequest(profile=profile, job=job, evaluate=evaluate)
+    started_s = time.process_time()
+    try:
+        found = exhaustive(request)
+    except SpanTrainError as error:
+        return f"case {seed}: {error}"
+    between_s = time.process_time()
+    ours = auto(request)
+    ended_s = time.process_time()
+    best = min(ours, key=lambda proposal: evaluate(proposal.plan).step_s)
+    others = {}
+    for name, strategy in STRATEGIES.items():
+        if name in ("auto", "exhaustive"):
+            continue
+        try:
+            evaluations = [evaluate(proposal.plan) for proposal in strategy.propose(request)]
+        except SpanTrainError:
+            continue
+        fitting = [entry.step_s for entry in evaluations if entry.fits]
+        if fitting:
+            others[name] = min(fitting)
+    return CaseResult(
+        seed=seed,
+        devices=len(profile.cluster.devices),
+        sites=len(profile.cluster.sites),
+        units=len(profile.graph.units),
+        tight=tight,
+        optimum_s=evaluate(found[0].plan).step_s,
+        auto_s=evaluate(best.plan).step_s,
+        auto_search_s=ended_s - between_s,
+        exhaustive_search_s=between_s - started_s,
+        devices_used=len(best.plan.devices),
+        others_s=others,
+    )
+
+
+def report(results: list[CaseResult], skipped: list[str]) -> bool:
+    """Print the table; return whether the targets are met."""
+    ratios = [result.ratio for result in results]
+    names = sorted({name for result in results for name in result.others_s})
+    print(f"{len(results)} cases, {len(skipped)} left out (nothing fits)")
+    print(f"{'group':22} {'cases':>5} {'mean':>8} {'median':>8} {'worst':>8} {'auto s':>8} {'optimum s':>9}")
+    groups = [("all", results)]
+    groups += [(f"{n} devices", [r for r in results if r.devices == n]) for n in range(2, 7)]
+    groups += [("memory tight", [r for r in results if r.tight]), ("memory ample", [r for r in results if not r.tight])]
+    for name, rows in groups:
+        if rows:
+            own = [row.ratio for row in rows]
+            print(
+                f"{name:22} {len(rows):5} {statistics.fmean(own):8.4f} {statistics.median(own):8.4f} {max(own):8.4f} "
+                f"{statistics.fmean(row.auto_search_s for row in rows):8.3f} "
+                f"{statistics.fmean(row.exhaustive_search_s for row in rows):9.2f}"
+            )
+    print("\nother strategies, over the optimum; on how many cases they found a plan, and beat auto")
+    for name in names:
+        rows = [row for row in results if name in row.others_s]
+        own = [row.others_s[name] / row.optimum_s for row in rows]
+        beats = [row.seed for row in rows if name in row.beaten_by]
+        print(
+            f"{name:22} {len(rows):5} {statistics.fmean(own):8.4f} {statistics.median(own):8.4f} {max(own):8.4f}"
+            f"   beats auto on {len(beats)} {beats[:5] or ''}"
+        )
+    mean, worst = statistics.fmean(ratios), max(ratios)
+    beaten = sum(bool(row.beaten_by) for row in results)
+    met = mean <= MEAN_BOUND and worst <= WORST_BOUND and not beaten
+    print(f"\nmean {mean:.4f} (bound {MEAN_BOUND}), worst {worst:.4f} (bound {WORST_BOUND}), beaten on {beaten} cases")
+    print(f"worst cases: {[(row.seed, round(row.ratio, 4)) for row in sorted(results, key=lambda r: -r.ratio)[:8]]}")
+    print("targets met" if met else "targets MISSED")
+    return met
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    options = parser.parse_args()
+    results: list[CaseResult] = []
+    skipped: list[str] = []
+    seeds = range(1000 * options.seed, 1000 * options.seed + options.cases)
+    with multiprocessing.get_context("spawn").Pool(options.processes, initializer=os.nice, initargs=(10,)) as pool:
+        for number, result in enumerate(pool.imap_unordered(run_case, seeds), start=1):
+            if isinstance(result, str):
+                skipped.append(result)
+            else:
+                results.append(result)
+            if number % 10 == 0:
+                worst = max((row.ratio for row in results), default=0.0)
+                mean = statistics.fmean(row.ratio for row in results) if results else 0.0
+                print(f"{number}/{len(seeds)} mean {mean:.4f} worst {worst:.4f}", file=sys.stderr)
+    results.sort(key=lambda row: row.seed)
+    met = report(results, skipped)
+    if options.json:
+        page = {"cases": [{**asdict(row), "ratio": row.ratio} for row in results], "skipped": skipped, "met": met}
+        options.json.write_text(json.dumps(page, indent=1) + "\n", encoding="utf-8")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

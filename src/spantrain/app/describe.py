@@ -1,0 +1,42 @@
+"""A profile of a cluster of which nothing was measured: cluster and model in, what data sheets let one expect out."""
+
+import hashlib
+import json
+from importlib.metadata import version
+
+from spantrain.app.cache import cache_folder
+from spantrain.config.artefacts import read_artefact, to_json, write_artefact
+from spantrain.config.graphs import shipped_graph
+from spantrain.core.cluster import Cluster
+from spantrain.core.profile import Profile
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.cost.analytic import analytic_profile
+from spantrain.errors import ProfileError
+
+__all__ = ["described_profile"]
+
+
+def described_profile(cluster: Cluster, model: ModelSpec, *, dtype: str = "float32") -> Profile:
+    """Return what the kinds' data sheets and the described network let one expect; no torch for models that ship.
+
+    Raises:
+        ValueError: the dtype is not `float32` or `bfloat16`.
+    """
+    return analytic_profile(cluster, model, _graph(model, dtype), dtype=dtype)
+
+
+def _graph(model: ModelSpec, dtype: str) -> UnitGraph:
+    """Return the shipped graph, else the cached one, else build it (seconds, with torch) and keep it."""
+    shipped = shipped_graph(model, dtype)
+    if shipped is not None:
+        return shipped
+    question = [to_json(model), dtype, version("spantrain"), version("torch"), version("transformers")]
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
+    path = cache_folder() / f"graph-{digest}.json"
+    if path.exists():
+        return read_artefact(UnitGraph, "spantrain-graph", path, ProfileError)
+    from spantrain.models.graph import build_graph
+
+    graph = build_graph(model, dtype=dtype)
+    write_artefact(graph, "spantrain-graph", path)
+    return graph

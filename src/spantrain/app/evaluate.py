@@ -1,0 +1,108 @@
+"""What a plan would do, on the scale that all strategies share: event simulator, memory, money, energy."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spantrain.app.predict import costs_of
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.profile import Profile
+from spantrain.cost.energy import energy_of_step
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.money import money_of_step
+from spantrain.cost.network import NetworkCost
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Evaluation
+from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+
+__all__ = ["Evaluator", "LinkLoad", "link_loads"]
+
+_OPTIONS = SimulationOptions(trace=False)
+
+
+class Evaluator:
+    """Evaluates plans of one profile and job, each only once.
+
+    Raises:
+        PlanError: an in-flight limit is too small for the plan's static order (when called).
+        ScheduleError: the pipeline would stop (when called).
+        ProfileError: the profile lacks what the plan needs (when called).
+    """
+
+    def __init__(self, profile: Profile, job: JobSpec) -> None:
+        self._profile = profile
+        self._memory = MemoryCost(profile, job.optimizer, job.dtype)
+        self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
+        self._seen: dict[tuple[tuple[Stage, ...], str], tuple[Plan, Evaluation]] = {}
+
+    def __call__(self, plan: Plan) -> Evaluation:
+        """Return what a plan would do in the steady state."""
+        key = (plan.stages, plan.schedule)
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = (plan, self._evaluate(plan))
+        return found[1]
+
+    def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
+        """Yield every plan evaluated so far."""
+        yield from self._seen.values()
+
+    def _evaluate(self, plan: Plan) -> Evaluation:
+        costs = costs_of(plan, self._profile)
+        # Without updates that take time, all steps are alike, so one is enough (sim.engine).
+        steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
+        result = simulate(plan, costs, steps=steps, options=_OPTIONS)
+        sent = _sent_bytes(result, costs)
+        cluster = self._profile.cluster
+        busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
+        energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
+        money = money_of_step(cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
+        peaks = self._memory.plan_peak_bytes(plan)
+        return Evaluation(
+            step_s=result.step_s,
+            samples_per_s=result.samples_per_s,
+            usd_per_step=money.total_usd,
+            joules_per_sample=energy.total_j / plan.global_batch,
+            bubble_ratio=statistics.fmean(result.bubble_ratio.values()),
+            peak_bytes=peaks,
+            over_memory=tuple(device for device, size in peaks.items() if size > self._own_bytes[device]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLoad:
+    """What a step sends over something that several pairs of devices share, in one direction."""
+
+    size_bytes: int
+    """In one step, gradient sums included."""
+    bandwidth_bytes_per_s: float
+    busy_ratio: float
+    """Part of the step in which it would be busy at full rate."""
+
+
+def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
+    """Return the load of every link between places of a plan (`lab->office`), in order of first use."""
+    costs = costs_of(plan, profile)
+    result = simulate(plan, costs, steps=1, options=_OPTIONS)
+    network = NetworkCost(profile)
+    sizes: dict[str, int] = {}
+    rates: dict[str, float] = {}
+    for pair, size_bytes in _sent_bytes(result, costs).items():
+        way = network.route(*pair)[0]
+        sizes[way.name] = sizes.get(way.name, 0) + size_bytes
+        rates[way.name] = way.bandwidth_bytes_per_s
+    return {
+        name: LinkLoad(
+            size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / result.step_s
+        )
+        for name, size in sizes.items()
+    }
+
+
+def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
+    """Return what devices send each other in a step, sums at its end included."""
+    sent = dict(result.link_bytes)
+    for pair, size_bytes in costs.end_of_step_bytes().items():
+        sent[pair] = sent.get(pair, 0) + size_bytes
+    return sent

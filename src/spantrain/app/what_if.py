@@ -1,0 +1,102 @@
+"""Profiles and plans with one thing changed: a faster link, one more device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from spantrain.core.cluster import Cluster, Device
+from spantrain.core.plan import Plan, Replica
+from spantrain.core.profile import LinkMeasurement, Profile
+
+__all__ = ["with_faster_link", "with_more_of"]
+
+
+def with_faster_link(
+    profile: Profile, sites: tuple[str, str], bandwidth_factor: float, latency_factor: float = 1.0
+) -> Profile:
+    """Return a profile whose way between two sites, both directions, or inside one, is faster or nearer."""
+    cluster, between = profile.cluster, set(sites)
+    links = tuple(
+        replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth_factor,
+            latency_s=link.latency_s * latency_factor,
+            curve=None if bandwidth_factor != 1.0 else link.curve,
+        )
+        if _between(cluster, link) == between
+        else link
+        for link in profile.links
+    )
+    described = tuple(
+        replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth_factor,
+            latency_s=link.latency_s * latency_factor,
+        )
+        if {link.source, link.target} == between
+        else link
+        for link in cluster.links
+    )
+    places = tuple(
+        replace(site, bandwidth_bytes_per_s=site.bandwidth_bytes_per_s * bandwidth_factor)
+        if between == {site.name}
+        else site
+        for site in cluster.sites
+    )
+    return replace(profile, cluster=replace(cluster, links=described, sites=places), links=links)
+
+
+def _between(cluster: Cluster, link: LinkMeasurement) -> set[str] | None:
+    a, b = cluster.device_by_name[link.source], cluster.device_by_name[link.target]
+    return None if a.host == b.host else {a.site, b.site}
+
+
+def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Replica) -> tuple[Plan, Profile]:
+    """Return plan and profile with one more replica in a stage, on a host of its own, like one that is there.
+
+    Its device has the links of that device; it shares the samples as if it had been there, with the same limit.
+    """
+    old = profile.cluster.device_by_name[template.devices[0]]
+    name = f"{old.name}+1"
+    cluster = _with_host(profile.cluster, old, replace(old, name=name, host=name))
+    copied = tuple(_copies(profile, old, name))
+    scores = tuple(replace(score, device=name) for score in profile.scores if score.device == old.name)
+    other = replace(profile, cluster=cluster, links=(*profile.links, *copied), scores=(*profile.scores, *scores))
+    stage = plan.stages[stage_index]
+    more = replace(stage, replicas=(*stage.replicas, replace(template, devices=(name,))))
+    # What a replica gets is never more than before, but rounding may make one micro-batch larger than its limit.
+    limits = [max((span.size for span in more.replica_spans(n)), default=1) for n in range(len(more.replicas))]
+    replicas = tuple(
+        replace(replica, in_flight_limit=max(replica.in_flight_limit, limit))
+        for replica, limit in zip(more.replicas, limits, strict=True)
+    )
+    stages = (*plan.stages[:stage_index], replace(more, replicas=replicas), *plan.stages[stage_index + 1 :])
+    return replace(plan, cluster=cluster, stages=stages), other
+
+
+def _with_host(cluster: Cluster, old: Device, new: Device) -> Cluster:
+    host = replace(cluster.host_by_name[old.host], name=new.host, devices=(new.name,), address=None)
+    sites = tuple(
+        replace(site, hosts=(*site.hosts, new.host)) if site.name == old.site else site for site in cluster.sites
+    )
+    return replace(cluster, sites=sites, hosts=(*cluster.hosts, host), devices=(*cluster.devices, new))
+
+
+def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasurement]:
+    """Yield the links of a device as those of its copy, and the two between them: as to its nearest other host."""
+    if profile.links_described:
+        return
+    for link in profile.links:
+        if link.source == old.name:
+            yield replace(link, source=name)
+        elif link.target == old.name:
+            yield replace(link, target=name)
+    site = profile.cluster.site_by_name[old.site]
+    for source, target in ((old.name, name), (name, old.name)):
+        yield LinkMeasurement(
+            source=source,
+            target=target,
+            latency_s=site.latency_s,
+            bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
+            payload_bytes=0,
+            rounds=0,
+        )

@@ -1,0 +1,69 @@
+"""What changes while a plan runs: speeds of devices and links over time. See docs/simulator.md."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spantrain.config.files import read_text
+from spantrain.config.problems import Problems
+from spantrain.config.yaml_fields import Field, parse_yaml
+from spantrain.core.quantities import parse_seconds
+
+__all__ = ["Changes", "read_changes"]
+
+Steps = tuple[tuple[float, float], ...]
+"""Each: seconds from the start on, and the part of the normal speed from then on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a file of changes says."""
+
+    device_speed: Mapping[str, Steps] = field(default_factory=dict)
+    """By device that leads a replica."""
+    link_speed: Mapping[str, Steps] = field(default_factory=dict)
+    """By link, e.g. `lab->office`."""
+
+
+def read_changes(path: Path) -> Changes:
+    """Read a file of changes.
+
+    Raises:
+        ConfigError: it is missing or wrong, or a list of changes runs backwards in time; all that is wrong is told.
+    """
+    problems = Problems(str(path))
+    root = parse_yaml(read_text(path, remedy="write one, see docs/simulator.md"), problems)
+    tables = root.table(required=(), optional=("devices", "links"))
+    devices, links = (tables[name].entries() if name in tables else {} for name in ("devices", "links"))
+    changes = Changes(
+        device_speed={name: _steps(entry) for name, entry in devices.items()},
+        link_speed={name: _steps(entry) for name, entry in links.items()},
+    )
+    problems.check()
+    return changes
+
+
+def _steps(entry: Field) -> Steps:
+    """Return the changes of one device or link, in their order."""
+    found: list[tuple[float, float]] = []
+    before_s = -math.inf
+    for item in entry.items():
+        row = item.table(required=("at", "speed"))
+        at_s = _seconds(row["at"]) if "at" in row else math.nan
+        if at_s <= before_s:
+            item.problem(f"runs backwards in time: {at_s:g} s does not come after {before_s:g} s; sort the changes")
+        speed = row["speed"].number() if "speed" in row else None
+        if speed is not None and speed < 0:
+            row["speed"].problem(f"must be zero or more, got {speed:g}; 1 is the normal speed")
+        found.append((at_s, 1.0 if speed is None else speed))
+        before_s = at_s
+    if not found:
+        entry.problem("needs at least one change, e.g. - {at: 10 s, speed: 0.5}")
+    elif found[-1][1] <= 0:
+        entry.problem("ends with speed 0, so that nothing would ever end; add a change with the speed that follows")
+    return tuple(found)
+
+
+def _seconds(entry: Field) -> float:
+    return entry.quantity(parse_seconds, zero_allowed=True)

@@ -1,0 +1,248 @@
+"""What every strategy is asked, and what it answers."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spantrain.core.cluster import Cluster, Device
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.errors import PlanError
+from spantrain.planner.job import JobSpec
+
+__all__ = ["Constraints", "Evaluate", "Evaluation", "Objective", "PlanRequest", "Proposal", "Quota", "Strategy"]
+
+
+class Objective(StrEnum):
+    """What the best plan has the least of."""
+
+    THROUGHPUT = "throughput"
+    """Seconds per step."""
+    COST = "cost"
+    """US dollars per step, egress included."""
+    ENERGY = "energy"
+    """Joules per sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """The most devices of a kind that may be used, in one site or in all."""
+
+    kind: str
+    count: int
+    site: str | None = None
+    """None: over all sites."""
+
+    @property
+    def what(self) -> str:
+        """What it counts, in words."""
+        return f"{self.kind} in {self.site}" if self.site else self.kind
+
+    def covers(self, device: Device) -> bool:
+        """Whether a device counts against it."""
+        return device.kind == self.kind and self.site in (None, device.site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """What a plan must keep to; None and empty: anything goes."""
+
+    min_samples_per_s: float | None = None
+    max_step_s: float | None = None
+    max_usd_per_step: float | None = None
+    max_usd_per_hour: float | None = None
+    quotas: tuple[Quota, ...] = ()
+    leave_out: tuple[str, ...] = ()
+    """Devices or sites that must not be used."""
+    keep: tuple[str, ...] = ()
+    """Devices that must be used, and sites of which at least one device must be."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_samples_per_s", "max_step_s", "max_usd_per_step", "max_usd_per_hour"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise PlanError(f"{name} must be positive, got {value}")
+
+    def allowed_devices(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return the devices that are not left out, in the cluster's order; quotas are not applied.
+
+        Raises:
+            PlanError: a name is unknown, constraints contradict each other, a quota is larger than what the cluster
+                has, or nothing is left.
+        """
+        known = {device.name for device in cluster.devices} | {site.name for site in cluster.sites}
+        problems = [
+            f"cannot {verb} {name}: {cluster.name} has {', '.join(sorted(known))}"
+            for verb, names in (("leave out", self.leave_out), ("keep", self.keep))
+            for name in sorted(set(names) - known)
+        ]
+        problems += [f"{name} is both to be kept and left out" for name in sorted({*self.keep} & {*self.leave_out})]
+        for quota in self.quotas:
+            have = sum(quota.covers(device) for device in cluster.devices)
+            if not 0 <= quota.count <= have:
+                problems.append(f"a quota of {quota.count} {quota.what}: {cluster.name} has {have} of them")
+        out = set(self.leave_out)
+        left = tuple(device for device in cluster.devices if not {device.name, device.site} & out)
+        if not problems:
+            problems = self._contradictions(cluster, left)
+        if problems:
+            raise PlanError("; ".join(problems))
+        if not left:
+            raise PlanError(f"leaving out {', '.join(self.leave_out)} leaves no device of {cluster.name}")
+        return tuple(device.name for device in left)
+
+    def _contradictions(self, cluster: Cluster, left: tuple[Device, ...]) -> list[str]:
+        """Return which demands cannot be kept together; all names are known."""
+        names = {device.name for device in left}
+        kept = [cluster.device_by_name[name] for name in self.keep if name in cluster.device_by_name]
+        found = [
+            f"{device.name} is to be kept and its site {device.site} left out"
+            for device in kept
+            if device.name not in names and device.name not in self.leave_out
+        ]
+        sites = {name: cluster.devices_at(name) for name in self.keep if name in cluster.site_by_name}
+        found += [
+            f"{site} is to be kept and all its devices left out"
+            for site, devices in sites.items()
+            if site not in self.leave_out and not names & {device.name for device in devices}
+        ]
+        for quota in self.quotas:
+            count = sum(quota.covers(device) for device in kept)
+            if count > quota.count:
+                found.append(f"{count} {quota.what} are to be kept, the quota is {quota.count}")
+        if left and not self._under_quotas(left):
+            found.append(f"the quotas leave none of {', '.join(device.name for device in left)}")
+        return found
+
+    def _under_quotas(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Return the devices that the quotas leave: those to keep first, then those of the largest sites."""
+        at_site = Counter(device.site for device in devices)
+
+        def wanted(device: Device) -> bool:
+            return bool({device.name, device.site} & set(self.keep))
+
+        order = sorted(
+            range(len(devices)),
+            key=lambda index: (not wanted(devices[index]), -at_site[devices[index].site], index),
+        )
+        room = [quota.count for quota in self.quotas]
+        taken = []
+        for index in order:
+            covering = [number for number, quota in enumerate(self.quotas) if quota.covers(devices[index])]
+            if all(room[number] > 0 for number in covering):
+                taken.append(index)
+                for number in covering:
+                    room[number] -= 1
+        return tuple(devices[index] for index in sorted(taken))
+
+    def devices_within_quotas(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return as many allowed devices as the quotas leave, for strategies that do not choose among them.
+
+        Raises:
+            PlanError: as `allowed_devices`.
+        """
+        allowed = tuple(cluster.device_by_name[name] for name in self.allowed_devices(cluster))
+        return tuple(device.name for device in (self._under_quotas(allowed) if self.quotas else allowed))
+
+    def broken_by_devices(self, cluster: Cluster, devices: tuple[str, ...]) -> list[str]:
+        """Return which of the demands on devices a set of devices breaks."""
+        used = [cluster.device_by_name[name] for name in devices]
+        broken = [f"{device.name} is left out" for device in used if {device.name, device.site} & set(self.leave_out)]
+        names = {device.name for device in used} | {device.site for device in used}
+        broken += [f"{name} is not used" for name in self.keep if name not in names]
+        for quota in self.quotas:
+            count = sum(quota.covers(device) for device in used)
+            if count > quota.count:
+                broken.append(f"{count} {quota.kind} used, the quota is {quota.count}")
+        return broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a plan would do, on the scale that all strategies share: the event simulator's."""
+
+    step_s: float
+    samples_per_s: float
+    usd_per_step: float | None
+    """None where a device has no price."""
+    joules_per_sample: float
+    bubble_ratio: float
+    """Mean over the devices in use."""
+    peak_bytes: Mapping[str, int]
+    """By device."""
+    over_memory: tuple[str, ...]
+    """Devices that it does not fit on."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device can hold its part."""
+        return not self.over_memory
+
+    def value(self, objective: Objective) -> float:
+        """Return what the objective wants to be small; infinite where it is not known."""
+        match objective:
+            case Objective.THROUGHPUT:
+                return self.step_s
+            case Objective.COST:
+                return float("inf") if self.usd_per_step is None else self.usd_per_step
+            case Objective.ENERGY:
+                return self.joules_per_sample
+
+    def broken(self, constraints: Constraints) -> list[str]:
+        """Return which limits on time and money it breaks, with the numbers."""
+        usd_per_hour = None if self.usd_per_step is None else self.usd_per_step * 3600 / self.step_s
+        broken = []
+        if constraints.min_samples_per_s is not None and self.samples_per_s < constraints.min_samples_per_s:
+            broken.append(f"{self.samples_per_s:.4g} samples/s, at least {constraints.min_samples_per_s:g} wanted")
+        for what, got, most in (
+            ("s per step", self.step_s, constraints.max_step_s),
+            ("USD per step", self.usd_per_step, constraints.max_usd_per_step),
+            ("USD per hour", usd_per_hour, constraints.max_usd_per_hour),
+        ):
+            if most is not None and (got is None or got > most):
+                broken.append(f"{'unknown' if got is None else f'{got:.4g}'} {what}, at most {most:g} wanted")
+        return broken
+
+
+Evaluate = Callable[[Plan], Evaluation]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Everything that a strategy may look at."""
+
+    profile: Profile
+    job: JobSpec
+    objective: Objective = Objective.THROUGHPUT
+    constraints: Constraints = Constraints()
+    evaluate: Evaluate
+    """Simulates a plan; strategies that a paper describes without a simulator do not call it."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that may be used, in the cluster's order."""
+        return self.constraints.allowed_devices(self.profile.cluster)
+
+    @property
+    def devices_within_quotas(self) -> tuple[str, ...]:
+        """As many of them as the quotas leave, for strategies that do not choose among them."""
+        return self.constraints.devices_within_quotas(self.profile.cluster)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A plan that a strategy proposes."""
+
+    plan: Plan
+    own_estimate_s: float | None
+    """Seconds per step by the strategy's own cost model; None where it has none."""
+    reasons: tuple[str, ...] = ()
+
+
+Strategy = Callable[[PlanRequest], tuple[Proposal, ...]]
+"""Returns proposals, its best first; all are simulated and the best of them is the strategy's answer.
+
+Raises:
+    InfeasiblePlanError: nothing that the strategy can express fits; the closest misses are in the message.
+"""

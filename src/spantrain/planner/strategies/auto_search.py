@@ -1,0 +1,244 @@
+"""The search of `auto`: a pool of bounded shapes that grows by small changes, and the simulation of the best of it."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from spantrain.core.plan import Plan
+from spantrain.planner.request import Evaluation
+from spantrain.planner.strategies.auto_cuts import Bounded, Cutter, Parts
+from spantrain.planner.strategies.auto_moves import Moves
+from spantrain.planner.strategies.auto_score import Score, Scorer
+from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder
+
+__all__ = ["Found", "Pool", "Searcher", "lowest"]
+
+_SAME = 1 - 1e-9
+_PATIENCE = 20
+"""Simulations without a new best after which the search ends."""
+_NEAR = 1.1
+_EXPANSIONS = 10
+"""Around so many plans that are at most that much over the best the search goes on; around a new best always."""
+_SET_UP = 200
+"""What a simulation costs before its first action, in actions."""
+_SHARES_OF_BEST = 3
+"""Of so many of the best neighbours also cuts and shares are varied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A plan that was simulated."""
+
+    score: Score
+    plan: Plan
+    evaluation: Evaluation
+    shape: Shape | None
+    """None where the plan is not one that a shape can say."""
+
+
+@dataclass(kw_only=True)
+class Pool:
+    """All shapes that were looked at, each once, with the least that they break and cost."""
+
+    scorer: Scorer
+    entries: dict[Shape, tuple[Score, float]] = field(default_factory=dict)
+    """By shape: bounds on its score and on its step."""
+    waiting: list[tuple[Score, int, Shape]] = field(default_factory=list)
+    """A heap of shapes by what is expected of them; of equal ones the first that was found comes first."""
+    _count: int = 0
+
+    def add(self, found: Iterable[Bounded]) -> list[tuple[Score, Shape]]:
+        """Add shapes; return them with their bounds, best first."""
+        rows = []
+        for entry in found:
+            known = self.entries.get(entry.shape)
+            if known is None:
+                broken = self.scorer.least_broken(entry.shape.devices, entry.step_s)
+                known = self.entries[entry.shape] = (Score(broken, entry.value), entry.step_s)
+                self.wait(known[0], entry.shape)
+            rows.append((known[0], entry.shape))
+        rows.sort(key=lambda row: row[0])
+        return rows
+
+    def wait(self, expected: Score, shape: Shape) -> None:
+        """Put a shape among those that may be simulated."""
+        self._count += 1
+        heapq.heappush(self.waiting, (expected, self._count, shape))
+
+
+class Searcher:
+    """Descends along bounds, then simulates within a budget of actions."""
+
+    def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
+        self._cutter, self._moves, self._builder, self._scorer = cutter, moves, builder, scorer
+        self._budget, self._expansions = budget, _EXPANSIONS
+        self.pool = Pool(scorer=scorer)
+        self.simulated: list[Found] = []
+        self._done: set[Shape] = set()
+        self._seen: set[tuple[object, ...]] = set()
+        self._looked_around: set[tuple[int, Parts]] = set()
+        self._ratio: dict[tuple[object, ...], float] = {}
+        self._ratios: dict[tuple[int, int], list[float]] = {}
+
+    @property
+    def best(self) -> Found | None:
+        """The best plan simulated so far."""
+        return min(self.simulated, key=lambda found: found.score, default=None)
+
+    def descend(self, start: Shape, most_rounds: int) -> Shape:
+        """Go to the best neighbour by its bound as long as there is a better one; return where that ends."""
+        here = start
+        score = self._bound(here)
+        for _ in range(most_rounds):
+            rows = self._around(here)
+            if not rows or not rows[0][0] < score:
+                break
+            score, here = rows[0]
+        return here
+
+    def simulate_promising(self) -> None:
+        """Simulate what could be the best, most promising first, and look around each new best, within the budget."""
+        unchanged = 0
+        while self._budget > 0 and unchanged < _PATIENCE:
+            shape = self._most_promising()
+            if shape is None:
+                if not self._look_further():
+                    return
+                continue
+            before = self.best
+            unchanged += 1
+            self.simulate(shape)
+            now = self.best
+            if now is not before:
+                unchanged = 0
+            if now is not None and (now is not before or self._expansions > 0):
+                near = self.simulated[-1].score.value <= _NEAR * now.score.value
+                self._expansions -= near
+                if near:
+                    self._around(shape)
+
+    def _look_further(self) -> bool:
+        """Look around the shape with the least bound of which that was not done, good as the best or not.
+
+        Returns whether there was one.
+        """
+        here = [(bound, shape) for shape, (bound, _) in self.pool.entries.items() if self._is_new(shape)]
+        if not here or self._expansions <= 0:
+            return False
+        self._expansions -= 1
+        self._around(min(here, key=lambda entry: entry[0])[1])
+        return True
+
+    def _is_new(self, shape: Shape) -> bool:
+        return (shape.size, shape.parts) not in self._looked_around
+
+    def simulate(self, shape: Shape) -> None:
+        """Simulate a shape if it fits, and neither it nor one with devices that only differ in name was."""
+        if shape in self._done:
+            return
+        self._done.add(shape)
+        plan = self._builder.plan(shape)
+        if plan is None or (looks := _looks(plan)) in self._seen:
+            return
+        self._seen.add(looks)
+        bound = self.pool.entries.get(shape)
+        if self.take(plan, shape) and bound is not None and bound[1] > 0:
+            self._learn(shape, self.simulated[-1].evaluation.step_s / bound[1])
+
+    def take(self, plan: Plan, shape: Shape | None) -> bool:
+        """Simulate a plan, wherever it comes from; return whether it can run."""
+        scored = self._scorer.score(plan)
+        self._budget -= _SET_UP + sum(
+            3 * len(stage.replica_spans(index)) for stage in plan.stages for index in range(len(stage.replicas))
+        )
+        if shape is not None:
+            self._done.add(shape)
+        if scored is None:
+            return False
+        score, evaluation = scored
+        self.simulated.append(Found(score=score, plan=plan, evaluation=evaluation, shape=shape))
+        return True
+
+    def _bound(self, shape: Shape) -> Score:
+        if shape not in self.pool.entries:
+            self.pool.add(self._cutter.bounded([shape]))
+        known = self.pool.entries.get(shape)
+        return Score(float("inf"), float("inf")) if known is None else known[0]
+
+    def _around(self, shape: Shape) -> list[tuple[Score, Shape]]:
+        """Add the neighbours of a shape to the pool; return those found now, best first."""
+        rows = self.pool.add(self._cutter.bounded([*self._moves.cuts(shape), *self._moves.shares(shape)]))
+        if not self._is_new(shape):
+            return rows
+        self._looked_around.add((shape.size, shape.parts))
+        solved = self._cutter.solved(shape.size, self._moves.structures(shape.parts, shape.size))
+        for size, parts in self._moves.sizes(shape.parts, shape.size):
+            solved += self._cutter.solved(size, [parts])
+        rows += self.pool.add(solved)
+        rows.sort(key=lambda row: row[0])
+        for _, near in rows[:_SHARES_OF_BEST]:
+            rows += self.pool.add(self._cutter.bounded([*self._moves.cuts(near), *self._moves.shares(near)]))
+        rows.sort(key=lambda row: row[0])
+        return rows
+
+    def _learn(self, shape: Shape, ratio: float) -> None:
+        """Note by how much simulation was over the bound."""
+        key = (shape.size, *_structure(shape))
+        self._ratio[key] = min(ratio, self._ratio.get(key, ratio))
+        self._ratios.setdefault((shape.size, len(shape.parts)), []).append(ratio)
+
+    def _expected_ratio(self, shape: Shape) -> float:
+        """Return that of the same stages, else the mean of as many stages with such micro-batches."""
+        known = self._ratio.get((shape.size, *_structure(shape)))
+        if known is not None:
+            return known
+        alike = self._ratios.get((shape.size, len(shape.parts)))
+        return 1.0 if alike is None else sum(alike) / len(alike)
+
+    def _most_promising(self) -> Shape | None:
+        """Return the shape with the least bound, corrected by what its structure made of bounds before."""
+        best = self.best
+        while self.pool.waiting:
+            expected, _, shape = heapq.heappop(self.pool.waiting)
+            bound, _ = self.pool.entries[shape]
+            if shape in self._done or (best is not None and not self._can_beat(bound, best.score)):
+                continue
+            guess = Score(bound.broken, bound.value * self._expected_ratio(shape))
+            if guess <= expected:
+                return shape
+            self.pool.wait(guess, shape)
+        return None
+
+    def _can_beat(self, bound: Score, score: Score) -> bool:
+        return bound.broken < score.broken or (bound.broken == score.broken and bound.value < score.value * _SAME)
+
+
+def lowest(rows: Sequence[tuple[Score, Shape]], count: int) -> list[Shape]:
+    """Return the first shapes with different sets of devices in their stages."""
+    seen: set[tuple[tuple[str, ...], ...]] = set()
+    found = []
+    for _, shape in rows:
+        key = _structure(shape)
+        if key not in seen:
+            seen.add(key)
+            found.append(shape)
+        if len(found) == count:
+            break
+    return found
+
+
+def _structure(shape: Shape) -> tuple[tuple[str, ...], ...]:
+    return tuple(part.devices for part in shape.parts)
+
+
+def _looks(plan: Plan) -> tuple[object, ...]:
+    """Return what tells a plan from others but the names of devices, if links between the same places are alike."""
+    devices, hosts = plan.cluster.device_by_name, dict[tuple[str, str], int]()
+    found: list[object] = [plan.stages[0].micro_batches[0].size]
+    for stage in plan.stages:
+        found.append(stage.first_unit)
+        for replica in stage.replicas:
+            device = devices[replica.devices[0]]
+            host = hosts.setdefault((device.site, device.host), len(hosts))
+            found.append((device.kind, device.site, host, replica.sample_share, replica.in_flight_limit))
+    return tuple(found)

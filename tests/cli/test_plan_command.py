@@ -1,0 +1,163 @@
+"""`spantrain plan` and `spantrain explain` from the outside: files, JSON, tables, refusals."""
+
+import json
+
+import pytest
+
+from spantrain.config.artefacts import read_plan
+
+KEYS = {
+    "plan", "search_s", "step_s_predicted", "samples_per_s_predicted", "peak_bytes", "best_single_device",
+    "best_single_site", "reasons", "strategies", "chosen",
+}  # fmt: skip
+FIGURES = {
+    "step_s", "own_estimate_s", "samples_per_s", "money_per_step", "joules_per_sample", "peak_bytes", "search_s",
+    "devices_used", "fits",
+}  # fmt: skip
+PRESET = ("--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", 32)
+
+
+def test_json_has_every_strategy_and_the_chosen_one_is_best(spantrain, profile_path):
+    ended = spantrain("plan", profile_path, "--global-batch", 32, "--strategy", "spantrain-dp,ddp,1f1b", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert set(found) >= KEYS
+    assert set(found["strategies"]) == {"spantrain-dp", "ddp", "1f1b"}
+    for figures in found["strategies"].values():
+        assert set(figures) >= FIGURES
+    best = min(found["strategies"], key=lambda name: found["strategies"][name]["step_s"])
+    assert found["chosen"] == best
+    assert found["step_s_predicted"] == found["strategies"][best]["step_s"]
+
+
+def test_the_default_is_never_worse_than_one_site(spantrain, profile_path):
+    found = json.loads(spantrain("plan", profile_path, "--global-batch", 32, "--json").out)
+    assert found["step_s_predicted"] <= found["best_single_site"]["step_s"]
+    assert {"single-site", "single-device"} < set(found["strategies"])
+
+
+def test_a_preset_needs_no_measuring_and_says_so(spantrain, tmp_path):
+    out = tmp_path / "p" / "plan.json"
+    ended = spantrain("plan", *PRESET, "--strategy", "spantrain-dp", "--out", out)
+    assert ended.code == 0, ended.err
+    assert "nothing was measured" in ended.out
+    assert "✓ spantrain-dp" in ended.out
+    assert "stage 0: units 0-" in ended.out
+    for site in ("lab", "office", "home"):
+        assert ended.out.count(f"Site {site} is ") == 1
+    plan = read_plan(out)
+    assert plan.strategy == "spantrain-dp"
+    assert spantrain("simulate", out, "--json").code == 0
+
+
+def test_explain_reads_what_plan_wrote(spantrain, tmp_path):
+    out = tmp_path / "plan.json"
+    assert spantrain("plan", *PRESET, "--strategy", "dapple", "--out", out).code == 0
+    found = json.loads(spantrain("explain", out, "--json").out)
+    assert found["limited_by"]
+    assert all(entry["times_as_fast"] > 1 for entry in found["helps"])
+    ended = spantrain("explain", out)
+    assert ended.code == 0
+    assert "Limited by" in ended.out
+
+
+def test_constraints_shape_the_plan(spantrain):
+    found = json.loads(
+        spantrain(
+            "plan",
+            *PRESET,
+            "--leave-out",
+            "home",
+            "--quota",
+            "lab/xavier-nx=1",
+            "--keep",
+            "office-tx2",
+            "--json",
+            "--strategy",
+            "spantrain-dp,ddp",
+        ).out
+    )
+    devices = [
+        name for stage in found["plan"]["stages"] for replica in stage["replicas"] for name in replica["devices"]
+    ]
+    assert "office-tx2" in devices
+    assert not {"home-tx2", "home-nano", "lab-1"} & set(devices)
+    assert any(reason.startswith("Left out as asked: home") for reason in found["reasons"])
+
+
+def test_any_schedule_is_never_worse_than_the_usual_one(spantrain):
+    usual, free = (
+        json.loads(spantrain("plan", *PRESET, "--strategy", "spantrain-dp", "--json", *words).out)
+        for words in ((), ("--schedule", "auto"))
+    )
+    assert free["step_s_predicted"] <= usual["step_s_predicted"]
+
+
+def test_the_cheapest_plan_costs_no_more_than_the_fastest(spantrain):
+    strategies = ("--strategy", "spantrain-dp,single-site,single-device")
+    fast, cheap = (
+        json.loads(spantrain("plan", *PRESET, *strategies, "--objective", objective, "--json").out)
+        for objective in ("throughput", "cost")
+    )
+    money = [found["strategies"][found["chosen"]]["money_per_step"] for found in (fast, cheap)]
+    assert money[1] <= money[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--keep", "lab", "--leave-out", "lab"), ("lab is both to be kept and left out",)),
+        (("--quota", "tx2=7"), ("a quota of 7 tx2", "has 2 of them")),
+        (("--quota", "tx2"), ("--quota tx2", "KIND=N")),
+        (("--min-throughput", "1e9"), ("no plan keeps the constraints", "at least 1e+09 wanted")),
+        (("--max-step-s", "0"), ("max_step_s must be positive",)),
+        (("--strategy", "hetpip"), ("unknown strategy 'hetpip'", "hetpipe")),
+        (("--objective", "fun"), ("fun", "throughput")),
+        (("--cluster", "x.yaml"), ("either",)),
+    ],
+)
+def test_wrong_wishes_are_refused_in_one_message(spantrain, words, says):
+    ended = spantrain("plan", *PRESET, *words)
+    assert ended.code == 2, ended.err
+    assert ended.out == ""
+    assert ended.err.count("Error") == 1
+    plain = " ".join(ended.err.replace("│", " ").split())
+    for text in says:
+        assert text in plain, plain
+
+
+def test_nothing_that_fits_is_refused_with_the_bytes(spantrain, tight_profile_path):
+    ended = spantrain("plan", tight_profile_path, "--global-batch", 32, "--strategy", "spantrain-dp,gpipe")
+    assert ended.code == 2
+    assert ended.err.count("Error") == 1
+    assert "has 1 MiB" in ended.err
+    assert "gpipe: with micro-batches of" in ended.err
+
+
+def test_a_kind_that_was_not_measured_is_named_with_the_command(spantrain, laptop_profile, tmp_path):
+    from dataclasses import replace
+
+    from spantrain.config.artefacts import write_profile
+
+    timings = tuple(timing for timing in laptop_profile.timings if timing.kind != "tx2")
+    path = tmp_path / "profile.json"
+    write_profile(replace(laptop_profile, timings=timings), path)
+    ended = spantrain("plan", path, "--global-batch", 32)
+    assert ended.code == 2
+    assert "lacks float32 times of gpt2-tiny for tx2" in ended.err
+    assert "spantrain profile --cluster FILE" in ended.err
+    left = spantrain("plan", path, "--global-batch", 32, "--leave-out", "office-tx2", "--leave-out", "home-tx2")
+    assert left.code == 0, left.err
+
+
+@pytest.mark.parametrize("words", [(), ("--preset", "laptop")])
+def test_what_is_to_be_planned_must_be_said(spantrain, words):
+    ended = spantrain("plan", "--global-batch", 8, *words)
+    assert ended.code == 2
+    assert "--model" in ended.err
+
+
+def test_names_may_leave_their_hyphens_out(spantrain):
+    ended = spantrain("plan", "--preset", "spantrain-setting1", "--model", "resnettiny", "--global-batch", 8,
+                      "--strategy", "ddp,eddl", "--json")  # fmt: skip
+    assert json.loads(ended.out)["plan"]["model"]["name"] == "resnet-tiny"

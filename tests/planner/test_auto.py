@@ -1,0 +1,132 @@
+"""The default planner: near the optimum, no worse than its starts, inside memory and constraints, deterministic."""
+
+from collections.abc import Callable
+
+import pytest
+
+from spantrain.app.evaluate import Evaluator
+from spantrain.core.profile import Profile
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Quota
+from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.exhaustive import exhaustive
+from spantrain.planner.strategies.single_device import single_device
+from spantrain.planner.strategies.single_site import single_site
+from spantrain.planner.strategies.spantrain_dp import spantrain_dp
+
+MIB = 2**20
+JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4))
+
+
+def request_of(profile: Profile, job: JobSpec = JOB, **more: object) -> PlanRequest:
+    return PlanRequest(profile=profile, job=job, evaluate=Evaluator(profile, job), **more)  # type: ignore[arg-type]
+
+
+def best_of(request: PlanRequest) -> Evaluation:
+    return request.evaluate(auto(request)[0].plan)
+
+
+@pytest.fixture
+def case(make_cluster: Callable, make_graph: Callable, make_profile: Callable) -> Callable[..., Profile]:
+    """Return a maker of profiles: two sites of unequal devices over a slow link."""
+
+    def build(memory_bytes: int = 8 * 2**30, blocks: int = 4, seed: int = 0) -> Profile:
+        cluster = make_cluster(
+            {"a": {"a0": 1.0, "a1": 0.4}, "b": {"b0": 0.7, "b1": 0.7}},
+            bandwidth=5e6 * (1 + seed),
+            memory_bytes=memory_bytes,
+        )
+        return make_profile(cluster, make_graph(blocks=blocks, hidden=512), noise=0.05, seed=seed)
+
+    return build
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("memory_bytes", [8 * 2**30, 420 * MIB])
+def test_near_the_optimum(case: Callable[..., Profile], seed: int, memory_bytes: int) -> None:
+    request = request_of(case(memory_bytes, seed=seed))
+    ours, least = best_of(request), request.evaluate(exhaustive(request)[0].plan)
+    assert ours.fits
+    assert least.step_s * (1 - 1e-9) <= ours.step_s <= least.step_s * 1.05
+
+
+def test_no_worse_than_its_starts(preset_profile: Callable[..., Profile]) -> None:
+    request = request_of(preset_profile("laptop"), JobSpec(global_batch=16))
+    ours = best_of(request).step_s
+    for strategy in (single_device, single_site, spantrain_dp):
+        others = [request.evaluate(proposal.plan) for proposal in strategy(request)]
+        assert ours <= min(other.step_s for other in others if other.fits) * (1 + 1e-9)
+
+
+def test_same_answer_twice(case: Callable[..., Profile]) -> None:
+    profile = case()
+    assert auto(request_of(profile)) == auto(request_of(profile))
+
+
+def test_proposals_are_by_rising_time(case: Callable[..., Profile]) -> None:
+    request = request_of(case())
+    steps = [request.evaluate(proposal.plan).step_s for proposal in auto(request)]
+    assert steps == sorted(steps)
+
+
+def test_memory_is_a_hard_limit(case: Callable[..., Profile]) -> None:
+    request = request_of(case(420 * MIB, blocks=6))
+    for proposal in auto(request):
+        assert request.evaluate(proposal.plan).fits
+
+
+def test_objectives_are_followed(case: Callable[..., Profile]) -> None:
+    profile = case()
+    fast, frugal = (best_of(request_of(profile, objective=goal)) for goal in (Objective.THROUGHPUT, Objective.ENERGY))
+    assert frugal.joules_per_sample <= fast.joules_per_sample
+    assert fast.step_s <= frugal.step_s
+    request = request_of(profile, objective=Objective.ENERGY)
+    assert frugal.joules_per_sample <= request.evaluate(exhaustive(request)[0].plan).joules_per_sample * 1.05
+
+
+def test_constraints_are_kept(case: Callable[..., Profile]) -> None:
+    profile = case()
+    quota = Quota(kind="kind-0.7", count=1)
+    limits = Constraints(leave_out=("a1",), keep=("b",), quotas=(quota,))
+    plan = auto(request_of(profile, constraints=limits))[0].plan
+    assert limits.broken_by_devices(profile.cluster, plan.devices) == []
+    assert "a1" not in plan.devices
+    assert len({"b0", "b1"} & set(plan.devices)) == 1
+
+
+def test_frugal_plan_keeps_a_time_limit(case: Callable[..., Profile]) -> None:
+    profile = case()
+    free = best_of(request_of(profile, objective=Objective.ENERGY))
+    fast = best_of(request_of(profile))
+    assert fast.step_s < free.step_s
+    limits = Constraints(max_step_s=(fast.step_s + free.step_s) / 2)
+    kept = best_of(request_of(profile, objective=Objective.ENERGY, constraints=limits))
+    assert kept.broken(limits) == []
+    assert free.joules_per_sample <= kept.joules_per_sample <= fast.joules_per_sample * (1 + 1e-9)
+
+
+def test_a_sentence_for_each_site(case: Callable[..., Profile]) -> None:
+    request = request_of(case(), constraints=Constraints(leave_out=("b",)))
+    reasons = auto(request)[0].reasons
+    assert reasons[0].startswith("a is in with")
+    assert reasons[1] == "b is out: it was to be left out."
+
+
+def test_nothing_fits(case: Callable[..., Profile]) -> None:
+    with pytest.raises(InfeasiblePlanError, match="does not fit"):
+        auto(request_of(case(memory_bytes=301 * MIB)))
+
+
+def test_static_orders_run(case: Callable[..., Profile]) -> None:
+    job = JobSpec(global_batch=8, micro_batches=(1, 2), schedule="1f1b")
+    request = request_of(case(400 * MIB), job)
+    plan = auto(request)[0].plan
+    assert plan.schedule == "1f1b"
+    assert request.evaluate(plan).fits
+
+
+def test_many_devices_move_in_blocks(make_cluster: Callable, make_graph: Callable, make_profile: Callable) -> None:
+    cluster = make_cluster({site: {f"{site}{k}": 1.0 for k in range(20)} for site in ("a", "b")}, bandwidth=125e6)
+    request = request_of(make_profile(cluster, make_graph(blocks=8)), JobSpec(global_batch=64, micro_batches=(32, 64)))
+    assert best_of(request).fits
