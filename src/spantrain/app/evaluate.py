@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spantrain.app.predict import costs_of
+from spantrain.core.hints import DispatchHints
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.energy import energy_of_step
@@ -34,11 +35,11 @@ class Evaluator:
         self._profile = profile
         self._memory = MemoryCost(profile, job.optimizer, job.dtype)
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
-        self._seen: dict[tuple[tuple[Stage, ...], str], tuple[Plan, Evaluation]] = {}
+        self._seen: dict[tuple[tuple[Stage, ...], str, DispatchHints | None], tuple[Plan, Evaluation]] = {}
 
     def __call__(self, plan: Plan) -> Evaluation:
         """Return what a plan would do in the steady state."""
-        key = (plan.stages, plan.schedule)
+        key = (plan.stages, plan.schedule, plan.hints)
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = (plan, self._evaluate(plan))

@@ -1,4 +1,6 @@
-"""Predict a plan: the event simulator with the costs of a profile."""
+"""Predict a plan: the event simulator with the costs of a profile; and find the order of work that it should follow."""
+
+from dataclasses import replace
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -6,8 +8,10 @@ from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.search import SearchEffort, with_hints
+from spantrain.sim.search_spans import taper
 
-__all__ = ["costs_of", "optimizer_state", "predict"]
+__all__ = ["costs_of", "optimizer_state", "predict", "with_best_order", "with_best_spans"]
 
 
 def costs_of(plan: Plan, profile: Profile) -> ProfileCosts:
@@ -31,3 +35,17 @@ def predict(
         schedule=schedule or plan.schedule,
         options=SimulationOptions(held_sizes=sizes),
     )
+
+
+def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
+    """Return the plan with the order of work for `critical-path` that a search finds; others have an order already."""
+    if plan.schedule != "critical-path":
+        return replace(plan, hints=None)
+    return with_hints(plan, costs_of(plan, profile), effort=effort)
+
+
+def with_best_spans(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
+    """Return the plan with the micro-batches and the order for `critical-path` that a search finds."""
+    if plan.schedule != "critical-path":
+        return replace(plan, hints=None)
+    return taper(plan, costs_of(plan, profile), effort=effort)

@@ -31,9 +31,9 @@ __all__ = ["costs_from", "rehearsal_plan", "rehearse"]
 
 _MODEL = "gpt2-tiny"
 _SAMPLES = 4
-_STEPS = 10
-_WARM_UP_STEPS = 2
-_MOST_DEVICES = 8
+_STEPS = 6
+_WARM_UP_STEPS = 1
+_MOST_DEVICES = 4
 _UNIT_SPEED = 1e-3
 _SLOWEST_FORWARD_S = 30e-3
 """Emulated; its real computation takes a fraction of that."""

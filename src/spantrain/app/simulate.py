@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.predict import with_best_order
 from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
 from spantrain.core.plan import Plan, Replica
@@ -167,8 +168,7 @@ class _Case:
         Limits are first what fits beside two buffered messages of each kind. Where more messages wait than that, and
         a limit was asked for, they are lowered until the bytes are kept, as far as the pipeline can still run.
         """
-        plan = self._plan
-        result = self._simulate(plan, schedule)
+        plan, result = self._simulate(self._plan, schedule)
         if self._request.memory_limit_bytes is None:
             return plan, result
         for _ in range(_MOST_TIGHTENINGS):
@@ -176,7 +176,7 @@ class _Case:
             tighter = self._tightened(plan, result, over) if over else plan
             if tighter == plan:
                 break
-            plan, result = tighter, self._simulate(tighter, schedule)
+            plan, result = self._simulate(tighter, schedule)
         return plan, result
 
     def outcome(self, schedule: str, plan: Plan, result: SimulationResult) -> ScheduleOutcome:
@@ -210,8 +210,11 @@ class _Case:
             energy=energy,
         )
 
-    def _simulate(self, plan: Plan, schedule: str) -> SimulationResult:
-        return simulate(
+    def _simulate(self, plan: Plan, schedule: str) -> tuple[Plan, SimulationResult]:
+        """Simulate a plan; one whose limits are not its own has no order of work of its own either."""
+        if plan.stages != self._request.plan.stages:
+            plan = with_best_order(replace(plan, schedule=schedule), self._request.profile)
+        return plan, simulate(
             plan,
             ProfileCosts(self._request.profile, plan),
             steps=self._request.steps,

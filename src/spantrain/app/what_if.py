@@ -70,7 +70,7 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
         for replica, limit in zip(more.replicas, limits, strict=True)
     )
     stages = (*plan.stages[:stage_index], replace(more, replicas=replicas), *plan.stages[stage_index + 1 :])
-    return replace(plan, cluster=cluster, stages=stages), other
+    return replace(plan, cluster=cluster, stages=stages, hints=None), other
 
 
 def _with_host(cluster: Cluster, old: Device, new: Device) -> Cluster:

@@ -1,5 +1,6 @@
 """Text as bytes, cut into windows: the standard library's sources, or the user's own files."""
 
+import os
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,11 +69,10 @@ def read_windows(dataset: str, length: int, *, held_out: bool) -> Windows:
 
 def _library_files() -> list[Path]:
     folder = Path(sysconfig.get_path("stdlib"))
-    found = [
-        path
-        for path in folder.rglob("*.py")
-        if not _SKIPPED_FOLDERS & set(path.relative_to(folder).parts) and not path.name.startswith(_GENERATED)
-    ]
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        found += [Path(place, name) for name in files if name.endswith(".py") and not name.startswith(_GENERATED)]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 

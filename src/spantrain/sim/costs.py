@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Protocol, runtime_checkable
 
 from spantrain.core.action import Action, Direction, Op
@@ -186,6 +186,17 @@ class ProfileCosts:
         """By sender and receiver: the links that others can make scarce, each with the part that they take alone."""
         return scarce_links(self._network, _talking_pairs(self._plan))
 
+    @cached_property
+    def _uses_of_neighbours(self) -> Mapping[tuple[str, str], Uses]:
+        """Return the same were all replicas of neighbouring stages to talk: where a search cuts the batch otherwise."""
+        pairs = [
+            pair
+            for stage, following in pairwise(self._plan.stages)
+            for a, b in product(stage.replicas, following.replicas)
+            for pair in ((a.devices[0], b.devices[0]), (b.devices[0], a.devices[0]))
+        ]
+        return scarce_links(self._network, dict.fromkeys(pairs))
+
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
         """Return what it takes to send a span over the measured link."""
         here = self._plan.stages[stage]
@@ -194,7 +205,7 @@ class ProfileCosts:
         else:
             per_sample = self._graph.units[here.first_unit - 1].gradient_bytes_per_sample
         size_bytes = per_sample * span.size
-        uses = self._uses[source, target]
+        uses = self._uses.get((source, target)) or self._uses_of_neighbours[source, target]
         return Transfer(
             size_bytes=size_bytes,
             latency_s=self._network.link(source, target).latency_s + self._message_s,
