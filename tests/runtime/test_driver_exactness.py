@@ -1,6 +1,7 @@
 """Any plan and schedule gives the gradients of one device: real executors, policies and messages, in threads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patience import PATIENCE_S
+from spantrain.core.action import Op
 from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
@@ -21,7 +23,9 @@ from spantrain.runtime.driver import DeviceClock, StepDriver
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.recorder import Recorder
 from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
+from spantrain.sim.search import SearchEffort, with_hints
 from spantrain.transport.memory import MemoryNetwork
 
 SEED = 3
@@ -137,6 +141,22 @@ def test_random_plans_of_text_models(data, plans, reference):
 @given(data=st.data())
 def test_random_plans_of_image_models(data, plans, reference):
     check(data.draw(plans(("resnet", "efficientnet"))), reference)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_plans_that_follow_a_searched_order(data, plans, reference):
+    """The order comes from made-up times, so live messages come otherwise than planned."""
+    plan = replace(data.draw(plans(("gpt2",))), schedule="critical-path")
+    cuts = len(plan.stages) - 1
+    seconds = st.integers(1, 8).map(float)
+    costs = TableCosts(
+        sample_s=tuple({op: data.draw(seconds) for op in Op} for _ in plan.stages),
+        latency_s=tuple(data.draw(seconds) for _ in range(cuts)),
+        forward_s=tuple(data.draw(seconds) for _ in range(cuts)),
+        backward_s=tuple(data.draw(seconds) for _ in range(cuts)),
+    )
+    check(with_hints(plan, costs, effort=SearchEffort(most_runs=40)), reference, steps=2)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
