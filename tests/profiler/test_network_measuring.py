@@ -15,6 +15,8 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
 from spantrain.profiler.network import (
+    better,
+    doubtful,
     echo_probes,
     measure_both,
     measure_pair,
@@ -280,3 +282,30 @@ def test_the_rate_of_a_shaped_link_is_found_on_a_virtual_clock(rate, latency_s):
     found, payload_bytes = measure_bandwidth(loads_over(shaped), 64 * 2**20, 2, latency_s)
     assert found == pytest.approx(rate, rel=0.02)
     assert payload_bytes >= 0.09 * rate
+
+
+def measured(source: str, target: str, bandwidth_bytes_per_s: float, latency_s: float = 0.01) -> LinkMeasurement:
+    return LinkMeasurement(
+        source=source,
+        target=target,
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        payload_bytes=1000,
+        rounds=1,
+    )
+
+
+def test_what_came_out_much_slower_than_its_like_is_doubted_in_its_direction_only():
+    cluster = load_preset("laptop")
+    between = [(a, b) for a in ("lab-0", "lab-1") for b in ("home-tx2", "home-nano")]
+    slow = ("home-nano", "lab-1")
+    links = [measured(a, b, 1e6) for a, b in between]
+    links += [measured(b, a, 5e5 if (b, a) == slow else 1e6) for a, b in between]
+    links += [measured("lab-0", "lab-1", 1e8), measured("lab-1", "lab-0", 1e7)]  # two alike: no telling which is right
+    assert doubtful(cluster, links) == {slow}
+    assert doubtful(cluster, [link for link in links if (link.source, link.target) != slow]) == frozenset()
+
+
+def test_of_two_measurements_the_less_disturbed_counts():
+    both = better(measured("a", "b", 5e5, latency_s=0.01), measured("a", "b", 1e6, latency_s=0.02))
+    assert (both.bandwidth_bytes_per_s, both.latency_s, both.rounds) == (1e6, 0.01, 2)

@@ -23,7 +23,7 @@ from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Proven
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ProfileError
 from spantrain.models.graph import build_graph
-from spantrain.profiler.network import pair_rounds, payload_cap_bytes, spread
+from spantrain.profiler.network import better, doubtful, pair_rounds, payload_cap_bytes, spread
 from spantrain.runtime.orders import (
     ComputeOrder,
     ComputeResult,
@@ -171,7 +171,23 @@ def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement
         links.extend(_measure_pairs(session, pairs, peers_of))
         done += len(pairs)
         reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
-    return links
+    return _measured_again(session, links, [pair for pairs in rounds for pair in pairs], peers_of)
+
+
+def _measured_again(
+    session: Session,
+    links: Sequence[LinkMeasurement],
+    pairs: Sequence[tuple[str, str]],
+    peers_of: Mapping[str, tuple[PeerEntry, ...]],
+) -> list[LinkMeasurement]:
+    """Measure once more the pairs with a direction that came out much slower than others like it."""
+    doubts = doubtful(session.cluster, links)
+    found = {(link.source, link.target): link for link in links}
+    for pair in pairs:
+        if doubts & {pair, pair[::-1]}:
+            for link in _measure_pairs(session, [pair], peers_of):
+                found[link.source, link.target] = better(found[link.source, link.target], link)
+    return list(found.values())
 
 
 def _most_at_once(session: Session) -> int | None:

@@ -1,11 +1,13 @@
 """Measure the network through the mailbox that training uses: who measures with whom and when, and what is asked for.
 
-Planning is pure: `pair_rounds` says which pairs measure at the same time, `spread` gives every pair of devices the
-figures of its hosts. Measuring has two sides: one runs `echo_probes`, the other `measure_pair` or `measure_both`, then
-`dismiss_echo`; before, all sides may `knock` at those that they will measure with, so that connecting is over.
+Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
+`spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the other
+`measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `knock` at those that they will measure with,
+so that connecting is over.
 No clock of one machine is compared with a clock of another.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -20,7 +22,9 @@ from spantrain.transport.interface import MailboxLike
 
 __all__ = [
     "DevicePair",
+    "better",
     "dismiss_echo",
+    "doubtful",
     "echo_probes",
     "knock",
     "measure_both",
@@ -35,6 +39,7 @@ DevicePair = tuple[str, str]
 
 _PINGS_PER_ROUND = 5
 _POLL_S = 0.25
+_LEAST_ALIKE, _DOUBTFUL_PART = 3, 0.8
 
 
 # Who measures with whom, and when.
@@ -104,6 +109,33 @@ def spread(
     if missing:
         raise ProtocolError(f"not measured: {', '.join(f'{a} -> {b}' for a, b in sorted(missing))}")
     return tuple(links)
+
+
+def doubtful(cluster: Cluster, links: Iterable[LinkMeasurement]) -> frozenset[DevicePair]:
+    """Return the directed pairs that came out much slower than most others between the same two places.
+
+    What disturbs a measurement only ever makes a link look slower. With fewer than three pairs there is no telling.
+    """
+    alike: dict[tuple[str, str], list[LinkMeasurement]] = {}
+    for link in links:
+        one, other = (cluster.device_by_name[name] for name in (link.source, link.target))
+        if one.host != other.host:
+            alike.setdefault((one.site, other.site), []).append(link)
+    return frozenset(
+        (link.source, link.target)
+        for group in alike.values()
+        if len(group) >= _LEAST_ALIKE
+        for link in group
+        if link.bandwidth_bytes_per_s
+        < _DOUBTFUL_PART * statistics.median(other.bandwidth_bytes_per_s for other in group)
+    )
+
+
+def better(first: LinkMeasurement, again: LinkMeasurement) -> LinkMeasurement:
+    """Return what two measurements of a link say together: the larger rate, the smaller latency."""
+    assert (first.source, first.target) == (again.source, again.target)
+    fastest = max(first, again, key=lambda link: link.bandwidth_bytes_per_s)
+    return replace(fastest, latency_s=min(first.latency_s, again.latency_s), rounds=first.rounds + again.rounds)
 
 
 def payload_cap_bytes(cluster: Cluster, source: str, target: str, most_bytes: int = 64 * 2**20) -> int:
