@@ -1,9 +1,9 @@
 """Measure the network through the mailbox that training uses: who measures with whom and when, and what is asked for.
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
-`spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the other
-`measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `knock` at those that they will measure with,
-so that connecting is over.
+`spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the
+other `measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `knock` at those that they will
+measure with, so that connecting is over.
 No clock of one machine is compared with a clock of another.
 """
 
