@@ -18,6 +18,7 @@ from spantrain.profiler.network import (
     better,
     doubtful,
     echo_probes,
+    expected_rates,
     measure_both,
     measure_pair,
     measure_round_trip,
@@ -25,6 +26,7 @@ from spantrain.profiler.network import (
     payload_cap_bytes,
     spread,
 )
+from spantrain.profiler.network_latency import Software
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
 from spantrain.testbed.shaper import Packet, Shape, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
@@ -140,6 +142,53 @@ def test_two_loads_held_up_by_a_lost_packet_that_took_equally_long_say_the_rate(
     rate, _ = measure_bandwidth(load, 10_000_000, 1, 0.01)
     assert rate == pytest.approx(2.5e6, rel=0.04)
     assert len(calls) == 3
+
+
+def test_a_small_load_that_waited_for_a_lost_packet_is_no_rate():
+    sizes = []
+
+    def load(pieces, piece_bytes):
+        sizes.append(pieces * piece_bytes)
+        piece_s = 0.22 / pieces if len(sizes) == 2 else piece_bytes / 125e6
+        return [number * piece_s for number in range(pieces)]
+
+    rate, payload_bytes = measure_bandwidth(load, 64 * 2**20, 1, 0.005)
+    assert rate == pytest.approx(125e6, rel=0.04)
+    assert payload_bytes > 10e6
+
+
+@pytest.mark.parametrize(("expected", "transfers"), [(None, 5), (124e6, 2), (60e6, 4)])
+def test_what_is_expected_spares_loads_and_does_not_bend_the_rate(expected, transfers):
+    sizes = []
+
+    def load(pieces, piece_bytes):
+        sizes.append(pieces * piece_bytes)
+        return [number * piece_bytes / 125e6 for number in range(pieces)]
+
+    rate, _ = measure_bandwidth(load, 64 * 2**20, 1, 0.005, expected_bytes_per_s=expected)
+    assert rate == pytest.approx(125e6, rel=0.01)
+    assert len(sizes) == transfers
+
+
+def test_what_is_expected_of_a_pair_is_the_median_of_its_like():
+    cluster = load_preset("laptop")
+    links = [measured("lab-0", "home-tx2", 1e6), measured("lab-1", "home-tx2", 3e6), measured("lab-0", "lab-1", 9e6)]
+    assert expected_rates(cluster, links, ("lab-0", "home-nano")) == (3e6, None)
+    assert expected_rates(cluster, links, ("home-nano", "lab-0")) == (None, 3e6)
+
+
+def test_software_is_measured_again_when_the_figure_is_old():
+    clock_s = [0.0]
+    network = MemoryNetwork()
+    a = network.mailbox("a")
+    software = Software(a, lambda: clock_s[0])
+    first = software.round_trip_s()
+    assert first > 0
+    clock_s[0] = 9.0
+    assert software.round_trip_s() is first
+    clock_s[0] = 11.0
+    assert software.round_trip_s() is not first
+    a.close()
 
 
 @pytest.fixture(params=["memory", "curve"])

@@ -23,7 +23,7 @@ from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Proven
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ProfileError
 from spantrain.models.graph import build_graph
-from spantrain.profiler.network import better, doubtful, pair_rounds, payload_cap_bytes, spread
+from spantrain.profiler.network import better, doubtful, expected_rates, pair_rounds, payload_cap_bytes, spread
 from spantrain.runtime.orders import (
     ComputeOrder,
     ComputeResult,
@@ -168,7 +168,7 @@ def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement
     links: list[LinkMeasurement] = []
     done = 0
     for pairs in rounds:
-        links.extend(_measure_pairs(session, pairs, peers_of))
+        links.extend(_measure_pairs(session, pairs, peers_of, links))
         done += len(pairs)
         reporter.progress(done, total, f"{pairs[0][0]} - {pairs[0][1]}")
     return _measured_again(session, links, [pair for pairs in rounds for pair in pairs], peers_of)
@@ -185,7 +185,7 @@ def _measured_again(
     found = {(link.source, link.target): link for link in links}
     for pair in pairs:
         if doubts & {pair, pair[::-1]}:
-            for link in _measure_pairs(session, [pair], peers_of):
+            for link in _measure_pairs(session, [pair], peers_of, links):
                 found[link.source, link.target] = better(found[link.source, link.target], link)
     return list(found.values())
 
@@ -215,9 +215,12 @@ def _connect(session: Session, pairs: Sequence[tuple[str, str]]) -> dict[str, tu
 
 
 def _measure_pairs(
-    session: Session, pairs: Sequence[tuple[str, str]], peers_of: Mapping[str, tuple[PeerEntry, ...]]
+    session: Session,
+    pairs: Sequence[tuple[str, str]],
+    peers_of: Mapping[str, tuple[PeerEntry, ...]],
+    known: Sequence[LinkMeasurement],
 ) -> list[LinkMeasurement]:
-    """Measure pairs that do not disturb each other at the same time."""
+    """Measure pairs that do not disturb each other at the same time; `known` are the links measured before."""
     orders: dict[str, Order] = {}
     for source, target in pairs:
         orders[target] = EchoOrder(generation=_PROBE_GENERATION, peers=peers_of[target])
@@ -227,6 +230,7 @@ def _measure_pairs(
             target=target,
             max_payload_bytes=payload_cap_bytes(session.cluster, source, target),
             rounds=1,
+            expected_bytes_per_s=expected_rates(session.cluster, known, (source, target)),
         )
     sources = [source for source, _ in pairs]
     results = session.coordinator.perform(orders, until=sources)

@@ -8,14 +8,14 @@ No clock of one machine is compared with a clock of another.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
-from spantrain.profiler.network_latency import LatencyMeter, RoundTrip, software_round_trip
+from spantrain.profiler.network_latency import LatencyMeter, RoundTrip, Software
 from spantrain.profiler.network_probes import Echo, Prober, knock
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, WARM_UP_BYTES, measure_bandwidth
 from spantrain.transport.interface import MailboxLike
@@ -26,6 +26,7 @@ __all__ = [
     "dismiss_echo",
     "doubtful",
     "echo_probes",
+    "expected_rates",
     "knock",
     "measure_both",
     "measure_pair",
@@ -131,6 +132,22 @@ def doubtful(cluster: Cluster, links: Iterable[LinkMeasurement]) -> frozenset[De
     )
 
 
+def expected_rates(
+    cluster: Cluster, links: Iterable[LinkMeasurement], pair: DevicePair
+) -> tuple[float | None, float | None]:
+    """Return what to expect of a pair, there and back: the median of the pairs between the same two places, if any."""
+    places = tuple(cluster.device_by_name[name] for name in pair)
+    if places[0].host == places[1].host:
+        return None, None
+    rates: dict[tuple[str, str], list[float]] = {}
+    for link in links:
+        one, other = (cluster.device_by_name[name] for name in (link.source, link.target))
+        if one.host != other.host:
+            rates.setdefault((one.site, other.site), []).append(link.bandwidth_bytes_per_s)
+    there, back = (rates.get(sites) for sites in ((a.site, b.site) for a, b in (places, places[::-1])))
+    return (statistics.median_high(there) if there else None), (statistics.median_high(back) if back else None)
+
+
 def better(first: LinkMeasurement, again: LinkMeasurement) -> LinkMeasurement:
     """Return what two measurements of a link say together: the larger rate, the smaller latency."""
     assert (first.source, first.target) == (again.source, again.target)
@@ -147,9 +164,9 @@ def payload_cap_bytes(cluster: Cluster, source: str, target: str, most_bytes: in
 # Measuring: the answering side, then the asking one.
 
 
-def echo_probes(mailbox: MailboxLike, *, should_stop: Callable[[], bool]) -> None:
+def echo_probes(mailbox: MailboxLike, *, should_stop: Callable[[], bool], software: Software | None = None) -> None:
     """Answer probes until `dismiss_echo` of the other side, or until told to; `mailbox.wake()` makes it ask at once."""
-    echo = Echo(mailbox, lambda: software_round_trip(mailbox))
+    echo = Echo(mailbox, (software or Software(mailbox)).round_trip_s)
     while not echo.dismissed and not should_stop():
         for message in mailbox.receive(_POLL_S):
             echo.take(message)
@@ -164,8 +181,8 @@ def dismiss_echo(mailbox: MailboxLike, peer: str) -> None:
     _prober(mailbox, peer).dismiss()
 
 
-def _prober(mailbox: MailboxLike, peer: str) -> Prober:
-    return Prober(mailbox, peer, lambda: software_round_trip(mailbox))
+def _prober(mailbox: MailboxLike, peer: str, software: Software | None = None) -> Prober:
+    return Prober(mailbox, peer, (software or Software(mailbox)).round_trip_s)
 
 
 def measure_round_trip(mailbox: MailboxLike, peer: str, *, rounds: int) -> RoundTrip:
@@ -194,37 +211,48 @@ def measure_pair(
     forward = mailbox.name == source
     assert forward or mailbox.name == target, f"{mailbox.name} takes no part in {source} -> {target}"
     peer = target if forward else source
-    return _measure(mailbox, peer, (forward,), max_payload_bytes, rounds)[0]
+    return _measure(_prober(mailbox, peer), {forward: None}, max_payload_bytes, rounds)[0]
 
 
 def measure_both(
-    mailbox: MailboxLike, peer: str, *, max_payload_bytes: int, rounds: int
+    mailbox: MailboxLike,
+    peer: str,
+    *,
+    max_payload_bytes: int,
+    rounds: int,
+    expected_bytes_per_s: tuple[float | None, float | None] = (None, None),
+    software: Software | None = None,
 ) -> tuple[LinkMeasurement, LinkMeasurement]:
-    """Measure both directions, this side's sending first; round trips are made for both together."""
-    there, back = _measure(mailbox, peer, (True, False), max_payload_bytes, rounds)
+    """Measure both directions, this side's sending first; round trips are made for both together.
+
+    Where links like these were measured already, `expected_bytes_per_s` (there, back) spares finding out how much has
+    to be sent.
+    """
+    directions = dict(zip((True, False), expected_bytes_per_s, strict=True))
+    there, back = _measure(_prober(mailbox, peer, software), directions, max_payload_bytes, rounds)
     return there, back
 
 
 def _measure(
-    mailbox: MailboxLike,
-    peer: str,
-    directions: Sequence[bool],
+    prober: Prober,
+    directions: Mapping[bool, float | None],
     max_payload_bytes: int,
     rounds: int,
 ) -> list[LinkMeasurement]:
-    """Measure directions (True: there), with pings before and after each load."""
-    prober = _prober(mailbox, peer)
+    """Measure directions (True: there), each with the rate expected of it, with pings before and after each load."""
     meter = LatencyMeter(prober)
     pings = rounds * _PINGS_PER_ROUND
     latency_s = meter.sample(pings).latency_s
     found = []
-    for forward in directions:
+    for forward, expected in directions.items():
         load = prober.push if forward else prober.pull
-        found.append((forward, *measure_bandwidth(load, max_payload_bytes, rounds, latency_s)))
+        rate = measure_bandwidth(load, max_payload_bytes, rounds, latency_s, expected_bytes_per_s=expected)
+        found.append((forward, *rate))
         latency_s = meter.sample(pings).latency_s
     links = []
     for forward, bandwidth_bytes_per_s, payload_bytes in found:
-        source, target = (mailbox.name, peer) if forward else (peer, mailbox.name)
+        ends = (prober.mailbox.name, prober.peer)
+        source, target = ends if forward else ends[::-1]
         links.append(
             LinkMeasurement(
                 source=source,

@@ -151,6 +151,7 @@ class Prober:
         """`software_round_trip_s` measures this side's software when it is asked for."""
         self.mailbox = mailbox
         self.peer = peer
+        self.software_round_trip_s = software_round_trip_s
         self._echo = Echo(mailbox, software_round_trip_s)
         self._number = time.monotonic_ns()
 

@@ -15,6 +15,7 @@ _TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 1, 1.5
 _MOST_GROWTH = 6
 """Of a transfer over the one before: TCP finds its speed in steps."""
 _LONG_ENOUGH_PART = 0.6
+_AS_EXPECTED = 0.05
 _LEAST_REPEATS, _REPEAT_PART = 2, 2.0
 """A transfer that was not steady is repeated so often, and more within so many times the length that was wanted."""
 _PIECES = 48
@@ -73,34 +74,61 @@ def _pieces(total_bytes: float) -> tuple[int, int]:
 
 
 def measure_bandwidth(
-    load: Callable[[int, int], list[float]], max_payload_bytes: int, rounds: int, latency_s: float
+    load: Callable[[int, int], list[float]],
+    max_payload_bytes: int,
+    rounds: int,
+    latency_s: float,
+    *,
+    expected_bytes_per_s: float | None = None,
 ) -> tuple[float, int]:
     """Send more and more until a transfer takes long enough to be judged; return bytes per second and payload.
 
     The smaller transfers before are the warm-up. Long enough is long against a round trip: TCP finds its speed in
     round trips, not in seconds. How much is enough follows from the later part of the one before, for its beginning was
-    slow on a new connection. A transfer that was not steady is repeated while there is time.
+    slow on a new connection; or from what is expected, where links like this one were measured already. One that took
+    long may have waited for a lost packet, or for TCP to find its speed: so it counts only if it was as fast as
+    expected, or if the next one, of as many bytes, takes long too. A transfer that was not steady is repeated while
+    there is time.
     """
     wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MOST_TRANSFER_S)
     give_up_s = time.monotonic() + _REPEAT_PART * wanted_s
     total_bytes = float(min(WARM_UP_BYTES, max_payload_bytes))
     while True:
         pieces, piece_bytes = _pieces(total_bytes)
-        arrivals_s = load(pieces, piece_bytes)
-        took_s = max(arrivals_s[-1] - arrivals_s[0], 1e-6)
-        long_enough = took_s >= _LONG_ENOUGH_PART * wanted_s and total_bytes >= _LEAST_JUDGED_BYTES
-        if long_enough or total_bytes >= max_payload_bytes:
+        transfers = [load(pieces, piece_bytes)]
+        if total_bytes >= max_payload_bytes:
             break
-        enough_bytes = min(_MOST_GROWTH * total_bytes, wanted_s * arrival_rate(arrivals_s, piece_bytes))
+        if _long_enough(transfers[-1], total_bytes, wanted_s):
+            if _as_expected(transfers[-1], piece_bytes, 2 * latency_s, expected_bytes_per_s):
+                break
+            transfers.append(load(pieces, piece_bytes))
+            if _long_enough(transfers[-1], total_bytes, wanted_s):
+                break
+        if expected_bytes_per_s is not None and total_bytes < wanted_s * expected_bytes_per_s:
+            enough_bytes = wanted_s * expected_bytes_per_s
+        else:
+            enough_bytes = min(_MOST_GROWTH * total_bytes, wanted_s * arrival_rate(transfers[-1], piece_bytes))
         total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, _LEAST_JUDGED_BYTES, enough_bytes))
-    transfers = [arrivals_s]
     while len(transfers) < rounds or (
         not _steady(transfers[-1], piece_bytes, 2 * latency_s)
         and not _agree(transfers, 2 * latency_s)
+        and not _as_expected(transfers[-1], piece_bytes, 2 * latency_s, expected_bytes_per_s)
         and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
     ):
         transfers.append(load(pieces, piece_bytes))
     return _judge(transfers, piece_bytes, 2 * latency_s), pieces * piece_bytes
+
+
+def _long_enough(arrivals_s: Sequence[float], total_bytes: float, wanted_s: float) -> bool:
+    return arrivals_s[-1] - arrivals_s[0] >= _LONG_ENOUGH_PART * wanted_s and total_bytes >= _LEAST_JUDGED_BYTES
+
+
+def _as_expected(
+    arrivals_s: Sequence[float], piece_bytes: int, round_trip_s: float, expected_bytes_per_s: float | None
+) -> bool:
+    if expected_bytes_per_s is None:
+        return False
+    return abs(_judge([arrivals_s], piece_bytes, round_trip_s) / expected_bytes_per_s - 1) <= _AS_EXPECTED
 
 
 def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int, round_trip_s: float) -> float:

@@ -83,6 +83,8 @@ class LinkOrder:
     target: str
     max_payload_bytes: int
     rounds: int
+    expected_bytes_per_s: tuple[float | None, float | None] = (None, None)
+    """There and back, where links like these were measured already."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageEr
 from spantrain.models.device import open_device, real_compute_ratio
 from spantrain.profiler.compute import measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
+from spantrain.profiler.network_latency import Software
 from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
@@ -69,6 +70,7 @@ class Worker:
         self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
         self._name = str(self._client.welcome["device"])
         self._mailbox = Mailbox(name=self._name, bind=f"tcp://{settings.data_address}:0", encrypted=settings.encrypted)
+        self._software = Software(self._mailbox)
         self._heartbeats = HeartbeatThread(
             self._client,
             interval_s=_HEARTBEAT_S,
@@ -127,7 +129,7 @@ class Worker:
                 return {}
             case EchoOrder():
                 self._admit(order.generation, order.peers)
-                echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id))
+                echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id), software=self._software)
                 return {}
             case LinkOrder():
                 return self._measure_link(order)
@@ -168,6 +170,8 @@ class Worker:
             order.target,
             max_payload_bytes=order.max_payload_bytes,
             rounds=order.rounds,
+            expected_bytes_per_s=order.expected_bytes_per_s,
+            software=self._software,
         )
         dismiss_echo(self._mailbox, order.target)
         return LinkResult(links=links)
