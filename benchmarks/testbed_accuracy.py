@@ -1,4 +1,4 @@
-"""Print how close the testbed comes to what was asked of it: TCP rate, round trip, re-shaping, its clock, its own cost.
+"""Print how close the testbed comes to what was asked: TCP rate, round trip, re-shaping, uplinks, its clock, its cost.
 
 Real: the TCP stacks, sockets and packets of this machine's kernel. Emulated: rate, delay and queue between two sites.
 Run: `python benchmarks/testbed_accuracy.py` as root, or where user namespaces and /dev/net/tun are allowed.
@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from json import dumps
 from pathlib import Path
 
@@ -32,6 +33,9 @@ LATENCY_S = 0.025
 WARM_UP_S, MEASURE_S = 1.3, 0.8
 UDP_EACH_S, TCP_EACH_S = 0.6, 1.0
 RUNS = 3
+UPLINK_RATES_MBIT = (20, 100, 500)
+SHARE_BOUND = 0.1
+"""By how much of the smaller one's share two flows over one uplink may differ."""
 SETTLED_RATIO, WINDOW_S = 0.1, 0.2
 BYTES_PER_MBIT = 1e6 / 8
 
@@ -72,6 +76,61 @@ def two_sites() -> Cluster:
             for source, target in ends
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UplinkRow:
+    """Two TCP connections from one site to two others, over links that are each twice as fast as its uplink."""
+
+    asked_mbit_per_s: float
+    alone_mbit_per_s: float
+    """One of them, without the other."""
+    together_mbit_per_s: float
+    shares_apart: float
+    """The larger share over the smaller one, less 1."""
+
+
+def three_sites() -> Cluster:
+    """Return a lab with two hosts and two other sites; rates are set while it runs."""
+    hosts = {"lab": ("lab1", "lab2"), "office": ("office1",), "home": ("home1",)}
+    return Cluster(
+        name="three sites",
+        kinds=(),
+        devices=(),
+        sites=tuple(
+            Site(name=name, hosts=names, bandwidth_bytes_per_s=1.25e9, latency_s=0.0) for name, names in hosts.items()
+        ),
+        hosts=tuple(Host(name=name, site=site, devices=()) for site, names in hosts.items() for name in names),
+        links=tuple(
+            Link(source=source, target=target, bandwidth_bytes_per_s=1.25e6, latency_s=LATENCY_S)
+            for source, target in permutations(hosts, 2)
+        ),
+    )
+
+
+def measure_uplink(testbed: Testbed, mbit_per_s: float) -> UplinkRow:
+    """Measure one connection over an uplink, then two to different sites; medians of some runs."""
+    for target in ("office", "home"):
+        testbed.shape("lab", target, bandwidth_bytes_per_s=2 * mbit_per_s * BYTES_PER_MBIT)
+        testbed.shape(target, "lab", bandwidth_bytes_per_s=2 * mbit_per_s * BYTES_PER_MBIT)
+    testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=mbit_per_s * BYTES_PER_MBIT)
+    pairs = (("lab1", "office1"), ("lab2", "home1"))
+    alone = [rates_together(testbed, pairs[:1])[0] for _ in range(RUNS)]
+    both = [rates_together(testbed, pairs) for _ in range(RUNS)]
+    return UplinkRow(
+        asked_mbit_per_s=mbit_per_s,
+        alone_mbit_per_s=statistics.median(alone),
+        together_mbit_per_s=statistics.median(sum(rates) for rates in both),
+        shares_apart=statistics.median(max(rates) / min(rates) - 1 for rates in both),
+    )
+
+
+def rates_together(testbed: Testbed, pairs: tuple[tuple[str, str], ...]) -> list[float]:
+    """Run a TCP connection for each pair at once; return their Mbit/s while all of them are there and settled."""
+    flows = [Flow(testbed, *pair, duration_s=2 * WARM_UP_S + 2 * MEASURE_S) for pair in pairs]
+    samples = [flow.finish() for flow in flows]
+    start_s = max(found[0][0] for found in samples) + 2 * WARM_UP_S
+    return [rate_bytes_per_s(found, start_s, start_s + MEASURE_S) / BYTES_PER_MBIT for found in samples]
 
 
 def shape(testbed: Testbed, mbit_per_s: float) -> float:
@@ -169,9 +228,16 @@ def lateness_s() -> list[float]:
     return sorted(late)
 
 
-def failures(rows: list[Row]) -> list[str]:
+def failures(rows: list[Row], uplinks: list[UplinkRow]) -> list[str]:
     """Return what is not within the bounds, in words."""
     found = []
+    for uplink in uplinks:
+        at = f"over an uplink of {uplink.asked_mbit_per_s:g} Mbit/s"
+        for who, rate in (("one flow", uplink.alone_mbit_per_s), ("two flows", uplink.together_mbit_per_s)):
+            if abs(rate / uplink.asked_mbit_per_s - 1) > RATE_BOUND:
+                found.append(f"{at} {who} get {rate / uplink.asked_mbit_per_s:.3f} of it")
+        if uplink.shares_apart > SHARE_BOUND:
+            found.append(f"{at} the shares of two flows are {uplink.shares_apart:.0%} apart")
     for row in rows:
         at = f"at {row.asked_mbit_per_s:g} Mbit/s"
         bound_s = max(ROUND_TRIP_BOUND_S, ROUND_TRIP_BOUND * row.round_trip_asked_s)
@@ -228,28 +294,53 @@ def render(rows: list[Row], took_s: float) -> None:
     )
 
 
+def render_uplinks(rows: list[UplinkRow]) -> None:
+    """Print what flows that share an uplink get."""
+    table = Table("uplink asked\nMbit/s", "one flow\nMbit/s", "two flows\ntogether", "their shares\napart")
+    for row in rows:
+        table.add_row(
+            f"{row.asked_mbit_per_s:g}",
+            f"{row.alone_mbit_per_s:.1f}",
+            f"{row.together_mbit_per_s:.1f}",
+            f"{row.shares_apart:.1%}",
+        )
+    console = Console(width=130)
+    console.print(table)
+    console.print(
+        f"TCP connections from two hosts of one site to two other sites, over links each twice as fast as its uplink; "
+        f"medians of {RUNS} runs of {MEASURE_S:g} s each."
+    )
+
+
 def main() -> int:
     """Run all rates; return 1 if any is not within what the testbed promises."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--uplinks", action="store_true", help="only what flows that share an uplink get")
     arguments = parser.parse_args()
     if (reason := why_unavailable()) is not None:
         print(reason, file=sys.stderr)
         return 2
     start_s = time.monotonic()
     with Testbed.up(two_sites()) as testbed:
-        rows = [measure(testbed, mbit_per_s) for mbit_per_s in RATES_MBIT]
+        rows = [] if arguments.uplinks else [measure(testbed, mbit_per_s) for mbit_per_s in RATES_MBIT]
+    with Testbed.up(three_sites()) as testbed:
+        uplinks = [measure_uplink(testbed, mbit_per_s) for mbit_per_s in UPLINK_RATES_MBIT]
     took_s = time.monotonic() - start_s
-    late_s, wrong = lateness_s(), failures(rows)
+    late_s, wrong = lateness_s(), failures(rows, uplinks)
     clock = {"median_s": statistics.median(late_s), "p99_s": late_s[CLOCK_WAITS * 99 // 100]}
     if arguments.json:
-        print(dumps({"took_s": took_s, "rows": [asdict(row) for row in rows], "clock_late": clock, "failures": wrong}))
+        found = {"rows": [asdict(row) for row in rows], "uplinks": [asdict(row) for row in uplinks]}
+        print(dumps({"took_s": took_s, **found, "clock_late": clock, "failures": wrong}))
     else:
-        render(rows, took_s)
+        if rows:
+            render(rows, took_s)
+        render_uplinks(uplinks)
         print(
             f"The clock of emulated devices is late by {clock['median_s'] * 1e6:.0f} us in the median, "
             f"{clock['p99_s'] * 1e6:.0f} us in one of a hundred.\n"
-            f"Bounds: rate {RATE_BOUND:.0%}; round trip, alone and beside bulk (and the packet it meets), "
+            f"Bounds: rate {RATE_BOUND:.0%}; shares {SHARE_BOUND:.0%} apart; "
+            "round trip, alone and beside bulk (and the packet it meets), "
             f"{ROUND_TRIP_BOUND_S * 1e3:g} ms or {ROUND_TRIP_BOUND:.0%}; re-shape {RESHAPE_BOUND_S:g} s: "
             + ("; ".join(wrong) or "all hold")
         )

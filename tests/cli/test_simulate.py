@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from spantrain.app.predict import predict
 from spantrain.app.simulate import SimulateRequest, run_simulation
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
 from spantrain.core.spans import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
@@ -244,12 +244,51 @@ def test_a_pair_that_was_not_measured_is_named(spantrain, plan, laptop_profile, 
     assert "no measurement from office-tx2 to lab-0" in err
 
 
-def test_a_tensor_parallel_degree_that_was_not_measured_is_named(spantrain, plan, profile_path, tmp_path):
-    pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=64, tp_shares=(0.5, 0.5))
+def test_a_rounded_cut_is_half_on_its_link_and_in_memory(plan, laptop_profile):
+    first, *others = plan.stages
+    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), *others))
+    reports = [
+        run_simulation(SimulateRequest(plan=one, profile=laptop_profile, schedules=("1f1b",)))
+        for one in (plan, rounded)
+    ]
+    exact, halved = (report.results["1f1b"].link_bytes for report in reports)
+    for (source, target), size in exact.items():
+        at_cut = {plan.place(source)[0], plan.place(target)[0]} == {0, 1}
+        assert halved[source, target] == (size // 2 if at_cut else size)
+    whole, half = (report.schedules["1f1b"] for report in reports)
+    assert half.step_s <= whole.step_s
+    assert half.joules_per_step < whole.joules_per_step
+    assert half.peak_bytes["office-nx"] <= whole.peak_bytes["office-nx"]
+
+
+def test_plans_that_divide_tensors_or_state_are_not_trained(spantrain, plan, profile_path, tmp_path):
+    pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=64, tp_shares=(1.0, 1.0))
+    stages = tuple(
+        replace(stage, replicas=(pair,))
+        if "lab-0" in stage.devices
+        else replace(stage, state_sharding=StateSharding.ZERO3 if "home-nano" in stage.devices else StateSharding.NONE)
+        for stage in plan.stages
+    )
+    path = written(replace(plan, stages=stages), profile_path, tmp_path / "divided.json")
+    ended = spantrain("train", path, "--out", tmp_path / "run")
+    assert (ended.code, ended.out) == (2, "")
+    said = " ".join(ended.err.split())
+    assert "for comparison by simulation only" in said
+    assert "stage 2: replica lab-0+lab-1 divides tensors; stage 3: its state is sharded (zero3)" in said
+    assert spantrain("simulate", path).code == 0
+
+
+def test_members_of_a_tensor_parallel_group_hold_their_parts(plan, laptop_profile):
+    pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=64, tp_shares=(3.0, 1.0))
     stages = tuple(replace(stage, replicas=(pair,)) if "lab-0" in stage.devices else stage for stage in plan.stages)
-    err = refused(spantrain, written(replace(plan, stages=stages), profile_path, tmp_path / "tp.json"))
-    assert "2 tensor-parallel devices" in err
-    assert "degree 1" in err
+    report = run_simulation(
+        SimulateRequest(plan=replace(plan, stages=stages), profile=laptop_profile, schedules=("1f1b",))
+    )
+    held = report.schedules["1f1b"].peak_held
+    # Blocks' state is divided three to one; inputs, sums and messages are whole in both.
+    assert held["lab-0"].parameter_bytes == pytest.approx(3 * held["lab-1"].parameter_bytes, abs=10)
+    assert held["lab-1"].activation_bytes < held["lab-0"].activation_bytes < 3 * held["lab-1"].activation_bytes
+    assert held["lab-0"].received_bytes == held["lab-1"].received_bytes
 
 
 def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from spantrain.config.artefacts import from_json, read_plan, read_profile, to_json, write_plan, write_profile
 from spantrain.config.presets import load_preset
-from spantrain.core.plan import Alternative, Plan, Prediction, ProfileReference, Replica, Stage
+from spantrain.core.plan import (
+    Alternative,
+    Plan,
+    Prediction,
+    ProfileReference,
+    Replica,
+    Stage,
+    StateSharding,
+    WireFormat,
+)
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
@@ -51,6 +60,7 @@ def unit_graphs() -> st.SearchStrategy[UnitGraph]:
         outputs=st.lists(tensors, max_size=2).map(tuple),
         activation_bytes_per_sample=st.integers(0, 2**40),
         shared=st.sampled_from([(), ("wte",)]),
+        tensor_sums=st.integers(0, 2),
     )
     return st.builds(
         UnitGraph, units=st.lists(units, min_size=1, max_size=3).map(tuple), shared_bytes=st.just({"wte": 12})
@@ -115,8 +125,16 @@ def plans(draw: st.DrawFn) -> Plan:
             Replica(devices=(name,), sample_share=draw(st.floats(0.1, 10)), in_flight_limit=batch)
             for name in order[lo:hi]
         )
-        spans = equal_spans(batch, draw(st.integers(1, batch)))
-        stages.append(Stage(first_unit=index, end_unit=index + 1, replicas=replicas, micro_batches=spans))
+        stages.append(
+            Stage(
+                first_unit=index,
+                end_unit=index + 1,
+                replicas=replicas,
+                micro_batches=equal_spans(batch, draw(st.integers(1, batch))),
+                state_sharding=draw(st.sampled_from(StateSharding)),
+                wire_format=draw(st.sampled_from(WireFormat)) if hi < len(order) else WireFormat.NATIVE,
+            )
+        )
     return Plan(
         cluster=LAPTOP,
         model=draw(model_specs()),

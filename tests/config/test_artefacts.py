@@ -38,7 +38,7 @@ def test_file_is_readable(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "new" / "plan.json")
     lines = (tmp_path / "new" / "plan.json").read_text(encoding="utf-8").splitlines()
     assert lines[1:3] == ['  "format": "spantrain-plan",', '  "version": 1,']
-    assert '      "micro_batches": ["[0:8]", "[8:16]"]' in lines
+    assert '      "micro_batches": ["[0:8]", "[8:16]"],' in lines
     assert max(map(len, lines)) <= 160
 
 
@@ -78,6 +78,16 @@ def test_what_a_plan_itself_refuses_is_told(plan: Plan, tmp_path: Path) -> None:
     _edit(path, lambda data: data.update(global_batch=17))
     with pytest.raises(PlanError, match=r"plan.json: stage 0: micro-batches hold 16 samples, the global batch 17"):
         read_plan(path)
+
+
+def test_a_profile_from_before_a_field_reads_as_its_default(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(profile, path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for unit in document["graph"]["units"]:
+        assert unit.pop("tensor_sums") == 0
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert read_profile(path) == profile
 
 
 def test_references_that_lead_nowhere(profile: Profile, tmp_path: Path) -> None:

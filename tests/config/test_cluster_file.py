@@ -56,8 +56,11 @@ def test_examples_load(examples: Path) -> None:
     assert two.device_by_name["south-small"].memory_bytes == 6 * 2**30
     assert two.link("server-0-gpu0", "north").bandwidth_bytes_per_s == 25e6
     assert two.link("north", "server-0-gpu0").bandwidth_bytes_per_s == 5e6
-    assert two.link("north", "south-large").bandwidth_bytes_per_s == 12.5e6
+    assert two.link("north", "south-large").bandwidth_bytes_per_s == 6.25e6  # its uplink's
+    assert two.link("south-large", "north").bandwidth_bytes_per_s == 12.5e6
     assert two.link("south-large", "server-1-gpu1").loss_ratio == 0.001
+    assert two.site_by_name["north"].uplink_bandwidth_bytes_per_s == 6.25e6
+    assert two.site_by_name["north"].downlink_bandwidth_bytes_per_s == 31.25e6
     assert two.emulated_speed == 0.05
     real = loaded["real-machines.yaml"]
     assert [device.backend for device in real.devices] == ["cuda:0", "cuda:1", "cpu", "cuda:0"]
@@ -113,6 +116,26 @@ links:
     assert lines == sorted(lines)
 
 
+def test_what_a_sites_links_share() -> None:
+    text = GOOD.replace("  - name: b\n", "  - name: b\n    uplink: 20 Mbit/s\n    downlink: 40 Mbit/s\n")
+    here, there = parse_cluster(text, source="c.yaml").sites
+    assert (here.uplink_bandwidth_bytes_per_s, here.downlink_bandwidth_bytes_per_s) == (None, None)
+    assert (there.uplink_bandwidth_bytes_per_s, there.downlink_bandwidth_bytes_per_s) == (2.5e6, 5e6)
+
+
+def test_a_site_alone_has_no_use_for_a_line() -> None:
+    text = GOOD[: GOOD.index("  - name: b\n")].replace("  - name: a\n", "  - name: a\n    uplink: 20 Mbit/s\n")
+    assert "sites[0].uplink: the cluster has one site, so nothing would use its uplink; remove it" in _told(text)
+
+
+def test_one_transfer_gets_the_narrowest_of_link_and_lines() -> None:
+    text = GOOD.replace("  - name: b\n", "  - name: b\n    uplink: 20 Mbit/s\n    downlink: 1 Gbit/s\n")
+    cluster = parse_cluster(text, source="c.yaml")
+    a, b = (cluster.devices_at(site)[0].name for site in ("a", "b"))
+    assert cluster.link(b, a).bandwidth_bytes_per_s == 2.5e6
+    assert cluster.link(a, b).bandwidth_bytes_per_s == cluster.links[0].bandwidth_bytes_per_s == 50e6 / 8
+
+
 def test_disconnected_sites_are_named() -> None:
     without = GOOD[: GOOD.index("links:")]
     assert "sites are disconnected: no link a <-> b; add it" in _told(without)
@@ -159,6 +182,17 @@ def test_yaml_does_not_guess() -> None:
         ("1 %", "-1 %", "'-1 %' must be at least 0 and less than 1"),
         ("- {name: b, dev", "- {name: a-1, dev", "two hosts are named 'a-1'"),
         ("  - name: b\n", "  - name: a\n", "two sites are named 'a'"),
+        (
+            "  - name: b\n",
+            "  - name: b\n    uplnk: 1 Mbit/s\n",
+            "sites[1].uplnk: unknown key 'uplnk'; did you mean 'uplink'?",
+        ),
+        (
+            "  - name: b\n",
+            "  - name: b\n    downlink: 0 Mbit/s\n",
+            "sites[1].downlink: '0 Mbit/s' must be more than zero",
+        ),
+        ("  - name: b\n", "  - name: b\n    uplink: 5\n", "sites[1].uplink: '5' needs a number and one of"),
         ("links:\n", "kinds: {t4: {}}\nlinks:\n", "kind 't4' ships with the program"),
         ("links:\n", "kinds: {x: {power: 1 V}}\nlinks:\n", "kinds.x.power: '1 V' needs a number and one of W, kW"),
         ("links:\n", "links:\n  - {between: all, latency: 1 ms}\n", "links[0]: needs bandwidth"),

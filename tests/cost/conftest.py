@@ -36,7 +36,7 @@ def _timing(unit_class: str, kind: str, samples: int, forward_s: float) -> UnitT
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cost_cluster() -> Cluster:
     places = {"a0": ("near", "fast"), "a1": ("near", "fast"), "b0": ("far", "slow")}
     return Cluster(
@@ -69,7 +69,7 @@ def cost_cluster() -> Cluster:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cost_profile(cost_cluster: Cluster) -> Profile:
     """Forward on `fast`: 1 ms + 1 ms per sample up to 4, then 2 ms per sample; `slow`: 10 ms per 2 samples."""
     timings = [_timing(unit_class, "slow", 2, 0.01) for unit_class in ("first", "rest")]

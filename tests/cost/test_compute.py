@@ -1,11 +1,8 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Replica
 from spantrain.cost.compute import ComputeCost
 from spantrain.errors import ProfileError
 
@@ -34,53 +31,6 @@ def test_a_stage_is_the_sum_of_its_units(cost_profile):
 def test_a_missing_kind_is_named(cost_profile):
     with pytest.raises(ProfileError, match=r"unit class 'first'.*kind 'odd'.*fast, slow"):
         ComputeCost(cost_profile).unit_seconds(0, "odd", Op.FORWARD, 1)
-
-
-def tensor_parallel(profile):
-    """The profile with timings of two `fast` devices together, which take 0.6 of the time of one."""
-    more = tuple(
-        replace(
-            timing,
-            tp_degree=2,
-            forward_s=0.6 * timing.forward_s,
-            backward_input_s=0.6 * timing.backward_input_s,
-            backward_weight_s=0.6 * timing.backward_weight_s,
-        )
-        for timing in profile.timings
-        if timing.kind == "fast"
-    )
-    return replace(profile, timings=profile.timings + more)
-
-
-def replica(*devices, shares=None):
-    return Replica(
-        devices=devices, sample_share=1.0, in_flight_limit=8, tp_shares=shares or (1 / len(devices),) * len(devices)
-    )
-
-
-def test_a_replica_of_two_devices_takes_the_time_of_that_degree(cost_profile):
-    cost = ComputeCost(tensor_parallel(cost_profile))
-    one = cost.replica_seconds(range(3), replica("a0"), Op.BACKWARD, 6)
-    assert one == pytest.approx(cost.stage_seconds(range(3), "a0", Op.BACKWARD, 6))
-    assert cost.replica_seconds(range(3), replica("a0", "a1"), Op.BACKWARD, 6) == pytest.approx(0.6 * one)
-
-
-def test_a_degree_that_was_not_measured_is_named(cost_profile):
-    says = r"'first' \(u0\) on 2 tensor-parallel devices of kind 'fast'; it has tensor-parallel degree 1;"
-    with pytest.raises(ProfileError, match=says):
-        ComputeCost(cost_profile).replica_seconds(range(3), replica("a0", "a1"), Op.FORWARD, 2)
-    with pytest.raises(ProfileError, match=r"3 tensor-parallel devices of kind 'fast'; .* degree 1, 2;"):
-        ComputeCost(tensor_parallel(cost_profile)).unit_seconds(0, "fast", Op.FORWARD, 2, tp_degree=3)
-    # The group is as slow as its slowest kind, which was measured alone only.
-    with pytest.raises(ProfileError, match="kind 'slow'"):
-        ComputeCost(tensor_parallel(cost_profile)).replica_seconds(range(3), replica("a0", "b0"), Op.FORWARD, 2)
-
-
-def test_uneven_tensor_shares_are_refused(cost_profile):
-    with pytest.raises(ProfileError, match="give its devices equal shares"):
-        ComputeCost(tensor_parallel(cost_profile)).replica_seconds(
-            range(3), replica("a0", "a1", shares=(0.7, 0.3)), Op.FORWARD, 2
-        )
 
 
 def test_a_missing_dtype_is_named(cost_profile):

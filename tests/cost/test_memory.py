@@ -1,6 +1,11 @@
-import pytest
+from dataclasses import replace
 
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.core.plan import Replica, StateSharding, WireFormat
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, Division, MemoryCost, divisions_of, framework_bytes
 
 
 @pytest.mark.parametrize(("optimizer", "ratio"), [("sgd", 2), ("momentum", 3), ("adamw", 4)])
@@ -73,3 +78,93 @@ def test_a_lower_limit_than_the_memory(cost_profile):
     assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=least + 3 * 15000) == 3
     assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=least - 1) == 0
     assert cost.in_flight_limit_for(range(3), "a0", 8, 2, limit_bytes=10**15) == 8
+
+
+def divisible(profile, *sums):
+    units = tuple(replace(unit, tensor_sums=n) for unit, n in zip(profile.graph.units, sums, strict=True))
+    return replace(profile, graph=replace(profile.graph, units=units))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shares=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    sums=st.tuples(*[st.integers(0, 2)] * 3),
+    optimizer=st.sampled_from(["sgd", "adamw"]),
+)
+def test_a_group_holds_divided_units_once_and_the_others_in_every_member(cost_profile, shares, sums, optimizer):
+    cost = MemoryCost(divisible(cost_profile, *sums), optimizer)
+    parts = [Division(tp_share=share / sum(shares)) for share in shares]
+    # Rounding: a byte for each kind of state and unit of every member.
+    slack = 12 * len(shares)
+    for unit in range(3):
+        copies = 1 if sums[unit] else len(shares)
+        # The unit's input and the results of its sums are in every member.
+        everywhere = (1000 if unit else 0) + sums[unit] * (1000 if unit < 2 else 0) if sums[unit] else 0
+        units = range(unit, unit + 1)
+        together = sum(cost.state_bytes(units, part) for part in parts)
+        assert together == pytest.approx(copies * cost.state_bytes(units), abs=slack)
+        together = sum(cost.activation_bytes_per_sample(units, part) for part in parts)
+        assert together == pytest.approx(copies * (5000 - everywhere) + len(shares) * everywhere, abs=slack)
+        assert cost.activation_bytes_per_sample(units, Division(tp_share=1.0)) == 5000
+    for part in parts:
+        assert cost.buffer_bytes_per_sample(range(1, 2), part) == cost.buffer_bytes_per_sample(range(1, 2))
+        assert cost.state_bytes(range(3), part) <= cost.state_bytes(range(3))
+
+
+def test_state_sharding_divides_what_it_says(cost_profile):
+    cost = MemoryCost(cost_profile, "adamw")
+    whole = cost.held_sizes(range(3), "a0")
+    two = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO2, replicas=4))
+    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4))
+    assert whole.parameter_bytes == two.parameter_bytes == 11000
+    assert two.gradient_bytes == three.gradient_bytes == 11000 / 4
+    assert two.optimizer_bytes == three.optimizer_bytes == 2 * 11000 / 4
+    # A quarter, and the largest unit twice: one at work, one ahead.
+    assert three.parameter_bytes == 11000 / 4 + 2 * 4000
+
+
+def test_bfloat16_gathers_half(cost_profile):
+    cost = MemoryCost(cost_profile, "sgd", "bfloat16")
+    three = cost.held_sizes(range(3), "a0", Division(state_sharding=StateSharding.ZERO3, replicas=4))
+    assert three.parameter_bytes == 1.5 * 11000 / 4 + 2 * 2000
+
+
+@settings(deadline=None, max_examples=40)
+@given(replicas=st.integers(1, 64), end=st.integers(1, 3), optimizer=st.sampled_from(["sgd", "momentum", "adamw"]))
+def test_sharded_state_is_never_more_than_the_whole_but_for_gathered_units(cost_profile, replicas, end, optimizer):
+    cost = MemoryCost(cost_profile, optimizer)
+    none, two, three = (
+        cost.state_bytes(range(end), Division(state_sharding=sharding, replicas=replicas)) for sharding in StateSharding
+    )
+    assert two <= none
+    assert three <= two + 2 * 4000
+    if replicas == 1:
+        assert none == two == three
+
+
+def test_a_rounded_cut_is_half_in_the_buffers(cost_profile):
+    cost = MemoryCost(cost_profile)
+    half = Division(wire_before=WireFormat.BFLOAT16)
+    assert cost.buffer_bytes_per_sample(range(1, 2), half) == 0.75 * cost.buffer_bytes_per_sample(range(1, 2))
+    sizes = cost.held_sizes(range(1, 2), "a0", half)
+    assert (sizes.input_bytes_per_sample, sizes.output_gradient_bytes_per_sample) == (500, 1000)
+
+
+def test_members_of_a_plan_hold_their_parts(cost_profile, make_cost_plan):
+    profile = divisible(cost_profile, 1, 1, 1)
+    pair = Replica(devices=("a0", "a1"), sample_share=1.0, in_flight_limit=4, tp_shares=(3.0, 1.0))
+    plan = make_cost_plan((3, {"a0": 1}))
+    plan = replace(plan, stages=(replace(plan.stages[0], replicas=(pair,)),))
+    cost = MemoryCost(profile)
+    peaks = cost.plan_peak_bytes(plan)
+    assert divisions_of(plan)["a0"].tp_share == 0.75
+    # Four samples in flight; of each, inputs of two units and sums of two are whole in both members.
+    same = framework_bytes("cuda") + 4 * 4 * 1000
+    assert peaks["a0"] - same == 3 * (peaks["a1"] - same)
+    limits = [cost.in_flight_limit_for(range(3), n, 10**9, 2, division=d) for n, d in divisions_of(plan).items()]
+    assert limits[0] < limits[1]
+
+
+def test_a_division_needs_a_share():
+    with pytest.raises(ValueError, match="tp_share"):
+        Division(tp_share=0.0)

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from spantrain.core.plan import StateSharding, WireFormat
 from spantrain.cost.step import StepCost
 
 
@@ -24,8 +27,6 @@ def test_a_slow_stage_rules_after_its_fill(cost_profile, make_cost_plan):
 
 
 def test_a_narrow_link_rules(cost_profile, make_cost_plan):
-    from dataclasses import replace
-
     narrow = tuple(
         replace(link, bandwidth_bytes_per_s=1e3) if "b0" in (link.source, link.target) else link
         for link in cost_profile.links
@@ -47,7 +48,8 @@ def test_stage_pairs_on_one_link_add_up(cost_profile, make_cost_plan):
 def test_replicas_share_the_work_and_pay_the_sum(cost_profile, make_cost_plan):
     estimate = StepCost(cost_profile).estimate(make_cost_plan((3, {"a0": 1, "a1": 1}), size=4))
     assert estimate.stages[0].run_s == pytest.approx(2 * 3 * 0.003 * 4)
-    assert estimate.stages[0].sync_s == pytest.approx(12000 / 1e8 + 2e-3)
+    # What units 0 and 2 share is summed once.
+    assert estimate.stages[0].sync_s == pytest.approx(11000 / 1e8 + 2e-3)
 
 
 def test_few_samples_in_flight_cost_round_trips(cost_profile, make_cost_plan):
@@ -56,3 +58,31 @@ def test_few_samples_in_flight_cost_round_trips(cost_profile, make_cost_plan):
     free, tight = cost.estimate(make_cost_plan(*parts)), cost.estimate(make_cost_plan(*parts, limit=2))
     assert tight.step_s > free.step_s
     assert tight.bound_by.startswith("memory of stage")
+
+
+def test_a_rounded_cut_keeps_its_link_busy_half_as_long(cost_profile, make_cost_plan):
+    cost = StepCost(cost_profile)
+    plan = make_cost_plan((1, {"a0": 1}), (2, {"b0": 1}), (3, {"a1": 1}))
+    first, *others = plan.stages
+    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), *others))
+    exact, halved = cost._hops(plan), cost._hops(rounded)
+    assert halved[0].first_up - 0.01 == pytest.approx((exact[0].first_up - 0.01) / 2)
+    assert halved[0].first_down - 0.01 == pytest.approx((exact[0].first_down - 0.01) / 2)
+    assert halved[1].first_up == exact[1].first_up
+    # The ways between the sites carry one cut whole and one rounded.
+    assert halved[0].busy_up - 0.01 == pytest.approx((exact[0].busy_up - 0.01) * 3 / 4)
+
+
+def test_the_estimate_counts_sharded_state(cost_profile, make_cost_plan):
+    cost = StepCost(cost_profile)
+    plan = make_cost_plan((3, {"a0": 1, "a1": 1}), size=4)
+    (stage,) = plan.stages
+    terms = {
+        sharding: cost.estimate(replace(plan, stages=(replace(stage, state_sharding=sharding),))).stages[0]
+        for sharding in StateSharding
+    }
+    none, two, three = (terms[sharding] for sharding in StateSharding)
+    assert two == none
+    # Gradients go half the way, and the first unit's parameters are gathered with nothing to hide it.
+    assert three.sync_s == pytest.approx(none.sync_s / 2 + 4000 / 2 / 1e8 + 1e-3)
+    assert three.run_s == none.run_s

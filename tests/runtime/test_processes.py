@@ -21,13 +21,14 @@ from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.decision_log import read_decisions
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
 from spantrain.errors import WorkerError
 from spantrain.models.data import open_dataset
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.schedule.perfetto import read_trace
 from spantrain.sim.replay import compare_all, replay, simulated_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -298,6 +299,34 @@ def test_bfloat16_learns(running, alone, make_plan, spec_of, tmp_path):
     assert sum(outcome.losses[-3:]) < sum(outcome.losses[:3])
     assert outcome.losses == pytest.approx(exact, rel=0.05)
     assert outcome.losses != pytest.approx(exact, rel=1e-6)
+
+
+def test_a_rounded_cut_learns_as_the_exact_one_does(running, alone, make_plan, spec_of, tmp_path):
+    """The cut behind the first stage in bfloat16, held-out batches too; tied sums and the other cut stay exact."""
+    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, "1f1b")
+    first, *others = plan.stages
+    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), *others))
+    losses, _, held_out = alone("gpt2", JOB)
+    sent = []
+    for number, one in enumerate((plan, rounded)):
+        outcome, _ = running.train(one, JOB, tmp_path / str(number))
+        sent.append(message_bytes(Path(outcome.trace), one))
+    assert outcome.losses == pytest.approx(losses, rel=0.01)
+    assert outcome.losses != pytest.approx(losses, rel=1e-7)
+    assert held_out_of(outcome) == pytest.approx(held_out, rel=0.01)
+    assert outcome.losses[-1] < outcome.losses[0]
+    exact, halved = sent
+    assert halved == {stages: size // 2 if stages == (0, 1) else size for stages, size in exact.items()}
+
+
+def message_bytes(path: Path, plan: Plan) -> dict[tuple[int, int], int]:
+    """Bytes of samples between each pair of stages over the steps of a trace, both ways together."""
+    total: dict[tuple[int, int], int] = {}
+    for flow in read_trace(path).flows:
+        if flow.name.split("/")[2] in ("forward", "backward"):
+            low, high = sorted(plan.place(name)[0] for name in (flow.source, flow.target))
+            total[low, high] = total.get((low, high), 0) + flow.size_bytes
+    return total
 
 
 def test_one_device_alone(running, alone, make_plan, spec_of, tmp_path):

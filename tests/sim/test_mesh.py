@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.cost.fairness import fair_parts
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.mesh import fair_parts
 from spantrain.sim.network import Network, Transfer
 from spantrain.sim.speed import SpeedTrace
 

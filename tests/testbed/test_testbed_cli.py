@@ -31,6 +31,10 @@ def test_up_shape_status_down(namespaces_or_skip: None, own_runtime_dir: Path) -
         ]
         assert [(found["bandwidth_bytes_per_s"], found["loss_ratio"]) for found in links] == [(625e3, 0.01)] * 2
         assert [found["latency_s"] for found in links] == [link["latency_s"]] * 2
+        site = link["source"]
+        lines = json.loads(run("shape-site", site, "--uplink", "9 Mbit/s", "--json").stdout)["lines"]
+        assert [(line["site"], line["way"], line["bandwidth_bytes_per_s"]) for line in lines] == [(site, "up", 1.125e6)]
+        assert f"{site} up" in run("status").stdout
         assert run("exec", built["hosts"][0]["host"], "--", "sh", "-c", "exit 3").exit_code == 3
         assert built["id"] in run("status").stdout
         assert isinstance(run("exec", "nowhere", "true").exception, TestbedError)
@@ -47,6 +51,8 @@ def test_up_shape_status_down(namespaces_or_skip: None, own_runtime_dir: Path) -
         (("up",), "--preset"),
         (("up", "--preset", "laptop", "--cluster", "x.yaml"), "either"),
         (("shape", "a", "b"), "nothing to change"),
+        (("shape-site", "a"), "nothing to change: give --uplink or --downlink"),
+        (("shape-site", "a", "--uplink", "1 Mbit/s"), "no testbed is running"),
         (("status",), "no testbed is running"),
         (("exec", "host", "--"), "nothing to run"),
     ],

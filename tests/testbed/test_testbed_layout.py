@@ -25,23 +25,22 @@ def ip_packet(
 
 
 def test_a_packet_is_read() -> None:
-    parsed = parse_packet(ip_packet())
-    assert parsed is not None
-    site, packet = parsed
-    assert (site, packet.wire_bytes, packet.packets) == (7, 20 + 32 + 100, 1)
+    packet = parse_packet(ip_packet())
+    assert packet is not None
+    assert (packet.site, packet.wire_bytes, packet.packets) == (7, 20 + 32 + 100, 1)
 
 
 def test_joined_packets_pay_for_each_header() -> None:
-    parsed = parse_packet(ip_packet(payload_bytes=20_000, segment_bytes=8948))
-    assert parsed is not None
-    assert (parsed[1].wire_bytes, parsed[1].packets) == (20_000 + 3 * 52, 3)
+    packet = parse_packet(ip_packet(payload_bytes=20_000, segment_bytes=8948))
+    assert packet is not None
+    assert (packet.wire_bytes, packet.packets) == (20_000 + 3 * 52, 3)
 
 
 def test_flows_are_told_apart_by_ports_but_not_for_fragments_or_pings() -> None:
     def flow(**fields: int) -> bytes:
-        parsed = parse_packet(ip_packet(**fields))
-        assert parsed is not None
-        return parsed[1].flow
+        packet = parse_packet(ip_packet(**fields))
+        assert packet is not None
+        return packet.flow
 
     assert flow(port=1) != flow(port=2)
     assert flow(port=1, protocol=17) != flow(port=1)
@@ -61,6 +60,14 @@ def test_addresses_are_unlike_and_survive_json(cluster: Cluster) -> None:
     assert len(set(addresses)) == 600
     assert addresses[0] == "10.2.0.2"
     assert layout.sites[1].gateway not in addresses
+    assert Layout.from_json(layout.to_json()) == layout
+
+
+def test_a_sites_line_is_laid_out(cluster: Cluster) -> None:
+    sites = (dataclasses.replace(cluster.sites[0], uplink_bandwidth_bytes_per_s=5e6), *cluster.sites[1:])
+    layout = lay_out(dataclasses.replace(cluster, sites=sites), testbed_id="t", parent_pid=None)
+    assert [site.uplink_bandwidth_bytes_per_s for site in layout.sites] == [5e6, None]
+    assert [site.downlink_bandwidth_bytes_per_s for site in layout.sites] == [None, None]
     assert Layout.from_json(layout.to_json()) == layout
 
 

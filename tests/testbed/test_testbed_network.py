@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.core.cluster import Cluster
+from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
 from spantrain.testbed.inhabitants import find_inhabitants
 from spantrain.testbed.state import State, read_states
@@ -324,3 +324,87 @@ def test_a_malformed_request_does_not_end_the_router(testbed: Testbed) -> None:
             connection.sendall(request)
             assert b"error" in connection.makefile("rb").readline()
     assert testbed.status().id == testbed.id
+
+
+def three_sites(uplink_bytes_per_s: float | None = None) -> Cluster:
+    """A lab with two hosts and two other sites, each pair joined by 100 Mbit/s."""
+    hosts = {"lab": ("lab-0", "lab-1"), "office": ("office-0",), "home": ("home-0",)}
+    return Cluster(
+        name="three sites",
+        kinds=(),
+        devices=(),
+        sites=tuple(
+            Site(
+                name=site,
+                hosts=names,
+                bandwidth_bytes_per_s=1.25e8,
+                latency_s=1e-4,
+                uplink_bandwidth_bytes_per_s=uplink_bytes_per_s if site == "lab" else None,
+            )
+            for site, names in hosts.items()
+        ),
+        hosts=tuple(Host(name=name, site=site, devices=()) for site, names in hosts.items() for name in names),
+        links=tuple(
+            Link(source=a, target=b, bandwidth_bytes_per_s=100 * MBIT, latency_s=LATENCY_S)
+            for a in hosts
+            for b in hosts
+            if a != b
+        ),
+    )
+
+
+def test_pairs_that_leave_a_site_share_its_uplink(own_runtime_dir: Path) -> None:
+    """Told by counted bytes: what waits in the uplink leaves it in turns, and never faster than its rate."""
+    pairs = (("lab-0", "office-0"), ("lab-1", "home-0"))
+    with Testbed.up(three_sites(100 * MBIT)) as testbed:
+        for source, target in pairs:  # so that the hosts know each other's addresses
+            measure_round_trips(testbed, source, target, count=1)
+        testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=1000.0)
+        for source, target in pairs:
+            burst(testbed, source, target, size_bytes=1000, count=60)
+        until(lambda: testbed.status().lines[0].bytes_waiting >= 80_000)
+        began_s, before = time.monotonic(), testbed.status()
+        testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=40_000.0)
+        wanted_bytes = before.lines[0].bytes_waiting - 30_000
+
+        def passed() -> tuple[int, int]:
+            found = {(link.source, link.target): link.bytes_sent for link in testbed.status().links}
+            old = {(link.source, link.target): link.bytes_sent for link in before.links}
+            return tuple(found["lab", site] - old["lab", site] for site in ("office", "home"))
+
+        until(lambda: sum(passed()) >= wanted_bytes)
+        first, second = passed()
+        assert first + second <= 40_000.0 * (time.monotonic() - began_s) + LARGEST_PACKET_BYTES
+        assert min(first, second) >= (wanted_bytes - 2 * 16384 - 9000) / 2
+        testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=100 * MBIT)
+
+        def all_has_passed() -> bool:
+            found = testbed.status()
+            links_bytes = sum(link.bytes_sent for link in found.links if link.source == "lab")
+            return found.lines[0].bytes_waiting == 0 and found.lines[0].bytes_sent == links_bytes
+
+        until(all_has_passed)
+        (line,) = testbed.status().lines
+        assert (line.site, line.way, line.packets_dropped) == ("lab", "up", 0)
+
+
+def test_a_pair_alone_has_a_whole_uplink_and_no_more(own_runtime_dir: Path) -> None:
+    """That it gets all of it is for benchmarks/testbed_accuracy.py to show, and exactly for the shaper's own tests."""
+    with Testbed.up(three_sites()) as testbed:
+        assert testbed.status().lines == ()
+        testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=20 * MBIT, downlink_bandwidth_bytes_per_s=30 * MBIT)
+        assert [(line.way, line.bandwidth_bytes_per_s) for line in testbed.status().lines] == [
+            ("up", 20 * MBIT),
+            ("down", 30 * MBIT),
+        ]
+        began_s = time.monotonic()
+        samples = Flow(testbed, "lab-0", "office-0", duration_s=0.5).finish()
+        for at_s, received_bytes in samples:
+            assert received_bytes <= 20 * MBIT * (at_s - began_s - LATENCY_S + EARLY_S)
+        up, down = testbed.status().lines
+        assert samples[-1][1] < up.bytes_sent <= 20 * MBIT * (time.monotonic() - began_s)
+        assert 0 < down.bytes_sent < up.bytes_sent
+        with pytest.raises(TestbedError, match=r"no site 'lob'.*did you mean lab"):
+            testbed.shape_site("lob", uplink_bandwidth_bytes_per_s=1.0)
+        with pytest.raises(TestbedError, match="uplink must be positive"):
+            testbed.shape_site("lab", uplink_bandwidth_bytes_per_s=0.0)

@@ -12,14 +12,16 @@ from spantrain.cost.energy import energy_of_step
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import money_of_step
 from spantrain.cost.network import NetworkCost
+from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation
 from spantrain.sim.costs import ProfileCosts
-from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.fold import FoldedResult, simulate_whole
 
 __all__ = ["Evaluator", "LinkLoad", "link_loads"]
 
-_OPTIONS = SimulationOptions(trace=False)
+_FEW = 64
+"""Devices up to which every pair of them is asked for how long agreeing takes."""
 
 
 class Evaluator:
@@ -34,6 +36,8 @@ class Evaluator:
     def __init__(self, profile: Profile, job: JobSpec) -> None:
         self._profile = profile
         self._memory = MemoryCost(profile, job.optimizer, job.dtype)
+        self._replicas: dict[str, ReplicaCost] = {}
+        """By dtype."""
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
         self._seen: dict[tuple[tuple[Stage, ...], str, DispatchHints | None], tuple[Plan, Evaluation]] = {}
 
@@ -50,10 +54,13 @@ class Evaluator:
         yield from self._seen.values()
 
     def _evaluate(self, plan: Plan) -> Evaluation:
-        costs = costs_of(plan, self._profile)
+        replicas = self._replicas.get(plan.dtype)
+        if replicas is None:
+            replicas = self._replicas[plan.dtype] = ReplicaCost(self._profile, plan.dtype)
+        costs = _costs(plan, self._profile, replicas)
         # Without updates that take time, all steps are alike, so one is enough (sim.engine).
         steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
-        result = simulate(plan, costs, steps=steps, options=_OPTIONS)
+        result = simulate_whole(plan, costs, steps=steps)
         sent = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
@@ -83,16 +90,17 @@ class LinkLoad:
 
 
 def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
-    """Return the load of every link between places of a plan (`lab->office`), in order of first use."""
-    costs = costs_of(plan, profile)
-    result = simulate(plan, costs, steps=1, options=_OPTIONS)
+    """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`), by first use."""
+    costs = _costs(plan, profile, ReplicaCost(profile, plan.dtype))
+    result = simulate_whole(plan, costs)
     network = NetworkCost(profile)
     sizes: dict[str, int] = {}
     rates: dict[str, float] = {}
     for pair, size_bytes in _sent_bytes(result, costs).items():
-        way = network.route(*pair)[0]
-        sizes[way.name] = sizes.get(way.name, 0) + size_bytes
-        rates[way.name] = way.bandwidth_bytes_per_s
+        between, *rest = network.route(*pair)
+        for way in (between, *(line for line in rest if line.between_sites)):
+            sizes[way.name] = sizes.get(way.name, 0) + size_bytes
+            rates[way.name] = way.bandwidth_bytes_per_s
     return {
         name: LinkLoad(
             size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / result.step_s
@@ -101,7 +109,25 @@ def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
     }
 
 
-def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
+def _costs(plan: Plan, profile: Profile, replicas: ReplicaCost) -> ProfileCosts:
+    """Return what everything in a step costs; of many devices by a description, agreeing is reckoned by place."""
+    if len(plan.devices) <= _FEW or not profile.links_described or profile.links or profile.runtime is not None:
+        return costs_of(plan, profile, replicas)
+    return ProfileCosts(profile, plan, replicas=replicas, commit_s=_round_trip_s(plan, replicas.groups.network))
+
+
+def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
+    """Return the longest way between two leaders there and back; what is described is alike for all of a site."""
+    by_site: dict[str, dict[str, list[str]]] = {}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            site, host = network.place(replica.devices[0])
+            by_site.setdefault(site, {}).setdefault(host, []).append(replica.devices[0])
+    leaders = [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
+    return 2 * max((network.link(a, b).latency_s for a in leaders for b in leaders if a != b), default=0.0)
+
+
+def _sent_bytes(result: FoldedResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
     """Return what devices send each other in a step, sums at its end included."""
     sent = dict(result.link_bytes)
     for pair, size_bytes in costs.end_of_step_bytes().items():

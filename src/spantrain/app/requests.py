@@ -6,7 +6,7 @@ from pathlib import Path
 from spantrain.app.train import Resume, TrainRequest
 from spantrain.config.artefacts import profile_of_plan, read_plan, read_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, StateSharding
 from spantrain.errors import ConfigError, PlanError
 from spantrain.policy.limits import check_limits
 from spantrain.runtime.checkpoint import latest_checkpoint, read_manifest
@@ -57,11 +57,28 @@ def resumed_run(run: Path, steps: int, out: Path) -> TrainRequest:
 
 
 def _check(plan: Plan) -> None:
+    if plan.outer is not None:
+        raise PlanError(
+            f"this plan joins {', '.join(group.name for group in plan.outer.groups)} by an outer optimizer, which "
+            "training does not do yet: train the plan of one site, which is written beside it, or plan again without "
+            "--allow-outer"
+        )
     problems = check_limits(plan)
     if problems:
         raise PlanError("the plan would stop in the middle of a step:\n" + "\n".join(f"  {p}" for p in problems))
-    for replica in (replica for stage in plan.stages for replica in stage.replicas):
-        if len(replica.devices) > 1:
-            raise PlanError(
-                f"replica {', '.join(replica.devices)}: tensor parallelism cannot be run yet; plan without it"
-            )
+    divided = [
+        f"stage {index}: replica {'+'.join(replica.devices)} divides tensors"
+        for index, stage in enumerate(plan.stages)
+        for replica in stage.replicas
+        if len(replica.devices) > 1
+    ]
+    divided += [
+        f"stage {index}: its state is sharded ({stage.state_sharding.value})"
+        for index, stage in enumerate(plan.stages)
+        if stage.state_sharding is not StateSharding.NONE
+    ]
+    if divided:
+        raise PlanError(
+            f"this plan is for comparison by simulation only, it cannot be trained: {'; '.join(divided)}; plan again "
+            "with a strategy that does neither"
+        )

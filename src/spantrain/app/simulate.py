@@ -11,11 +11,11 @@ from typing import Any
 from spantrain.app.predict import with_best_order
 from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
-from spantrain.core.plan import Plan, Replica
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.cost.energy import Energy, energy_of_step
-from spantrain.cost.memory import HeldBytes, MemoryCost
+from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_of
 from spantrain.cost.money import Money, money_of_step
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.policy.limits import check_limits, minimum_in_flight
@@ -253,6 +253,7 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
         InfeasiblePlanError: they do not hold one micro-batch of some device; all such devices are named.
     """
     limits, problems = [], []
+    divisions = divisions_of(plan)
     for stage in plan.stages:
         row = []
         for number, replica in enumerate(stage.replicas):
@@ -260,11 +261,17 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
             largest = max((span.size for span in spans), default=0)
             share = sum(span.size for span in spans)
             fits = min(
-                memory.in_flight_limit_for(stage.units, device, share, largest, limit_bytes=limit_bytes)
+                memory.in_flight_limit_for(
+                    stage.units, device, share, largest, limit_bytes=limit_bytes, division=divisions[device]
+                )
                 for device in replica.devices
             )
             if fits < largest:
-                problems.append(_needs(stage.units, replica, largest, memory))
+                needs = {
+                    name: memory.need(stage.units, name, largest, largest, divisions[name]) for name in replica.devices
+                }
+                most = max(needs, key=lambda name: needs[name].peak_bytes)
+                problems.append(_needs(most, needs[most], largest))
             row.append(max(1, fits))
         limits.append(row)
     if problems:
@@ -279,10 +286,9 @@ def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:
     return limited
 
 
-def _needs(units: range, replica: Replica, largest: int, memory: MemoryCost) -> str:
-    need = memory.need(units, replica.devices[0], largest, largest)
+def _needs(device: str, need: MemoryNeed, largest: int) -> str:
     return (
-        f"{replica.devices[0]} needs {format_bytes(need.peak_bytes)} ({need.peak_bytes} bytes) for "
+        f"{device} needs {format_bytes(need.peak_bytes)} ({need.peak_bytes} bytes) for "
         f"{largest} samples (state {format_bytes(need.state_bytes)}, activations "
         f"{format_bytes(need.activation_bytes)}, buffers {format_bytes(need.buffer_bytes)}, framework "
         f"{format_bytes(need.framework_bytes)})"

@@ -13,12 +13,15 @@ __all__ = ["with_faster_link", "with_more_of"]
 def with_faster_link(
     profile: Profile, sites: tuple[str, str], bandwidth_factor: float, latency_factor: float = 1.0
 ) -> Profile:
-    """Return a profile whose way between two sites, both directions, or inside one, is faster or nearer."""
+    """Return a profile whose way between two sites, both directions, or inside one, is faster or nearer.
+
+    Sites' own lines to all others stay as they are: a pair gets no more than they carry.
+    """
     cluster, between = profile.cluster, set(sites)
     links = tuple(
         replace(
             link,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * bandwidth_factor,
+            bandwidth_bytes_per_s=_faster(cluster, link, bandwidth_factor),
             latency_s=link.latency_s * latency_factor,
             curve=None if bandwidth_factor != 1.0 else link.curve,
         )
@@ -43,6 +46,15 @@ def with_faster_link(
         for site in cluster.sites
     )
     return replace(profile, cluster=replace(cluster, links=described, sites=places), links=links)
+
+
+def _faster(cluster: Cluster, link: LinkMeasurement, factor: float) -> float:
+    """Return what a pair gets when the link between its places is faster: no more than the lines before and behind."""
+    wanted = link.bandwidth_bytes_per_s * factor
+    a, b = (cluster.site_by_name[cluster.device_by_name[name].site] for name in (link.source, link.target))
+    lines = [] if a == b else [a.uplink_bandwidth_bytes_per_s, b.downlink_bandwidth_bytes_per_s]
+    narrowest = min((rate for rate in lines if rate is not None), default=wanted)
+    return min(wanted, max(narrowest, link.bandwidth_bytes_per_s))
 
 
 def _between(cluster: Cluster, link: LinkMeasurement) -> set[str] | None:

@@ -99,6 +99,28 @@ def shape(
     _show(testbed.status(), as_json)
 
 
+@app.command(name="shape-site")
+def shape_site(
+    site: SiteName,
+    uplink: Annotated[str | None, typer.Option(help="What all that leaves the site shares, e.g. '50 Mbit/s'")] = None,
+    downlink: Annotated[str | None, typer.Option(help="What all that comes to the site shares")] = None,
+    testbed_id: Id = None,
+    as_json: Json = False,
+) -> None:
+    """Change the line that a site's links to all other sites share, while it is in use; what is not given stays."""
+    from spantrain.testbed.testbed import Testbed
+
+    if uplink is None and downlink is None:
+        raise TestbedError("nothing to change: give --uplink or --downlink")
+    testbed = Testbed.attach(testbed_id)
+    testbed.shape_site(
+        site,
+        uplink_bandwidth_bytes_per_s=_parse("--uplink", uplink, parse_bandwidth),
+        downlink_bandwidth_bytes_per_s=_parse("--downlink", downlink, parse_bandwidth),
+    )
+    _show(testbed.status(), as_json)
+
+
 @app.command()
 def status(testbed_id: Id = None, as_json: Json = False) -> None:
     """Show hosts, links, their present shape, and what they have carried."""
@@ -178,5 +200,15 @@ def _show_tables(console: "Console", found: "TestbedStatus") -> None:
             str(link.packets_dropped),
             str(link.packets_lost),
         )
+    lines = Table(Column("line", no_wrap=True), "rate", "carried", "dropped")
+    for line in found.lines:
+        lines.add_row(
+            f"{line.site} {line.way}",
+            format_bandwidth(line.bandwidth_bytes_per_s),
+            format_bytes(line.bytes_sent),
+            str(line.packets_dropped),
+        )
     console.print(hosts)
     console.print(links)
+    if found.lines:
+        console.print(lines)

@@ -23,7 +23,7 @@ class Changes:
     device_speed: Mapping[str, Steps] = field(default_factory=dict)
     """By device that leads a replica."""
     link_speed: Mapping[str, Steps] = field(default_factory=dict)
-    """By link, e.g. `lab->office`."""
+    """By link, e.g. `lab->office`, or by a site's line to all others, e.g. `lab up`."""
 
 
 def read_changes(path: Path) -> Changes:

@@ -99,20 +99,33 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
     if not items and section.is_list_or_empty:
         section.problem("a cluster needs at least one site")
     for item in items:
-        row = item.table(required=("name", "network", "hosts"))
+        row = item.table(required=("name", "network", "hosts"), optional=("uplink", "downlink"))
         name = row["name"].name() if "name" in row else ""
         draft.claim("site", name, item)
         network = row["network"].table(required=("bandwidth", "latency")) if "network" in row else {}
         bandwidth, latency = network.get("bandwidth"), network.get("latency")
         hosts = _read_hosts(row["hosts"], name, kinds, draft) if "hosts" in row else ()
+        lines = {key: _read_line(row.get(key), key, alone=len(items) == 1) for key in ("uplink", "downlink")}
         draft.sites.append(
             Site(
                 name=name,
                 hosts=hosts,
                 bandwidth_bytes_per_s=bandwidth.quantity(parse_bandwidth) if bandwidth else 1.0,
                 latency_s=latency.quantity(parse_seconds, zero_allowed=True) if latency else 0.0,
+                uplink_bandwidth_bytes_per_s=lines["uplink"],
+                downlink_bandwidth_bytes_per_s=lines["downlink"],
             )
         )
+
+
+def _read_line(at: Field | None, key: str, *, alone: bool) -> float | None:
+    """Return the rate of a site's line to all other sites; None where nothing is said of it."""
+    if at is None:
+        return None
+    if alone:
+        at.problem(f"the cluster has one site, so nothing would use its {key}; remove it, or add the other sites")
+        return None
+    return at.quantity(parse_bandwidth)
 
 
 def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draft: _Draft) -> tuple[str, ...]:

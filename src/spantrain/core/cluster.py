@@ -1,7 +1,8 @@
 """The machines and the network: kinds, devices, hosts, sites, links."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 __all__ = ["Cluster", "Device", "DeviceKind", "Host", "Link", "Site"]
@@ -70,6 +71,16 @@ class Site:
     """Of each host's port, in each direction, inside the site."""
     latency_s: float
     """One way between two hosts of the site."""
+    uplink_bandwidth_bytes_per_s: float | None = None
+    """What all that leaves the site for other sites shares; None: nothing but the links themselves."""
+    downlink_bandwidth_bytes_per_s: float | None = None
+    """The same of what comes from other sites."""
+
+    def __post_init__(self) -> None:
+        for name in ("uplink_bandwidth_bytes_per_s", "downlink_bandwidth_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"site {self.name}: {name} must be positive, or None for no such limit, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +161,8 @@ class Cluster:
     def link(self, source: str, target: str) -> Link:
         """Return the path from one device to another, as the description (not a measurement) has it.
 
-        Devices of one host are joined by a path of its own memory's speed, given here as 10 GB/s.
+        Devices of one host are joined by a path of its own memory's speed, given here as 10 GB/s. Between sites it has
+        the rate that one transfer gets: of the link, the uplink behind it and the downlink before it, the narrowest.
         """
         a, b = self.device_by_name[source], self.device_by_name[target]
         if a.host == b.host:
@@ -163,7 +175,15 @@ class Cluster:
                 bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
                 latency_s=site.latency_s,
             )
-        return self._link_by_pair[a.site, b.site]
+        return self._between(self._link_by_pair[a.site, b.site])
+
+    def _between(self, link: Link) -> Link:
+        lines = (
+            self.site_by_name[link.source].uplink_bandwidth_bytes_per_s,
+            self.site_by_name[link.target].downlink_bandwidth_bytes_per_s,
+        )
+        rate = min([link.bandwidth_bytes_per_s, *(line for line in lines if line is not None)])
+        return link if rate == link.bandwidth_bytes_per_s else replace(link, bandwidth_bytes_per_s=rate)
 
     @property
     def emulated(self) -> bool:

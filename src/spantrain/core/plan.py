@@ -2,14 +2,47 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.hints import DispatchHints
+from spantrain.core.outer import OuterPlan
 from spantrain.core.spans import Span, split_by_shares
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ModelSpec, TensorSpec, Unit
 
-__all__ = ["Alternative", "Plan", "Prediction", "ProfileReference", "Replica", "Stage"]
+__all__ = ["Alternative", "Plan", "Prediction", "ProfileReference", "Replica", "Stage", "StateSharding", "WireFormat"]
+
+
+class StateSharding(StrEnum):
+    """What a stage's replicas divide among themselves in the place of each holding it whole."""
+
+    NONE = "none"
+    ZERO2 = "zero2"
+    """Gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2)."""
+    ZERO3 = "zero3"
+    """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
+
+
+class WireFormat(StrEnum):
+    """What float32 tensors are sent as; all others are sent as they are."""
+
+    NATIVE = "native"
+    """As they were computed: exact."""
+    BFLOAT16 = "bfloat16"
+    """Half the bytes of float32, rounded to 8 bits of mantissa; only where it is asked for."""
+
+    def forward_bytes(self, unit: Unit) -> int:
+        """Return the bytes that cross the cut behind a unit for one sample, forward."""
+        return sum(self._tensor_bytes(tensor) for tensor in unit.outputs)
+
+    def backward_bytes(self, unit: Unit) -> int:
+        """Return the bytes that cross the cut behind a unit for one sample, backward."""
+        return sum(self._tensor_bytes(tensor) for tensor in unit.outputs if tensor.requires_grad)
+
+    def _tensor_bytes(self, tensor: TensorSpec) -> int:
+        rounded = self is WireFormat.BFLOAT16 and tensor.dtype == "float32"
+        return tensor.bytes_per_sample // 2 if rounded else tensor.bytes_per_sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +60,8 @@ class Replica:
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.tp_shares):
             raise ValueError(f"a replica needs one tensor share for each device, got {self.devices}, {self.tp_shares}")
+        if min(self.tp_shares) <= 0:
+            raise ValueError(f"replica {self.devices}: tp_shares must be positive, got {self.tp_shares}")
         if self.sample_share <= 0:
             raise ValueError(f"replica {self.devices}: sample_share must be positive, got {self.sample_share}")
         if self.in_flight_limit < 1:
@@ -43,6 +78,9 @@ class Stage:
     replicas: tuple[Replica, ...]
     micro_batches: tuple[Span, ...]
     """Spans of the global batch, in the order a static schedule takes them; replicas divide each by their shares."""
+    state_sharding: StateSharding = StateSharding.NONE
+    wire_format: WireFormat = WireFormat.NATIVE
+    """Of activations and gradients on the cut behind this stage."""
 
     @property
     def units(self) -> range:
@@ -118,6 +156,8 @@ class Plan:
     profile: ProfileReference | None = None
     hints: DispatchHints | None = None
     """The order of work that `critical-path` follows; None: its plain rule."""
+    outer: OuterPlan | None = None
+    """Where sites train by themselves, joined by an outer optimizer: all of them; all else is the plan of one."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -126,6 +166,8 @@ class Plan:
             hinted, wanted = [len(row) for row in self.hints.orders], [len(stage.replicas) for stage in self.stages]
             if hinted != wanted:
                 raise ValueError(f"hints: they have {hinted} replicas by stage, the plan has {wanted}")
+        if self.stages[-1].wire_format is not WireFormat.NATIVE:
+            raise ValueError("the last stage has no cut behind it: its wire_format must be native")
         self._check_units()
         self._check_devices()
         for index, stage in enumerate(self.stages):

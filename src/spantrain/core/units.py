@@ -1,5 +1,6 @@
 """The model as a chain of units, the tensors that cross each cut, and the parameters that units share."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,6 +53,10 @@ class Unit:
     """Held from F to W for one sample, cut tensors included."""
     shared: tuple[str, ...] = ()
     """Groups of shared parameters with a member in this unit, e.g. `wte`."""
+    tensor_sums: int = 0
+    """Sums of its output over a tensor-parallel group in a forward pass, and as many of its input's gradient in a
+    backward pass (Shoeybi et al., Megatron-LM, 2019: two in a transformer block); 0: it cannot be divided, every
+    member of the group computes the whole."""
 
     @property
     def cut_bytes_per_sample(self) -> int:
@@ -78,6 +83,34 @@ class UnitGraph:
         unknown = {name for unit in self.units for name in unit.shared} - set(self.shared_bytes)
         if unknown:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
+
+    def held_parameter_bytes(self, units: range, tp_share: float = 1.0) -> tuple[int, ...]:
+        """Return the bytes of parameters of each of consecutive units; those that they share count at the first one.
+
+        Of a unit that can be divided, a member of a tensor-parallel group holds its `tp_share`.
+        """
+        seen: set[str] = set()
+        found = []
+        for unit in (self.units[index] for index in units):
+            size = unit.parameter_bytes - sum(self.shared_bytes[name] for name in unit.shared if name in seen)
+            seen.update(unit.shared)
+            found.append(round(size * tp_share) if unit.tensor_sums else size)
+        return tuple(found)
+
+    def held_activation_bytes(self, unit: int, tp_share: float = 1.0) -> int:
+        """Return the bytes that one sample in flight holds of a unit.
+
+        Of a unit that can be divided, a member of a tensor-parallel group holds its input and the results of sums
+        whole, and its `tp_share` of the rest (Korthikanti et al., "Reducing Activation Recomputation in Large
+        Transformer Models", 2022, section 4.2: a transformer block without sequence parallelism).
+        """
+        own = self.units[unit]
+        size = own.activation_bytes_per_sample
+        if tp_share == 1.0 or not own.tensor_sums:
+            return size
+        input_bytes = self.units[unit - 1].cut_bytes_per_sample if unit else 0
+        whole = min(size, input_bytes + own.tensor_sums * own.cut_bytes_per_sample)
+        return whole + math.ceil(tp_share * (size - whole))
 
     @property
     def parameter_bytes(self) -> int:

@@ -2,9 +2,13 @@
 
 analytic     seconds of an emulated device, from its data sheet
 compute      seconds of units and stages, interpolated between measured sample counts
-network      seconds of transfers, and what they share: links between places, ports of hosts
+tensor       seconds of units on tensor-parallel groups of equal and unequal shares
+network      seconds of transfers, and what they share: links between places, ports of hosts, lines of sites
+fairness     how flows that take several links share them
 sharing      which of the links on their ways pairs of devices make scarce for each other
 collectives  seconds of sums over devices: ring, tree, hierarchical; in buckets
+contention   how gradient sums of several stages slow each other down
+replicas     what a stage's replicas take together: actions, gradient sums, gathers of what they divide
 memory       peak bytes of a device; samples in flight that fit
 platform     another training framework: what it adds to time and memory (constants in platforms/)
 money        rents, electricity and egress of a step, by the list prices in prices.yaml

@@ -119,16 +119,23 @@ class Collectives:
         levels = reversed(list(_tree_levels(devices)))
         return sum(self._level_s([(b, a) for a, b in pairs], size_bytes, ())[0] for pairs in levels)
 
-    def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions) -> float:
+    def gather_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions | None = None) -> float:
+        """Return the seconds in which devices that hold a part each get all of it: half of a ring's turns.
+
+        The other half, in which each gets its part of the sum (reduce-scatter), takes as long.
+        """
+        return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
+
+    def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions, halves: int = 2) -> float:
         pairs = list(_around(devices))
         latency_s = [self._wires.latency_s(*pair) for pair in pairs]
         beside = [pair for other in options.beside for pair in _around(other)]
-        turns = 2 * (len(devices) - 1)
+        turns = halves * (len(devices) - 1)
         total_s, known_s = 0.0, dict[float, tuple[float, float]]()
         for number, bucket in enumerate(options.buckets(size_bytes)):
             if bucket not in known_s:
                 busy_s = self._wires.busy_together_s(pairs, bucket / len(devices), beside)
-                known_s[bucket] = (_ring_turns_s(latency_s, busy_s), turns * max(busy_s))
+                known_s[bucket] = (_ring_turns_s(latency_s, busy_s, turns), turns * max(busy_s))
             whole_s, slowest_hop_s = known_s[bucket]
             total_s += slowest_hop_s if options.pipelined and number else whole_s
         return total_s
@@ -194,14 +201,13 @@ def _tree_levels(devices: Sequence[str]) -> Iterator[list[Pair]]:
         step *= 2
 
 
-def _ring_turns_s(latency_s: Sequence[float], busy_s: Sequence[float]) -> float:
-    """Return the end of the last of 2 (k-1) turns, each device sending on what came in the turn before.
+def _ring_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: int) -> float:
+    """Return the end of the last turn, each device sending on what came in the turn before.
 
     Neighbours need not be alike: a piece passes slow ones only when its way leads there, so a ring that crosses sites
     twice does not pay their latency in every turn.
     """
     count = len(busy_s)
-    turns = 2 * (count - 1)
     if len(set(latency_s)) == len(set(busy_s)) == 1:
         return turns * (latency_s[0] + busy_s[0])
     ready_s, free_s = [0.0] * count, [0.0] * count

@@ -4,14 +4,10 @@ from bisect import bisect_left
 from itertools import groupby
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Replica
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.errors import ProfileError
 
 __all__ = ["ComputeCost"]
-
-_EVEN = 1e-6
-"""Tensor shares that differ by less than this part count as equal."""
 
 
 class ComputeCost:
@@ -20,7 +16,7 @@ class ComputeCost:
     Between two measured sample counts the time is linear; beyond the last one the last slope goes on (never a
     falling one); under the first one the first slope goes back, but not below the first time in proportion to
     the samples. One measured point alone scales in proportion. Tensor-parallel degrees are taken as they were
-    measured, each with its own points; nothing is guessed between them.
+    measured, each with its own points; nothing is guessed between them (`cost.tensor` reckons the others).
 
     Raises:
         ProfileError: the profile holds no timing of the wanted dtype.
@@ -58,6 +54,10 @@ class ComputeCost:
             raise ProfileError(self._what_is_missing(unit, kind, tp_degree))
         return _interpolate(points, op, samples)
 
+    def has_timing(self, unit: int, kind: str, tp_degree: int) -> bool:
+        """Whether a unit was measured on so many tensor-parallel devices of a kind."""
+        return (self._profile.graph.units[unit].unit_class, kind, tp_degree) in self._points
+
     def _what_is_missing(self, unit: int, kind: str, tp_degree: int) -> str:
         wanted = self._profile.graph.units[unit]
         found = [(k, degree) for c, k, degree in self._points if c == wanted.unit_class]
@@ -90,23 +90,6 @@ class ComputeCost:
     def stage_seconds(self, units: range, device: str, op: Op, samples: int) -> float:
         """Return the seconds of one action of a stage on a device alone, by the device's name."""
         return self.kind_seconds(units, self._profile.cluster.device_by_name[device].kind, op, samples)
-
-    def replica_seconds(self, units: range, replica: Replica, op: Op, samples: int) -> float:
-        """Return the seconds of one action of a stage on all devices of a replica; the slowest kind's.
-
-        Raises:
-            ProfileError: so many devices together were not measured, or the replica divides tensors unevenly.
-        """
-        devices = self._profile.cluster.device_by_name
-        if len(replica.devices) == 1:
-            return self.kind_seconds(units, devices[replica.devices[0]].kind, op, samples)
-        if max(replica.tp_shares) - min(replica.tp_shares) > _EVEN * max(replica.tp_shares):
-            raise ProfileError(
-                f"replica {', '.join(replica.devices)}: tp_shares are {replica.tp_shares}, but timings are of even "
-                "tensor shares; give its devices equal shares"
-            )
-        kinds = {devices[name].kind for name in replica.devices}
-        return max(self.kind_seconds(units, kind, op, samples, tp_degree=len(replica.devices)) for kind in kinds)
 
 
 def _seconds(timing: UnitTiming, op: Op) -> float:

@@ -1,18 +1,32 @@
-"""Bytes that a device needs for its part of a plan: a hard limit (DESIGN idea 5)."""
+"""Bytes that a device needs for its part of a plan: a hard limit (DESIGN idea 5).
 
+A member of a tensor-parallel group has its share of parameters, gradients and optimizer state of the units that can be
+divided, and of their activations but for what every member has (inputs and sums); it has all of other units, and
+messages whole. State sharding (`core.plan.StateSharding`) divides gradients and optimizer state evenly among the
+replicas, zero3 the parameters too: beside its part a device then holds the largest unit's twice, one at work and one
+gathered ahead, in the type that is computed with.
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, StateSharding, WireFormat
 from spantrain.core.profile import Profile
+from spantrain.cost.tensor import normalised
 
 __all__ = [
     "BUFFERED_MICRO_BATCHES",
     "FRAMEWORK_BYTES",
     "OPTIMIZER_STATE_RATIO",
+    "WHOLE",
+    "Division",
     "HeldBytes",
     "HeldSizes",
     "MemoryCost",
     "MemoryNeed",
+    "divisions_of",
     "framework_bytes",
 ]
 
@@ -34,6 +48,38 @@ the host's free memory, counted with the framework already in it.
 def framework_bytes(backend: str) -> int:
     """Return the constant for a backend (`emulated`, `cpu`, `cuda:N`)."""
     return FRAMEWORK_BYTES["cpu" if backend == "cpu" else "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Which part of a stage a device has, and how its messages are sent."""
+
+    tp_share: float = 1.0
+    """Of its tensor-parallel group, as a part of one."""
+    state_sharding: StateSharding = StateSharding.NONE
+    replicas: int = 1
+    """Of the stage: among how many sharded state is divided."""
+    wire_before: WireFormat = WireFormat.NATIVE
+    """On the cut in front of the stage."""
+    wire_behind: WireFormat = WireFormat.NATIVE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tp_share <= 1 or self.replicas < 1:
+            raise ValueError(f"a division needs 0 < tp_share <= 1 and at least one replica, got {self}")
+
+    @property
+    def gradient_parts(self) -> int:
+        """In how many parts gradients and optimizer state are."""
+        return 1 if self.state_sharding is StateSharding.NONE else self.replicas
+
+    @property
+    def parameter_parts(self) -> int:
+        """In how many parts parameters are."""
+        return self.replicas if self.state_sharding is StateSharding.ZERO3 else 1
+
+
+WHOLE = Division()
+"""A device that has all of its stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,90 +166,134 @@ class MemoryCost:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")
         self._profile = profile
         # Autocast keeps float32 master weights and gradients, and a bfloat16 copy of the weights beside them.
-        copies = 2.5 if (dtype or profile.dtype) == "bfloat16" else 2.0
+        low = (dtype or profile.dtype) == "bfloat16"
+        self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
         self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
-        self.state_ratio = copies + self._optimizer_ratio
+        self.state_ratio = self._copies + 1.0 + self._optimizer_ratio
+        self._held = cache(profile.graph.held_parameter_bytes)
 
-    def state_bytes(self, units: range) -> int:
+    def state_bytes(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
-        return round(self._float32_bytes(units) * self.state_ratio)
+        return sum(self._state_parts(units, division))
 
-    def _float32_bytes(self, units: range) -> int:
-        """Return the bytes of the parameters in float32; shared parameters of a stage once."""
-        graph = self._profile.graph
-        total = sum(graph.units[unit].parameter_bytes for unit in units)
-        for name, size in graph.shared_bytes.items():
-            members = sum(name in graph.units[unit].shared for unit in units)
-            total -= max(members - 1, 0) * size
-        return total
+    def _state_parts(self, units: range, division: Division) -> tuple[int, int, int]:
+        """Return the bytes of parameters, gradients and optimizer state."""
+        held = self._held(units, division.tp_share)
+        whole = sum(held)
+        own_bytes = whole / division.gradient_parts
+        gradient_bytes, optimizer_bytes = math.ceil(own_bytes), math.ceil(own_bytes * self._optimizer_ratio)
+        parameter_bytes = self._copies * whole / division.parameter_parts
+        if division.parameter_parts > 1:
+            parameter_bytes += 2 * self._gathered_ratio * max(held)
+        return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 
-    def activation_bytes_per_sample(self, units: range) -> int:
+    def activation_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes held for one sample in flight."""
-        return sum(self._profile.graph.units[unit].activation_bytes_per_sample for unit in units)
+        held = self._profile.graph.held_activation_bytes
+        return sum(held(unit, division.tp_share) for unit in units)
 
-    def buffer_bytes_per_sample(self, units: range) -> int:
+    def buffer_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of messages for one sample of a micro-batch: both cuts, both directions."""
         graph = self._profile.graph.units
-        edges = [graph[units.start - 1]] if units.start > 0 else []
+        edges = [(graph[units.start - 1], division.wire_before)] if units.start > 0 else []
         if units.stop < len(graph):
-            edges.append(graph[units.stop - 1])
-        per_sample = sum(unit.cut_bytes_per_sample + unit.gradient_bytes_per_sample for unit in edges)
+            edges.append((graph[units.stop - 1], division.wire_behind))
+        per_sample = sum(wire.forward_bytes(unit) + wire.backward_bytes(unit) for unit, wire in edges)
         return BUFFERED_MICRO_BATCHES * per_sample
 
-    def need(self, units: range, device: str, in_flight: int, largest_span: int) -> MemoryNeed:
+    def need(
+        self, units: range, device: str, in_flight: int, largest_span: int, division: Division = WHOLE
+    ) -> MemoryNeed:
         """Return what a device needs for a stage's units, with so many samples in flight."""
         return MemoryNeed(
-            state_bytes=self.state_bytes(units),
-            activation_bytes=in_flight * self.activation_bytes_per_sample(units),
-            buffer_bytes=largest_span * self.buffer_bytes_per_sample(units),
+            state_bytes=self.state_bytes(units, division),
+            activation_bytes=in_flight * self.activation_bytes_per_sample(units, division),
+            buffer_bytes=largest_span * self.buffer_bytes_per_sample(units, division),
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
         )
 
-    def held_sizes(self, units: range, device: str) -> HeldSizes:
+    def held_sizes(self, units: range, device: str, division: Division = WHOLE) -> HeldSizes:
         """Return the sizes of what a device holds for a stage's units, for memory over time."""
         graph = self._profile.graph.units
-        gradient_bytes = self._float32_bytes(units)
-        optimizer_bytes = round(gradient_bytes * self._optimizer_ratio)
-        last = units.stop == len(graph)
+        parameter_bytes, gradient_bytes, optimizer_bytes = self._state_parts(units, division)
+        last, before = units.stop == len(graph), graph[units.start - 1]
         return HeldSizes(
-            parameter_bytes=self.state_bytes(units) - gradient_bytes - optimizer_bytes,
+            parameter_bytes=parameter_bytes,
             gradient_bytes=gradient_bytes,
             optimizer_bytes=optimizer_bytes,
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
-            activation_bytes_per_sample=self.activation_bytes_per_sample(units),
-            input_bytes_per_sample=graph[units.start - 1].cut_bytes_per_sample if units.start > 0 else 0,
-            output_gradient_bytes_per_sample=0 if last else graph[units.stop - 1].gradient_bytes_per_sample,
+            activation_bytes_per_sample=self.activation_bytes_per_sample(units, division),
+            input_bytes_per_sample=division.wire_before.forward_bytes(before) if units.start > 0 else 0,
+            output_gradient_bytes_per_sample=(
+                0 if last else division.wire_behind.backward_bytes(graph[units.stop - 1])
+            ),
         )
 
     def plan_held_sizes(self, plan: Plan) -> dict[str, HeldSizes]:
         """Return the sizes of what every device of a plan holds."""
-        return {device: self.held_sizes(stage.units, device) for stage in plan.stages for device in stage.devices}
+        divisions = divisions_of(plan)
+        return {
+            device: self.held_sizes(stage.units, device, divisions[device])
+            for stage in plan.stages
+            for device in stage.devices
+        }
 
     def in_flight_limit_for(
-        self, units: range, device: str, share_samples: int, largest_span: int, *, limit_bytes: int | None = None
+        self,
+        units: range,
+        device: str,
+        share_samples: int,
+        largest_span: int,
+        *,
+        limit_bytes: int | None = None,
+        division: Division = WHOLE,
     ) -> int:
         """Return how many samples may be in flight: what fits, at most the replica's share of the global batch.
 
         0 when not even the parameters fit; a limit under `largest_span` means that the plan cannot run. `limit_bytes`
-        stands for a device with less memory than it has.
+        stands for a device with less memory than it has. A group may hold what its least member may.
         """
         left = self._profile.cluster.device_by_name[device].memory_bytes
         if limit_bytes is not None:
             left = min(left, limit_bytes)
-        left -= self.need(units, device, 0, largest_span).peak_bytes
-        per_sample = self.activation_bytes_per_sample(units)
+        left -= self.need(units, device, 0, largest_span, division).peak_bytes
+        per_sample = self.activation_bytes_per_sample(units, division)
         if left < 0:
             return 0
         return share_samples if per_sample == 0 else min(share_samples, left // per_sample)
 
     def plan_peak_bytes(self, plan: Plan) -> dict[str, int]:
         """Return the peak bytes of every device of a plan, at its in-flight limits."""
-        peaks = {}
+        peaks, divisions = {}, divisions_of(plan)
         for stage in plan.stages:
             for index, replica in enumerate(stage.replicas):
                 spans = stage.replica_spans(index)
                 largest = max((span.size for span in spans), default=0)
                 in_flight = min(replica.in_flight_limit, sum(span.size for span in spans))
                 for device in replica.devices:
-                    peaks[device] = self.need(stage.units, device, in_flight, largest).peak_bytes
+                    need = self.need(stage.units, device, in_flight, largest, divisions[device])
+                    peaks[device] = need.peak_bytes
         return peaks
+
+
+def divisions_of(plan: Plan) -> dict[str, Division]:
+    """Return what part of its stage each device of a plan has."""
+    return dict(_divisions(plan))
+
+
+def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
+    before = WireFormat.NATIVE
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for device, share in zip(replica.devices, normalised(replica.tp_shares), strict=True):
+                yield (
+                    device,
+                    Division(
+                        tp_share=share,
+                        state_sharding=stage.state_sharding,
+                        replicas=len(stage.replicas),
+                        wire_before=before,
+                        wire_behind=stage.wire_format,
+                    ),
+                )
+        before = stage.wire_format

@@ -1,15 +1,21 @@
 """Seconds of transfers between devices, and what transfers share."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.cost.collectives import Collectives
+from spantrain.cost.fairness import Demand, fair_parts
 from spantrain.errors import ProfileError
 
-__all__ = ["NetworkCost", "Path", "SharedLink"]
+__all__ = ["SAME_RATIO", "NetworkCost", "Path", "SharedLink"]
+
+SAME_RATIO = 0.95
+"""A pair that was measured at more than this part of a link fills it: two measurements of one link differ as much."""
+
+_ROUNDING = 1e-9
+"""What sums of parts of a link may be wrong by."""
 
 Place = tuple[str, ...]
 DeviceShares = tuple[tuple[str, float], ...]
@@ -40,6 +46,8 @@ class SharedLink:
 
     name: str
     bandwidth_bytes_per_s: float
+    between_sites: bool = False
+    """Whether it is a way between two sites, or a site's uplink or downlink: what is said to change over time."""
 
 
 class NetworkCost:
@@ -47,9 +55,11 @@ class NetworkCost:
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
+        self._cluster = profile.cluster
         self._paths: dict[tuple[DeviceShares, DeviceShares], Path] = {}
         self._routes: dict[tuple[str, str], tuple[SharedLink, ...]] = {}
         self._ports: dict[str, float] = {}
+        self._lines: dict[tuple[str, str], SharedLink | None] = {}
         self.collectives = Collectives(self)
         """Sums over devices, over these links."""
 
@@ -90,11 +100,13 @@ class NetworkCost:
         return f"{a.site}/{a.host}/{source}->{b.site}/{b.host}/{target}"
 
     def route(self, source: str, target: str) -> tuple[SharedLink, ...]:
-        """Return all that a transfer shares with others: `shared_link`, and between hosts the port of each.
+        """Return all that a transfer shares with others: `shared_link`, ports between hosts, lines between sites.
 
         A host's port (`lab/a out`, `lab/a in`) is one network card for all its devices; it carries what was measured
         to other hosts of its site, the fastest pair. Where there are none, it carries what the cluster says of its
-        site. A link between places carries as much as the fastest pair of devices that it joins.
+        site. A link between places carries as much as the fastest pair of devices that it joins. A site's uplink
+        (`lab up`) and downlink (`lab down`), where the cluster has them, carry what it says of them, or what was
+        measured through them if that is more.
         """
         found = self._routes.get((source, target))
         if found is None:
@@ -103,22 +115,47 @@ class NetworkCost:
 
     def _route(self, source: str, target: str) -> tuple[SharedLink, ...]:
         a, b = self._device(source), self._device(target)
-        names = [self.shared_link(source, target)]
-        if a.host != b.host:
-            names += [f"{a.site}/{a.host} out", f"{b.site}/{b.host} in"]
-        way = self.link(source, target)  # a pair that was not measured is named
-        carries = [self._way_carries(a, b, way), self._port_carries(a, out=True), self._port_carries(b, out=False)]
-        return tuple(
-            SharedLink(name=name, bandwidth_bytes_per_s=value) for name, value in zip(names, carries, strict=False)
+        way = SharedLink(
+            name=self.shared_link(source, target),
+            bandwidth_bytes_per_s=self._way_carries(a, b, self.link(source, target)),  # not measured: it is named
+            between_sites=a.site != b.site,
         )
+        if a.host == b.host:
+            return (way,)
+        out, into = self._port_carries(a, out=True), self._port_carries(b, out=False)
+        ports = (
+            SharedLink(name=f"{a.site}/{a.host} out", bandwidth_bytes_per_s=out),
+            SharedLink(name=f"{b.site}/{b.host} in", bandwidth_bytes_per_s=into),
+        )
+        return (way, *ports, *self._lines_between(a.site, b.site))
+
+    def _lines_between(self, source: str, target: str) -> list[SharedLink]:
+        """Return the lines that what goes from one site to another passes, besides the link between them."""
+        lines = [self._line(source, "up"), self._line(target, "down")] if source != target else []
+        return [line for line in lines if line is not None]
+
+    def _line(self, site: str, way: str) -> SharedLink | None:
+        """Return a site's line to all others (`up`) or from them (`down`); None if the cluster has none."""
+        if (site, way) not in self._lines:
+            self._lines[site, way] = self._find_line(site, way)
+        return self._lines[site, way]
+
+    def _find_line(self, site: str, way: str) -> SharedLink | None:
+        found = self._cluster.site_by_name[site]
+        rate = found.uplink_bandwidth_bytes_per_s if way == "up" else found.downlink_bandwidth_bytes_per_s
+        if rate is None:
+            return None
+        for other in self._cluster.sites:
+            places = ((site,), (other.name,)) if way == "up" else ((other.name,), (site,))
+            rate = max(rate, self._profile.fastest_pairs.get(places, 0.0))
+        return SharedLink(name=f"{site} {way}", bandwidth_bytes_per_s=rate, between_sites=True)
 
     def _described_port(self, site: str) -> float:
         """Return what a host's port carries by the description: its site's rate, or what a line to elsewhere does."""
         found = self._ports.get(site)
         if found is None:
-            cluster = self._profile.cluster
-            lines = (link.bandwidth_bytes_per_s for link in cluster.links if site in (link.source, link.target))
-            found = self._ports[site] = max(cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
+            lines = (link.bandwidth_bytes_per_s for link in self._cluster.links if site in (link.source, link.target))
+            found = self._ports[site] = max(self._cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
         return found
 
     def _way_carries(self, a: Device, b: Device, way: LinkMeasurement) -> float:
@@ -126,7 +163,17 @@ class NetworkCost:
         places: tuple[Place, Place] = ((a.site,), (b.site,))
         if a.site == b.site:
             places = ((a.site, a.host), (b.site, b.host))
-        return max(way.bandwidth_bytes_per_s, self._profile.fastest_pairs.get(places, 0.0))
+        fastest = max(way.bandwidth_bytes_per_s, self._profile.fastest_pairs.get(places, 0.0))
+        return fastest if a.site == b.site else max(fastest, self._behind_lines(a.site, b.site, fastest))
+
+    def _behind_lines(self, source: str, target: str, fastest: float) -> float:
+        """Return what a link between sites carries by the description, if what was measured filled a line before it."""
+        lines = self._lines_between(source, target)
+        if not any(fastest > SAME_RATIO * line.bandwidth_bytes_per_s for line in lines):
+            return 0.0
+        return max(
+            link.bandwidth_bytes_per_s for link in self._cluster.links if (link.source, link.target) == (source, target)
+        )
 
     def _port_carries(self, device: Device, *, out: bool) -> float:
         """Return the bytes per second of the port of a device's host, in one direction."""
@@ -137,11 +184,11 @@ class NetworkCost:
         inside = fastest.get((host, site) if out else (site, host))
         elsewhere = fastest.get((host, ()) if out else ((), host), 0.0)
         if inside is None:
-            inside = self._profile.cluster.site_by_name[device.site].bandwidth_bytes_per_s
+            inside = self._cluster.site_by_name[device.site].bandwidth_bytes_per_s
         return max(inside, elsewhere)
 
     def _device(self, name: str) -> Device:
-        return self._profile.cluster.device_by_name[name]
+        return self._cluster.device_by_name[name]
 
     def place(self, device: str) -> tuple[str, str]:
         """Return the site and host of a device."""
@@ -152,23 +199,24 @@ class NetworkCost:
         """Return the seconds of the way from a device to another."""
         return self.link(source, target).latency_s
 
+    def parts_together(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return the part of its own bandwidth that each pair gets when all of them send at once, max-min fair."""
+        demands = [
+            (own, tuple((shared.name, own / shared.bandwidth_bytes_per_s) for shared in self.route(*pair)))
+            for pair in pairs
+            for own in (self.link(*pair).bandwidth_bytes_per_s,)
+        ]
+        return _parts(demands)
+
     def busy_together_s(
         self, pairs: Sequence[tuple[str, str]], size_bytes: float, beside: Sequence[tuple[str, str]] = ()
     ) -> list[float]:
         """Return for how long each pair is busy with a message of so many bytes when all pairs send at once.
 
-        `beside` are pairs that send at the same time. What pairs share is divided evenly among them.
+        `beside` are pairs that send at the same time. What pairs share is divided among them max-min fair.
         """
-        users = Counter(shared.name for pair in (*pairs, *beside) for shared in self.route(*pair))
-        found = []
-        for source, target in pairs:
-            link = self.link(source, target)
-            crowd = max(
-                users[shared.name] * link.bandwidth_bytes_per_s / shared.bandwidth_bytes_per_s
-                for shared in self.route(source, target)
-            )
-            found.append(max(1.0, crowd) * link.busy_seconds(size_bytes))
-        return found
+        parts = self.parts_together((*pairs, *beside))
+        return [self.link(*pair).busy_seconds(size_bytes) / part for pair, part in zip(pairs, parts, strict=False)]
 
     def all_reduce_seconds(self, devices: Sequence[str], size_bytes: float) -> float:
         """Return the seconds of a ring sum over devices in this order, in one bucket (`cost.collectives`)."""
@@ -197,8 +245,28 @@ class NetworkCost:
                 name, link = self.shared_link(source, target), self.link(source, target)
                 # A rate for messages of any size: what large ones get.
                 busy[name] = busy.get(name, 0.0) + fraction / link.bandwidth_bytes_per_s
+                for line in self._lines_between(self._device(source).site, self._device(target).site):
+                    busy[line.name] = busy.get(line.name, 0.0) + fraction / line.bandwidth_bytes_per_s
                 latency_s = max(latency_s, link.latency_s)
         return Path(latency_s=latency_s, link_s_per_byte=busy)
+
+
+def _parts(demands: Sequence[Demand]) -> list[float]:
+    """Return the part of its full speed that each flow gets when all are under way."""
+    load: dict[str, float] = {}
+    for _, uses in demands:
+        for name, part in uses:
+            load[name] = load.get(name, 0.0) + part
+    # What is not asked for more than it has makes nobody slower.
+    crowded = {name for name, asked in load.items() if asked > 1.0 + _ROUNDING}
+    parts = [1.0] * len(demands)
+    if crowded:
+        narrowed = [(own, tuple(use for use in uses if use[0] in crowded)) for own, uses in demands]
+        slowed = [number for number, (_, uses) in enumerate(narrowed) if uses]
+        found = fair_parts([narrowed[number] for number in slowed], dict.fromkeys(crowded, 1.0))
+        for number, part in zip(slowed, found, strict=True):
+            parts[number] = part
+    return parts
 
 
 def _intervals(shares: DeviceShares) -> list[tuple[str, float, float]]:

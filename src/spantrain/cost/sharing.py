@@ -1,24 +1,20 @@
 """Which of the links on their routes pairs of devices can make scarce for each other, and how much each pair takes.
 
-A route has the way between two places and the ports of two hosts (`NetworkCost.route`). Most of them never bind: a fast
-port carries all that the slow lines behind it can take. A link is dropped where all that can be on it at once is no
-more than it carries, or where every pair on it is also on a narrower one that is kept; but the way between two sites
-always stays, since its bandwidth may be said to change. What is left is exact, and a simulator that has one link to
-think of instead of three is fast.
+A route has the way between two places, the ports of two hosts, and the lines that two sites have to all others
+(`NetworkCost.route`). Most of them never bind: a fast port carries all that the slow lines behind it can take. A link
+is dropped where all that can be on it at once is no more than it carries, or where every pair on it is also on a
+narrower one that is kept; but the way between two sites and their lines always stay, since their bandwidth may be said
+to change. What is left is exact, and a simulator that has one link to think of instead of three is fast.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.fairness import Uses
+from spantrain.cost.network import SAME_RATIO, NetworkCost
 
 __all__ = ["Uses", "scarce_links"]
 
 Pair = tuple[str, str]
-Uses = tuple[tuple[str, float], ...]
-"""Links, each with the part of it that a pair takes when it sends at full speed."""
-
-_SAME = 0.95
-"""A pair that was measured at more than this part of a link fills it: two measurements of one link differ as much."""
 
 
 def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair, Uses]:
@@ -44,8 +40,7 @@ def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair,
     )
     found = {}
     for pair, route in routes.items():
-        stays = network.place(pair[0])[0] != network.place(pair[1])[0]
-        names = [shared.name for shared in route if shared.name in kept or (stays and shared is route[0])]
+        names = [shared.name for shared in route if shared.name in kept or shared.between_sites]
         names = names or [way[pair]]
         alone = names == [way[pair]] and len(members[way[pair]]) == 1
         found[pair] = tuple((name, 1.0 if alone else _part(own[pair] / carries[name])) for name in names)
@@ -53,7 +48,7 @@ def scarce_links(network: NetworkCost, pairs: Collection[Pair]) -> Mapping[Pair,
 
 
 def _part(ratio: float) -> float:
-    return 1.0 if ratio > _SAME else ratio
+    return 1.0 if ratio > SAME_RATIO else ratio
 
 
 def _most_load(
@@ -77,6 +72,6 @@ def _without_doubles(
     """Return the names without those whose pairs are all on one that is kept and carries no more than they do."""
     kept: list[str] = []
     for name in sorted(names, key=lambda link: (-len(members[link]), carries[link])):
-        if not any(carries[other] <= carries[name] / _SAME and members[name] <= members[other] for other in kept):
+        if not any(carries[other] <= carries[name] / SAME_RATIO and members[name] <= members[other] for other in kept):
             kept.append(name)
     return frozenset(kept)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan, Stage, WireFormat
 from spantrain.core.profile import Profile
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.network import NetworkCost, Path
+from spantrain.core.units import Unit
+from spantrain.cost.network import Path
+from spantrain.cost.replicas import ReplicaCost
 
 __all__ = ["StageTerms", "StepCost", "StepEstimate", "Term"]
 
@@ -78,6 +78,14 @@ class _StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cut:
+    """Bytes of one sample between two stages, as they are sent."""
+
+    up_bytes: int
+    down_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Hop:
     """Seconds between a stage and the next: one micro-batch, and how long the busiest link is busy in a step."""
 
@@ -95,8 +103,9 @@ class StepCost:
     """Estimates steps of plans of one profile."""
 
     def __init__(self, profile: Profile, dtype: str | None = None) -> None:
-        self.compute = ComputeCost(profile, dtype)
-        self.network = NetworkCost(profile)
+        self.replicas = ReplicaCost(profile, dtype)
+        self.groups = self.replicas.groups
+        self.compute, self.network = self.groups.compute, self.groups.network
         self._profile = profile
 
     def estimate(self, plan: Plan) -> StepEstimate:
@@ -121,15 +130,9 @@ class StepCost:
             tied_s=tied_s,
         )
 
-    def parameter_bytes(self, units: range) -> int:
-        """Return the bytes of gradients that the replicas of a stage sum."""
-        return sum(self._profile.graph.units[unit].parameter_bytes for unit in units)
-
     def sync_seconds(self, stage: Stage) -> float:
         """Return the seconds of the gradient sum of a stage's replicas (equation 5, with latency, in buckets)."""
-        leaders = [replica.devices[0] for replica in stage.replicas]
-        buckets = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES)
-        return self.network.collectives.seconds(leaders, self.parameter_bytes(stage.units), options=buckets)
+        return sum(self.replicas.end_of_step_s(stage))
 
     def _stage_times(self, stage: Stage) -> _StageTimes:
         ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -139,7 +142,7 @@ class StepCost:
             sizes = [span.size for span in stage.replica_spans(index)]
             if not sizes:
                 continue
-            seconds = partial(self.compute.replica_seconds, stage.units, replica)
+            seconds = partial(self.replicas.action_s, stage, replica)
             total = dict.fromkeys(ops, 0.0)
             for size in set(sizes):
                 for op in ops:
@@ -159,13 +162,13 @@ class StepCost:
 
     def _hops(self, plan: Plan) -> list[_Hop]:
         units = self._profile.graph.units
-        cuts = [units[stage.end_unit - 1] for stage in plan.stages[:-1]]
+        cuts = [_cut(units[stage.end_unit - 1], stage.wire_format) for stage in plan.stages[:-1]]
         pairs = list(zip(plan.stages[:-1], plan.stages[1:], strict=True))
         up = [self.network.path(_shares(a), _shares(b)) for a, b in pairs]
         down = [self.network.path(_shares(b), _shares(a)) for a, b in pairs]
         busy: dict[str, float] = {}
         for cut, up_path, down_path in zip(cuts, up, down, strict=True):
-            for path, size in ((up_path, cut.cut_bytes_per_sample), (down_path, cut.gradient_bytes_per_sample)):
+            for path, size in ((up_path, cut.up_bytes), (down_path, cut.down_bytes)):
                 for link, rate in path.link_s_per_byte.items():
                     busy[link] = busy.get(link, 0.0) + rate * size * plan.global_batch
         hops = []
@@ -175,10 +178,10 @@ class StepCost:
             link_up, link_down = _busiest(up_path, busy), _busiest(down_path, busy)
             hops.append(
                 _Hop(
-                    first_up=up_path.seconds(first * cut.cut_bytes_per_sample),
-                    last_up=up_path.seconds(last * cut.cut_bytes_per_sample),
-                    first_down=down_path.seconds(back_first * cut.gradient_bytes_per_sample),
-                    last_down=down_path.seconds(back_last * cut.gradient_bytes_per_sample),
+                    first_up=up_path.seconds(first * cut.up_bytes),
+                    last_up=up_path.seconds(last * cut.up_bytes),
+                    first_down=down_path.seconds(back_first * cut.down_bytes),
+                    last_down=down_path.seconds(back_last * cut.down_bytes),
                     busy_up=busy.get(link_up, 0.0) + up_path.latency_s,
                     busy_down=busy.get(link_down, 0.0) + down_path.latency_s,
                     link_up=link_up,
@@ -273,6 +276,10 @@ def _stage_bound(bounds: _Bounds, s: int) -> float:
 
 def _stage_name(index: int, stage: Stage) -> str:
     return f"stage {index} (units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)})"
+
+
+def _cut(unit: Unit, wire_format: WireFormat) -> _Cut:
+    return _Cut(wire_format.forward_bytes(unit), wire_format.backward_bytes(unit))
 
 
 def _shares(stage: Stage) -> tuple[tuple[str, float], ...]:

@@ -68,6 +68,7 @@ def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:
         outputs=cost.outputs,
         activation_bytes_per_sample=cost.held_bytes,
         shared=tuple(sorted(module.shared)),
+        tensor_sums=module.tensor_sums,
     )
 
 

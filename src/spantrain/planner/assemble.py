@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bytes
 from spantrain.core.spans import Span, equal_spans
 from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import MemoryCost
+from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.step import StepCost
 from spantrain.errors import InfeasiblePlanError
@@ -33,7 +33,16 @@ class StageShape:
     units: range
     devices: tuple[str, ...]
     shares: tuple[int, ...] | None = None
-    """Of the samples, for each device; None: equal ones."""
+    """Of the samples, for each replica; None: equal ones."""
+    degrees: tuple[int, ...] | None = None
+    """Devices of each replica's tensor-parallel group, which follow each other; None: every device is a replica."""
+    state_sharding: StateSharding = StateSharding.NONE
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The devices of each replica."""
+        ends = list(accumulate(self.degrees or (1,) * len(self.devices)))
+        return tuple(self.devices[first:end] for first, end in pairwise((0, *ends)))
 
 
 class Assembler:
@@ -115,18 +124,19 @@ class Assembler:
         )
 
     def _stage(self, shape: StageShape, spans: tuple[Span, ...], held: int, misses: list[str]) -> Stage:
-        shares = shape.shares or (1,) * len(shape.devices)
-        whole = (self.job.global_batch,) * len(shape.devices)
+        shares = shape.shares or (1,) * len(shape.groups)
+        whole = (self.job.global_batch,) * len(shape.groups)
         draft = _stage_of(shape, spans, shares, whole)
         limits = []
-        for index, name in enumerate(shape.devices):
+        for index, group in enumerate(shape.groups):
             sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
-            in_flight = max(1, sum(sizes[:held]))
-            need = self.memory.need(shape.units, name, in_flight, max(sizes, default=0)).peak_bytes
-            have = self.profile.cluster.device_by_name[name].memory_bytes
-            if need > have:
-                what = f"units {shape.units.start}-{shape.units.stop - 1}"
-                misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
+            in_flight, part = max(1, sum(sizes[:held])), _division(shape, group)
+            for name in group:
+                need = self.memory.need(shape.units, name, in_flight, max(sizes, default=0), part).peak_bytes
+                have = self.profile.cluster.device_by_name[name].memory_bytes
+                if need > have:
+                    what = f"units {shape.units.start}-{shape.units.stop - 1}"
+                    misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
             limits.append(in_flight)
         return _stage_of(shape, spans, shares, tuple(limits))
 
@@ -157,14 +167,19 @@ class Assembler:
         return tuple(proposal for _, proposal in found[:_PROPOSED])
 
 
+def _division(shape: StageShape, group: tuple[str, ...]) -> Division:
+    return Division(tp_share=1 / len(group), state_sharding=shape.state_sharding, replicas=len(shape.groups))
+
+
 def _stage_of(shape: StageShape, spans: tuple[Span, ...], shares: Sequence[int], limits: Sequence[int]) -> Stage:
     return Stage(
         first_unit=shape.units.start,
         end_unit=shape.units.stop,
         micro_batches=spans,
+        state_sharding=shape.state_sharding,
         replicas=tuple(
-            Replica(devices=(name,), sample_share=float(share), in_flight_limit=limit)
-            for name, share, limit in zip(shape.devices, shares, limits, strict=True)
+            Replica(devices=group, sample_share=float(share), in_flight_limit=limit, tp_shares=(1.0,) * len(group))
+            for group, share, limit in zip(shape.groups, shares, limits, strict=True)
         ),
     )
 

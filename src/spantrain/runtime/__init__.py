@@ -15,6 +15,7 @@ worker_settings what a worker is told when it starts
 trainer         one device's part of a training run
 driver          drives one replica's policy: asks it, computes, sends, receives
 inbox           samples that have arrived, in pieces, until an action takes them
+rounding        what a cut's wire format does to tensors that are sent
 feed            reads samples where they are needed
 emulation       the time that an emulated device takes
 gradients       sums over replicas, and the norm

@@ -10,7 +10,7 @@ import torch
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
 from spantrain.models.device import Device
 from spantrain.models.stage import StageExecutor
@@ -18,6 +18,7 @@ from spantrain.policy.dispatch import DispatchPolicy
 from spantrain.policy.routing import Router
 from spantrain.runtime.inbox import Inbox
 from spantrain.runtime.recorder import Recorder
+from spantrain.runtime.rounding import for_wire, from_wire
 from spantrain.transport.interface import MailboxLike, Message
 
 __all__ = ["DeviceClock", "Feed", "StepDriver"]
@@ -73,6 +74,9 @@ class StepDriver:
         self._router = Router(plan)
         self._inbox = Inbox()
         self._stage, self._replica = plan.place(name)
+        stages = plan.stages
+        self._wire_before = stages[self._stage - 1].wire_format if self._stage else WireFormat.NATIVE
+        self._wire_behind = stages[self._stage].wire_format
         self._is_first = self._stage == 0
         self._is_last = self._stage == len(plan.stages) - 1
         self._events: list[Event] = []
@@ -178,9 +182,10 @@ class StepDriver:
         return self._clock.device.run(work, self._clock.seconds(op, span.size))
 
     def _send(self, direction: Direction, span: Span, tensors: Tensors, *, lane: str) -> None:
-        cut = self._plan.stages[self._stage].end_unit - 1
+        cut, wire_format = self._plan.stages[self._stage].end_unit - 1, self._wire_behind
         if direction is Direction.BACKWARD:
-            cut = self._plan.stages[self._stage].first_unit - 1
+            cut, wire_format = self._plan.stages[self._stage].first_unit - 1, self._wire_before
+        tensors = for_wire(tensors, wire_format)
         for target, part in self._router.destinations(self._name, direction, span):
             key = MessageKey(self._plan.generation, self._step, lane, cut, part)
             pieces = tuple(tensor[part.lo - span.lo : part.hi - span.lo] for tensor in tensors)
@@ -194,9 +199,15 @@ class StepDriver:
     def _accept(self, message: Message) -> None:
         key = message.key
         self._recorder.received(message)
-        self._inbox.add(key.step, key.lane, key.span, message.tensors)
+        self._inbox.add(key.step, key.lane, key.span, self._received(key.lane, message.tensors))
         if key.step == self._step and key.lane in (Direction.FORWARD.value, Direction.BACKWARD.value):
             self._events.append(Arrived(Direction(key.lane), key.span))
+
+    def _received(self, lane: str, tensors: Tensors) -> Tensors:
+        """Return tensors of a message as this stage works on them."""
+        if lane == Direction.BACKWARD.value:
+            return from_wire(tensors, self._wire_behind)
+        return from_wire(tensors, self._wire_before) if lane in (Direction.FORWARD.value, _EVALUATE) else tensors
 
     def _early_arrivals(self, step: int) -> list[Event]:
         """Return what arrived before this step began here."""

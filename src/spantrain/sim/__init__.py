@@ -8,12 +8,14 @@ mesh       messages that need several links at once
 speed      devices and links that become slower or faster
 memory     bytes that devices hold over time
 costs      seconds of actions, transfers and the end of a step
+sums       gradient sums of stages that slow each other down
 replica    one replica: its policy, what it runs and holds
 record     intervals and flows of a simulated run
 engine     runs a plan for a few steps
 reference_costs    a measured run of another framework as a plan with costs, simulated
 reference_layers   its layers: seconds and bytes, those not profiled estimated
 reference_network  its transfers and ring sums
+reference_pools    its figures as costs that the search over pools asks for
 bound      seconds that no order of work can beat
 rounds     the tightest of them, for micro-batches that are all cut alike
 search     the order of work that `critical-path` follows, found by simulating many

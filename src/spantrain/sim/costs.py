@@ -3,18 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import Protocol, runtime_checkable
 
 from spantrain.core.action import Action, Direction, Op
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.spans import Span
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
+from spantrain.cost.contention import StageRings, sum_slowdowns
+from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import Uses, scarce_links
+from spantrain.cost.tensor import normalised
 from spantrain.policy.routing import Router
 from spantrain.sim.network import Transfer
 
@@ -143,6 +144,7 @@ class ProfileCosts:
 
     What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless it is given
     here. Without either, actions follow each other at once and the barrier takes the longest way there and back.
+    `replicas` are the costs of the same profile and dtype, for those who ask for many plans.
 
     Raises:
         ProfileError: something that the plan needs was not measured (when it is asked for).
@@ -156,13 +158,13 @@ class ProfileCosts:
         action_overhead_s: float | None = None,
         commit_s: float | None = None,
         update_s_per_byte: float = 0.0,
+        replicas: ReplicaCost | None = None,
     ) -> None:
         runtime = profile.runtime
         self._graph = profile.graph
         self._plan = plan
-        self._network = NetworkCost(profile)
-        self._compute = ComputeCost(profile, plan.dtype)
-        self._stage_of = {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
+        self._replicas = ReplicaCost(profile, plan.dtype) if replicas is None else replicas
+        self._network = self._replicas.groups.network
         self._update_s_per_byte = update_s_per_byte
         self._message_s = runtime.message_s if runtime else 0.0
         measured_s = runtime.action_s if runtime else 0.0
@@ -178,8 +180,7 @@ class ProfileCosts:
         return self._seconds(action.stage, device, action.op, action.span.size)
 
     def _action_s(self, stage: int, leader: str, op: Op, samples: int) -> float:
-        units = self._plan.stages[stage].units
-        return self._compute.replica_seconds(units, self._replica_of[leader], op, samples)
+        return self._replicas.action_s(self._plan.stages[stage], self._replica_of[leader], op, samples)
 
     @cached_property
     def _uses(self) -> Mapping[tuple[str, str], Uses]:
@@ -201,9 +202,10 @@ class ProfileCosts:
         """Return what it takes to send a span over the measured link."""
         here = self._plan.stages[stage]
         if direction is Direction.FORWARD:
-            per_sample = self._graph.units[here.end_unit - 1].cut_bytes_per_sample
+            per_sample = here.wire_format.forward_bytes(self._graph.units[here.end_unit - 1])
         else:
-            per_sample = self._graph.units[here.first_unit - 1].gradient_bytes_per_sample
+            wire_format = self._plan.stages[stage - 1].wire_format
+            per_sample = wire_format.backward_bytes(self._graph.units[here.first_unit - 1])
         size_bytes = per_sample * span.size
         uses = self._uses.get((source, target)) or self._uses_of_neighbours[source, target]
         return Transfer(
@@ -215,17 +217,37 @@ class ProfileCosts:
         )
 
     def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds of a ring sum of the stage's gradients over its replicas' leaders, bucket by bucket."""
+        """Return the seconds of what the stage's replicas exchange at the end of a step (`cost.replicas`)."""
         return sum(self.gradient_bucket_s(stage))
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
-        """Return the seconds of each bucket's ring sum."""
-        leaders = self._leaders(stage)
-        if len(leaders) == 1:
-            return ()
-        seconds = cache(partial(self._network.collectives.seconds, leaders))
-        buckets = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES).buckets(self._parameter_bytes(stage))
-        return tuple(map(seconds, buckets))
+        """Return the same, bucket by bucket."""
+        return self._replicas.end_of_step_s(self._plan.stages[stage])
+
+    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
+        """Return by stage how many times as long its gradient sum takes while those of all these stages run."""
+        return self._slowdowns(stages) if self._sums_meet else dict.fromkeys(stages, 1.0)
+
+    @cached_property
+    def _sums_meet(self) -> bool:
+        """Whether sums of stages share a link that is too narrow for all of them."""
+        return any(ratio > 1.0 for ratio in self._slowdowns(frozenset(range(len(self._plan.stages)))).values())
+
+    def _slowdowns(self, stages: frozenset[int]) -> dict[int, float]:
+        known = self._rings.keys() & stages
+        return dict.fromkeys(stages, 1.0) | sum_slowdowns(self._network, self._rings, known)
+
+    @cached_property
+    def _rings(self) -> Mapping[int, StageRings]:
+        """What stages sum over, by stage; of those that sum anything."""
+        found = {}
+        for index, stage in enumerate(self._plan.stages):
+            rings = rings_of(stage)
+            sizes = [sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share)) for ring in rings]
+            if any(sizes):
+                devices = tuple(ring.devices for ring in rings)
+                found[index] = StageRings(rings=devices, bucket_bytes=min(RUNTIME_BUCKET_BYTES, max(sizes)))
+        return found
 
     @property
     def tied_exchange_s(self) -> float:
@@ -236,7 +258,8 @@ class ProfileCosts:
         """Return the sum of each shared parameter, as the runtime does it.
 
         The first replica of each stage that holds it sends its gradients to the first replica of every other one; then
-        the replicas of each stage hand the sum round, along a binomial tree.
+        the replicas of each stage hand the sum round, along a binomial tree. Leaders of tensor-parallel groups stand
+        for their groups, with whole bytes.
         """
         found = []
         for name in self._graph.shared_bytes:
@@ -253,13 +276,10 @@ class ProfileCosts:
         return tuple(replica.devices[0] for replica in self._plan.stages[stage].replicas)
 
     def end_of_step_bytes(self) -> dict[tuple[str, str], int]:
-        """Return what devices send each other behind the pipeline: ring sums of gradients, and shared gradients."""
+        """Return what devices send each other in a step besides samples: sums and gathers, and shared gradients."""
         sent: Counter[tuple[str, str]] = Counter()
-        for index, stage in enumerate(self._plan.stages):
-            leaders = [replica.devices[0] for replica in stage.replicas]
-            turns = 2 * (len(leaders) - 1) * self._parameter_bytes(index) // len(leaders)
-            for number, leader in enumerate(leaders if turns else ()):
-                sent[leader, leaders[(number + 1) % len(leaders)]] += turns
+        for stage in self._plan.stages:
+            sent += self._replicas.sent_bytes(stage)
         for pair, size_bytes in self.tied_bytes().items():
             sent[pair] += size_bytes
         return dict(sent)
@@ -272,8 +292,15 @@ class ProfileCosts:
         return dict(sent)
 
     def optimizer_s(self, device: str) -> float:
-        """Return the seconds of a device's update of its parameters."""
-        return self._update_s_per_byte * self._parameter_bytes(self._stage_of[device])
+        """Return the seconds of a device's update of its parameters: of the part whose optimizer state it holds."""
+        if not self._update_s_per_byte:
+            return 0.0
+        number, replica = self._plan.place(device)
+        stage = self._plan.stages[number]
+        tp_share = normalised(stage.replicas[replica].tp_shares)[stage.replicas[replica].devices.index(device)]
+        size_bytes = sum(self._graph.held_parameter_bytes(stage.units, tp_share))
+        parts = 1 if stage.state_sharding is StateSharding.NONE else len(stage.replicas)
+        return self._update_s_per_byte * size_bytes / parts
 
     def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
         """Return who sends whom how many bytes of shared gradients; of these parameters, or of all."""
@@ -285,15 +312,6 @@ class ProfileCosts:
 
     def _holds(self, units: range, shared: str) -> bool:
         return any(shared in self._graph.units[unit].shared for unit in units)
-
-    def _parameter_bytes(self, stage: int) -> int:
-        """Return the bytes of a stage's parameters, those that its units share counted once."""
-        units = [self._graph.units[unit] for unit in self._plan.stages[stage].units]
-        doubled = sum(
-            size * max(0, sum(name in unit.shared for unit in units) - 1)
-            for name, size in self._graph.shared_bytes.items()
-        )
-        return sum(unit.parameter_bytes for unit in units) - doubled
 
     def _round_trip_s(self) -> float:
         """Return the longest way between two leaders there and back: the least that agreeing takes."""

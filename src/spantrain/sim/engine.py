@@ -1,7 +1,8 @@
 """Runs a plan for a few steps on a virtual clock, with the policies that the runtime uses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
@@ -21,6 +22,7 @@ from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 from spantrain.sim.speed import SpeedTrace
+from spantrain.sim.sums import SharedSums, ends_together
 
 __all__ = ["SimulationOptions", "SimulationResult", "simulate"]
 
@@ -198,22 +200,38 @@ class _Simulation:
     def _commit(self) -> float:
         """Return when gradients are summed and all devices may update.
 
-        As in the runtime: the replicas of a stage sum when all of them have ended, whatever other stages do; then the
-        stages that share a parameter sum it, when each of them has come so far; then all meet.
+        As in the runtime: the replicas of a stage sum when all of them have ended, whatever other stages do, so that
+        sums of several stages may share links; then the stages that share a parameter sum it, when each of them has
+        come so far; then all meet.
         """
-        summed_s = [self._summed_s(index) for index in range(len(self._stages))]
+        summed_s = self._all_summed_s()
         for tied in tied_sums(self._costs, len(self._stages)):
             end_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
             for stage in tied.stages:
                 summed_s[stage] = end_s
         return max(summed_s) + self._costs.commit_s
 
+    @cached_property
+    def _sums_s(self) -> Sequence[float]:
+        """By stage: the seconds of its gradient sum alone."""
+        return [self._costs.gradient_sum_s(index) for index in range(len(self._stages))]
+
+    def _all_summed_s(self) -> list[float]:
+        """Return when each stage has summed its gradients: later than alone where sums meet on links."""
+        summed_s = [self._summed_s(index) for index in range(len(self._stages))]
+        alone_s = {index: seconds for index, seconds in enumerate(self._sums_s) if seconds > 0}
+        if len(alone_s) > 1 and isinstance(self._costs, SharedSums):
+            start_s = {index: summed_s[index] - seconds for index, seconds in alone_s.items()}
+            for index, end_s in ends_together(start_s, alone_s, self._costs.sum_slowdowns).items():
+                summed_s[index] = max(summed_s[index], end_s)
+        return summed_s
+
     def _summed_s(self, index: int) -> float:
-        """Return when the replicas of a stage have summed their gradients."""
+        """Return when the replicas of a stage would have summed their gradients, were they the only ones."""
         stage, costs = self._stages[index], self._costs
         ended_s = max(replica.ended_s for replica in stage)
         if not self._options.overlap_gradient_sums or not isinstance(costs, EndOfStep):
-            return ended_s + costs.gradient_sum_s(index)
+            return ended_s + self._sums_s[index]
         buckets = costs.gradient_bucket_s(index)
         end_s = 0.0
         for number, seconds in enumerate(buckets, start=1):

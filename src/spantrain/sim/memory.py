@@ -12,7 +12,7 @@ __all__ = ["DeviceMemory", "MemoryLog"]
 
 
 class _Part(IntEnum):
-    """What comes and goes."""
+    """What comes and goes, by the byte; activations by the sample, since members of a group hold different parts."""
 
     ACTIVATIONS = 0
     RECEIVED = 1
@@ -53,11 +53,11 @@ class MemoryLog:
         sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
         op = action.op
         if op is Op.FORWARD:
-            changes.append((start_s, samples * sizes.activation_bytes_per_sample, _Part.ACTIVATIONS))
+            changes.append((start_s, samples, _Part.ACTIVATIONS))
             changes.append((end_s, -samples * sizes.input_bytes_per_sample, _Part.RECEIVED))
             return
         if op is not Op.BACKWARD_INPUT:
-            changes.append((end_s, -samples * sizes.activation_bytes_per_sample, _Part.ACTIVATIONS))
+            changes.append((end_s, -samples, _Part.ACTIVATIONS))
         if op is not Op.BACKWARD_WEIGHT:
             changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _Part.RECEIVED))
 
@@ -81,7 +81,8 @@ class MemoryLog:
         peak_s = 0.0
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
-        for time_s, size_bytes, part in sorted(self._changes[leader]):
+        for time_s, amount, part in sorted(self._changes[leader]):
+            size_bytes = amount * sizes.activation_bytes_per_sample if part is _Part.ACTIVATIONS else amount
             held[part] += size_bytes
             now += size_bytes
             if now > highest:

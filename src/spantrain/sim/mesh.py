@@ -2,59 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from spantrain.cost.fairness import fair_parts, part_alone
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.sending import Sending
 from spantrain.sim.speed import SpeedTrace
 
-__all__ = ["Mesh", "fair_parts"]
+__all__ = ["Mesh"]
 
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
 _UNPLANNED = -1.0
 """In the place of a speed that has not been found yet."""
-
-Uses = tuple[tuple[str, float], ...]
-Demand = tuple[float, Uses]
-"""Bytes per second at full speed; each link with the part of it that full speed takes."""
-
-
-def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list[float]:
-    """Return the part of its full speed that each flow gets: max-min fair in bytes per second.
-
-    No flow can get more without one that has less, or as much, getting less (Bertsekas and Gallager, Data Networks,
-    1992, section 6.5.2: all flows rise together until a link is full; those on it stay, the others rise on).
-    `capacity` is how much of each link is there, usually 1; where there is more, full speed is more.
-
-    >>> fair_parts([(10.0, (("port", 1.0),)), (2.0, (("port", 0.2), ("far", 1.0)))], {"port": 1.0, "far": 1.0})
-    [0.8, 1.0]
-    """
-    parts = [0.0] * len(demands)
-    is_whole = min(capacity.values(), default=1.0) == max(capacity.values(), default=1.0) == 1.0
-    most = [1.0] * len(demands) if is_whole else [_most(uses, capacity) for _, uses in demands]
-    left = dict(capacity)
-    rising = list(range(len(demands)))
-    while rising:
-        weight: dict[str, float] = {}
-        for flow in rising:
-            bandwidth, uses = demands[flow]
-            for link, part in uses:
-                weight[link] = weight.get(link, 0.0) + part / bandwidth
-        level, narrowest = min((max(0.0, left[link]) / wanted, link) for link, wanted in weight.items())
-        full = [flow for flow in rising if most[flow] * demands[flow][0] <= level]
-        stay = full or [flow for flow in rising if any(link == narrowest for link, _ in demands[flow][1])]
-        for flow in stay:
-            bandwidth, uses = demands[flow]
-            parts[flow] = most[flow] if full else level / bandwidth
-            for link, part in uses:
-                left[link] -= part * parts[flow]
-        rising = [flow for flow in rising if flow not in stay]
-    return parts
-
-
-def _most(uses: Uses, capacity: Mapping[str, float]) -> float:
-    """Return the part of its full speed that a flow has alone: what its narrowest link has of its capacity."""
-    return max(part for _, part in uses) * min(capacity[link] / part for link, part in uses)
 
 
 class Mesh:
@@ -151,7 +110,7 @@ class Mesh:
         links = dict.fromkeys(link for sending in group for link in sending.transfer.links)
         capacity = {link: self._speed_of(link, now_s) for link in links}
         if len(group) == 1:
-            return [_most(group[0].transfer.uses, capacity)]
+            return [part_alone(group[0].transfer.uses, capacity)]
         if self._fair:
             return fair_parts([(one.transfer.bandwidth_bytes_per_s, one.transfer.uses) for one in group], capacity)
         return self._parts_by_turn(group, capacity)
@@ -162,7 +121,7 @@ class Mesh:
         parts = {}
         for sending in sorted(group, key=lambda one: one.turn):
             uses = sending.transfer.uses
-            part = min(_most(uses, capacity), *(max(0.0, left[link]) / used for link, used in uses))
+            part = min(part_alone(uses, capacity), *(max(0.0, left[link]) / used for link, used in uses))
             parts[sending] = part
             for link, used in uses:
                 left[link] -= used * part

@@ -7,6 +7,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.errors import ProfileError
 from spantrain.policy.limits import check_limits
+from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.search import SearchEffort, quick_s, simulated_s, with_hints
 
@@ -34,16 +35,22 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -
     share = effort.part(1 / _KEPT)
     ranked = sorted(_quick(plan, costs, effort), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
-        best_s, best = _better(best_s, best, with_hints(candidate, costs, effort=share), costs)
-    for _, start in [(0.0, best), *ranked[:1]]:
-        unlike = _by_stage(replace(start, hints=None), costs, effort)
-        best_s, best = _better(best_s, best, with_hints(unlike, costs, effort=share), costs)
+        best_s, best = _better(best_s, best, candidate, costs, share)
+    for start in dict.fromkeys([best.stages, *(candidate.stages for _, candidate in ranked[:1])]):
+        unlike = _by_stage(replace(plan, stages=start, hints=None), costs, effort)
+        if unlike.stages != start:
+            best_s, best = _better(best_s, best, unlike, costs, share)
     return best
 
 
-def _better(best_s: float, best: Plan, other: Plan, costs: StepCosts) -> tuple[float, Plan]:
-    other_s = simulated_s(other, costs)
-    return (other_s, other) if other_s < best_s * (1 - _WORTH) else (best_s, best)
+def _better(best_s: float, best: Plan, other: Plan, costs: StepCosts, effort: SearchEffort) -> tuple[float, Plan]:
+    """Return the better of the best so far and another cut with the order found for it, if any order could be."""
+    enough_s = best_s * (1 - _WORTH)
+    if step_bound_s(other, costs) >= enough_s:
+        return best_s, best
+    ordered = with_hints(other, costs, effort=effort)
+    other_s = simulated_s(ordered, costs)
+    return (other_s, ordered) if other_s < enough_s else (best_s, best)
 
 
 def _by_stage(plan: Plan, costs: StepCosts, effort: SearchEffort) -> Plan:

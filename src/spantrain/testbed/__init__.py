@@ -7,6 +7,7 @@ router.py        the process that holds and carries everything; its keeper, whic
 build.py         namespaces, switches, veth pairs, TUN devices, port rates
 namespaces.py    the system calls for that
 forwarding.py    packets from site to site
+lines.py         the links between sites and the uplinks and downlinks that they share: pure as well
 wakeups.py       wake at an instant, not some time after it
 packets.py       what the router reads in a packet
 shaper.py        rate, delay, jitter, loss, fair queue: pure, with the time as an argument

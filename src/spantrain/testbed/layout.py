@@ -31,6 +31,8 @@ class SiteLayout:
     name: str
     number: int
     bandwidth_bytes_per_s: float
+    uplink_bandwidth_bytes_per_s: float | None
+    downlink_bandwidth_bytes_per_s: float | None
     hosts: tuple[HostLayout, ...]
 
     @property
@@ -82,7 +84,14 @@ def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> Lay
             for rank, name in enumerate(host.name for host in cluster.hosts if host.site == site.name)
         )
         sites.append(
-            SiteLayout(name=site.name, number=number, bandwidth_bytes_per_s=site.bandwidth_bytes_per_s, hosts=hosts)
+            SiteLayout(
+                name=site.name,
+                number=number,
+                bandwidth_bytes_per_s=site.bandwidth_bytes_per_s,
+                uplink_bandwidth_bytes_per_s=site.uplink_bandwidth_bytes_per_s,
+                downlink_bandwidth_bytes_per_s=site.downlink_bandwidth_bytes_per_s,
+                hosts=hosts,
+            )
         )
     return Layout(
         testbed_id=testbed_id, cluster=cluster.name, sites=tuple(sites), links=cluster.links, parent_pid=parent_pid

@@ -9,8 +9,8 @@ OFFLOAD_HEADER_BYTES = 10
 _TCP, _UDP = 6, 17
 
 
-def parse_packet(data: bytes) -> tuple[int, Packet] | None:
-    """Return the second byte of the destination's address (the site's number) and the packet; None if not IPv4.
+def parse_packet(data: bytes) -> Packet | None:
+    """Return the packet; None if not IPv4. The site that it is for is the second byte of the destination's address.
 
     With segmentation offload the kernel hands over up to 64 kB of one TCP flow as one packet; it is charged for the
     headers of each of the packets that it stands for.
@@ -30,4 +30,4 @@ def parse_packet(data: bytes) -> tuple[int, Packet] | None:
         headers = header_bytes + (data[start + header_bytes + 12] >> 4) * 4
         count = max(1, -(-(wire_bytes - headers) // segment_bytes))
         wire_bytes += (count - 1) * headers
-    return data[start + 17], Packet(data, flow, wire_bytes, count)
+    return Packet(data, flow, wire_bytes, count, data[start + 17])

@@ -64,6 +64,7 @@ class Router:
         operations: dict[str, Callable[..., Answer]] = {
             "status": self._status,
             "shape": self._shape,
+            "shape_line": self._shape_line,
             "stop": self._stop,
         }
         operation = operations.get(request.pop("operation"))
@@ -79,15 +80,21 @@ class Router:
         return {}
 
     def _shape(self, *, source: str, target: str, changes: dict[str, Any]) -> Answer:
-        link = self._forwarder.links.get((source, target))
+        known = self._forwarder.network.links
+        link = known.get((source, target))
         if link is None:
-            pairs = ", ".join(f"{a} -> {b}" for a, b in self._forwarder.links)
+            pairs = ", ".join(f"{a} -> {b}" for a, b in known)
             raise TestbedError(f"no link {source} -> {target}; there are {pairs or 'none'}")
         present = {name: getattr(link.shape, name) for name in Shape.__dataclass_fields__}
-        self._forwarder.reshape(source, target, Shape(**{**present, **changes}))
+        self._forwarder.reshape((source, target), Shape(**{**present, **changes}))
+        return {}
+
+    def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
+        self._forwarder.reshape_line((site, way), bandwidth_bytes_per_s)
         return {}
 
     def _status(self) -> Answer:
+        network = self._forwarder.network
         links = [
             {
                 "source": source,
@@ -96,10 +103,23 @@ class Router:
                 **vars(link.counters),
                 "bytes_waiting": link.waiting_bytes,
             }
-            for (source, target), link in self._forwarder.links.items()
+            for (source, target), link in network.links.items()
+        ]
+        lines = [
+            {
+                "site": site,
+                "way": way,
+                "bandwidth_bytes_per_s": line.shape.bandwidth_bytes_per_s,
+                "bytes_sent": line.counters.bytes_sent,
+                "packets_sent": line.counters.packets_sent,
+                "packets_dropped": line.counters.packets_dropped,
+                "bytes_waiting": line.waiting_bytes,
+            }
+            for (site, way), line in network.lines.items()
         ]
         return {
             "links": links,
+            "lines": lines,
             "packets_refused": self._forwarder.packets_refused,
             "up_s": time.monotonic() - self._started_s,
             "router_cpu_s": time.process_time() - self._started_cpu_s,

@@ -42,12 +42,16 @@ class Shape:
 
     @property
     def queue_bytes(self) -> int:
-        """Return what may wait: two round trips' worth and some.
+        """Return what may wait where all of the way's delay is this one's own."""
+        return self.room_bytes(self.latency_s)
+
+    def room_bytes(self, latency_s: float) -> int:
+        """Return what may wait on a way of so long a delay: two round trips' worth and some.
 
         One round trip's worth keeps the link full for one TCP flow; the second takes in the overshoot with which a
         connection begins. Other flows do not wait for it, since each has its own queue.
         """
-        return int(self.bandwidth_bytes_per_s * (4 * self.latency_s + _QUEUE_FLOOR_S)) + _QUEUE_FLOOR_BYTES
+        return int(self.bandwidth_bytes_per_s * (4 * latency_s + _QUEUE_FLOOR_S)) + _QUEUE_FLOOR_BYTES
 
 
 class Packet(NamedTuple):
@@ -60,6 +64,8 @@ class Packet(NamedTuple):
     """IP bytes of all the packets that this stands for."""
     packets: int = 1
     """How many packets it stands for."""
+    site: int = 0
+    """Number of the site that it is for."""
 
 
 @dataclass(eq=False)
@@ -154,6 +160,7 @@ class ShapedLink:
         self._order = 0
         self._last_arrival_s: dict[bytes, float] = {}
         self._patience_s = _patience_s(shape)
+        self._delay_elsewhere_s = 0.0
 
     @property
     def waiting_bytes(self) -> int:
@@ -172,22 +179,30 @@ class ShapedLink:
         noticed_s = self._sent_at_s + self._patience_s
         return min(self._travelling[0][0], noticed_s) if self._travelling else noticed_s
 
+    def expect_delay(self, latency_s: float) -> None:
+        """Make room for packets whose whole way has so long a delay: here and on what is before or behind this."""
+        self._delay_elsewhere_s = latency_s - self.shape.latency_s
+        self._drop_what_is_too_much()
+
     def push(self, now_s: float, packet: Packet) -> None:
         """Take a packet; when the queue is full, drop from the flow that fills it."""
         self._advance(now_s)
         self._queue.push(packet)
         if self._sending is None:
             self._send_next(now_s)
-        limit = self.shape.queue_bytes
-        while self._queue.waiting_bytes > limit:
-            self.counters.packets_dropped += self._queue.drop().packets
+        self._drop_what_is_too_much()
 
     def collect(self, now_s: float) -> list[bytes]:
         """Return the data of the packets that have arrived by now, in order of arrival."""
+        return [packet.data for _, packet in self.take(now_s)]
+
+    def take(self, now_s: float) -> list[tuple[float, Packet]]:
+        """Return the packets that have arrived by now and when each did, in order of arrival."""
         self._advance(now_s)
-        arrived: list[bytes] = []
+        arrived: list[tuple[float, Packet]] = []
         while self._travelling and self._travelling[0][0] <= now_s:
-            arrived.append(heapq.heappop(self._travelling)[2].data)
+            at_s, _, packet = heapq.heappop(self._travelling)
+            arrived.append((at_s, packet))
         if not self._travelling:
             self._last_arrival_s.clear()
         return arrived
@@ -200,7 +215,11 @@ class ShapedLink:
             self._sent_at_s = now_s + (self._sent_at_s - now_s) * scale
         self.shape = shape
         self._patience_s = _patience_s(shape)
-        while self._queue.waiting_bytes > shape.queue_bytes:
+        self._drop_what_is_too_much()
+
+    def _drop_what_is_too_much(self) -> None:
+        limit = self.shape.room_bytes(self.shape.latency_s + self._delay_elsewhere_s)
+        while self._queue.waiting_bytes > limit:
             self.counters.packets_dropped += self._queue.drop().packets
 
     def _advance(self, now_s: float) -> None:
@@ -211,6 +230,8 @@ class ShapedLink:
     def _send_next(self, start_s: float) -> None:
         self._sending = self._queue.pop()
         if self._sending is not None:
+            # A packet that has left the link before may be handed on when this one has sent others since.
+            start_s = max(start_s, self._sent_at_s)
             self._sent_at_s = start_s + self._sending.wire_bytes / self.shape.bandwidth_bytes_per_s
 
     def _depart(self, packet: Packet, now_s: float) -> None:

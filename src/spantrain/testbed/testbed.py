@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -20,7 +21,7 @@ from spantrain.testbed.inhabitants import end_inhabitants, end_process
 from spantrain.testbed.layout import HOST_INTERFACE, Layout, lay_out
 from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
 
-__all__ = ["HostStatus", "LinkStatus", "Testbed", "TestbedStatus", "down_all", "why_unavailable"]
+__all__ = ["HostStatus", "LineStatus", "LinkStatus", "Testbed", "TestbedStatus", "down_all", "why_unavailable"]
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
@@ -58,6 +59,22 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineStatus:
+    """What all links of a site share, in one direction: its rate now, and what has passed since it was there."""
+
+    site: str
+    way: str
+    """`up`: what leaves the site; `down`: what comes."""
+    bandwidth_bytes_per_s: float
+    bytes_sent: int
+    """IP bytes, headers included."""
+    packets_sent: int
+    packets_dropped: int
+    """For want of room in the queue."""
+    bytes_waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TestbedStatus:
     """A running testbed."""
 
@@ -67,6 +84,8 @@ class TestbedStatus:
     cluster: str
     hosts: tuple[HostStatus, ...]
     links: tuple[LinkStatus, ...]
+    lines: tuple[LineStatus, ...]
+    """Of sites that have them."""
     packets_refused: int
     """Addressed to no site, or not IPv4."""
     up_s: float
@@ -199,6 +218,29 @@ class Testbed:
             raise TestbedError(str(error)) from error
         ask(self._state.file("sock"), "shape", source=source, target=target, changes=changes)
 
+    def shape_site(
+        self,
+        site: str,
+        *,
+        uplink_bandwidth_bytes_per_s: float | None = None,
+        downlink_bandwidth_bytes_per_s: float | None = None,
+    ) -> None:
+        """Change what all that leaves a site, or comes to it, shares, now; what is None stays as it is.
+
+        A site that had no such line has one from now on.
+
+        Raises:
+            TestbedError: No such site, or a rate that no line can have.
+        """
+        _known("site", site, sorted(set(self._state.site_of.values())))
+        wanted = {"up": uplink_bandwidth_bytes_per_s, "down": downlink_bandwidth_bytes_per_s}
+        rates = {way: rate for way, rate in wanted.items() if rate is not None}
+        for way, rate in rates.items():
+            if not 0 < rate < math.inf:
+                raise TestbedError(f"site {site}: {way}link must be positive and finite, got {rate} bytes/s")
+        for way, rate in rates.items():
+            ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
+
     def status(self) -> TestbedStatus:
         """Return the present shapes and counters.
 
@@ -212,7 +254,10 @@ class Testbed:
             for host, site in state.site_of.items()
         )
         links = tuple(LinkStatus(**link) for link in answer.pop("links"))
-        return TestbedStatus(id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, **answer)
+        lines = tuple(LineStatus(**line) for line in answer.pop("lines"))
+        return TestbedStatus(
+            id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, lines=lines, **answer
+        )
 
     def down(self) -> None:
         """End every process inside, then the network; return when nothing is left. Harmless when it is gone."""

@@ -6,11 +6,12 @@ who tries them out. Not kept: the sum beside the backward; where the global batc
 by one sample in the place of padding.
 """
 
+from spantrain.core.plan import StateSharding
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 
-__all__ = ["ddp"]
+__all__ = ["data_parallel", "ddp"]
 
 
 def ddp(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -19,12 +20,32 @@ def ddp(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold the whole model.
     """
+    return data_parallel(request, StateSharding.NONE)
+
+
+def data_parallel(request: PlanRequest, state_sharding: StateSharding) -> tuple[Proposal, ...]:
+    """Propose the whole model on every device, with equal shares, and its state divided or not.
+
+    Raises:
+        InfeasiblePlanError: as `ddp`; or all micro-batches that the job asks for are smaller than the devices are many.
+    """
     devices = request.devices_within_quotas
-    total = request.job.global_batch
-    if total < len(devices):
-        raise InfeasiblePlanError(f"{len(devices)} devices, but only {total} samples in a step: some would get none")
+    sizes = _sizes(request, len(devices))
     assembler = Assembler(request)
-    shape = StageShape(units=range(assembler.units), devices=devices)
-    each = -(-total // len(devices))
-    sizes = {min(total, len(devices) * 2**power) for power in range(each.bit_length() + 1)}
-    return assembler.best((((shape,), size, None) for size in sorted(sizes)), "1f1b")
+    shape = StageShape(units=range(assembler.units), devices=devices, state_sharding=state_sharding)
+    return assembler.best((((shape,), size, None) for size in sizes), "1f1b")
+
+
+def _sizes(request: PlanRequest, count: int) -> list[int]:
+    """Return the sizes of micro-batches to try, in which each device has a sample."""
+    total, asked = request.job.global_batch, request.job.micro_batches
+    if total < count:
+        raise InfeasiblePlanError(f"{count} devices, but only {total} samples in a step: some would get none")
+    if not asked:
+        each = -(-total // count)
+        return sorted({min(total, count * 2**power) for power in range(each.bit_length() + 1)})
+    sizes = sorted(size for size in set(asked) if size >= count)
+    if not sizes:
+        of_what = ", ".join(map(str, sorted(set(asked))))
+        raise InfeasiblePlanError(f"with micro-batches of {of_what}: {count} devices, so some would get no sample")
+    return sizes

@@ -1,0 +1,156 @@
+"""What replicas take together: rings of members, sharded state, gathers beside compute."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.app.describe import described_profile
+from spantrain.config.presets import load_preset
+from spantrain.core.action import Op
+from spantrain.core.plan import Replica, Stage, StateSharding
+from spantrain.core.spans import equal_spans
+from spantrain.cost.collectives import SumOptions
+from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
+from spantrain.models.catalog import resolve_model
+
+
+def stage_of(*groups, end=3, sharding=StateSharding.NONE, micro_batches=4):
+    """A stage with a replica for each mapping of device to tensor share."""
+    return Stage(
+        first_unit=0,
+        end_unit=end,
+        replicas=tuple(
+            Replica(devices=tuple(group), sample_share=1.0, in_flight_limit=8, tp_shares=tuple(group.values()))
+            for group in groups
+        ),
+        micro_batches=equal_spans(8, 8 // micro_batches),
+        state_sharding=sharding,
+    )
+
+
+def slow_links(profile, bandwidth_bytes_per_s):
+    links = tuple(replace(link, bandwidth_bytes_per_s=bandwidth_bytes_per_s) for link in profile.links)
+    return replace(profile, links=links)
+
+
+@pytest.fixture(scope="module")
+def divided(cost_profile):
+    units = tuple(replace(unit, tensor_sums=1) for unit in cost_profile.graph.units)
+    return replace(cost_profile, graph=replace(cost_profile.graph, units=units))
+
+
+@pytest.fixture(scope="module")
+def laptop():
+    return described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+
+
+def test_one_replica_sums_nothing(cost_profile):
+    cost = ReplicaCost(cost_profile)
+    for sharding in StateSharding:
+        alone = stage_of({"a0": 1.0}, sharding=sharding)
+        assert rings_of(alone) == ()
+        assert cost.end_of_step_s(alone) == ()
+        assert not cost.sent_bytes(alone)
+        plain = cost.groups.compute.stage_seconds(range(3), "a0", Op.FORWARD, 2)
+        assert cost.action_s(alone, alone.replicas[0], Op.FORWARD, 2) == pytest.approx(plain)
+
+
+def test_members_sum_with_those_that_hold_the_same():
+    alike = stage_of({"a": 2.0, "b": 1.0}, {"c": 4.0, "d": 2.0})
+    assert [ring.devices for ring in rings_of(alike)] == [("a", "c"), ("b", "d")]
+    assert [ring.tp_share for ring in rings_of(alike)] == pytest.approx([2 / 3, 1 / 3])
+    # Where parts differ, the leaders stand for their groups.
+    other = stage_of({"a": 2.0, "b": 1.0}, {"c": 1.0, "d": 1.0})
+    assert rings_of(other) == (Ring(devices=("a", "c"), tp_share=1.0),)
+
+
+def test_devices_alone_take_a_ring_sum_whatever_their_single_shares(divided):
+    cost, stage = ReplicaCost(divided), stage_of({"a0": 3.0}, {"a1": 1.0})
+    (whole_s,) = cost.end_of_step_s(stage)
+    assert whole_s == pytest.approx(cost.groups.network.collectives.seconds(("a0", "a1"), 11000))
+    assert cost.sent_bytes(stage) == {("a0", "a1"): 11000, ("a1", "a0"): 11000}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_zero2_takes_the_time_and_bytes_of_the_sum_and_more_for_more_micro_batches(cost_profile, micro_batches):
+    cost = ReplicaCost(cost_profile)
+    plain, sharded = (
+        stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding, micro_batches=micro_batches)
+        for sharding in (StateSharding.NONE, StateSharding.ZERO2)
+    )
+    assert cost.end_of_step_s(sharded) == cost.end_of_step_s(plain)
+    halves = micro_batches + 1
+    assert cost.sent_bytes(sharded) == {pair: size * halves // 2 for pair, size in cost.sent_bytes(plain).items()}
+    for op in Op:
+        assert cost.action_s(sharded, sharded.replicas[0], op, 2) == cost.action_s(plain, plain.replicas[0], op, 2)
+
+
+def test_zero3_takes_the_longer_of_compute_and_gathers(cost_profile):
+    narrow = slow_links(cost_profile, 1e5)
+    fast, slow = ReplicaCost(cost_profile), ReplicaCost(narrow)
+    stage = stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=StateSharding.ZERO3)
+    replica = stage.replicas[0]
+    compute_s = fast.groups.replica_seconds(stage.units, replica, Op.FORWARD, 4)
+    assert fast.action_s(stage, replica, Op.FORWARD, 4) == compute_s
+    # Unit by unit; the parameter that units 0 and 2 share is gathered once.
+    gather_s = sum(slow.groups.network.collectives.gather_s(("a0", "a1"), size) for size in (4000, 4000, 3000))
+    assert slow.action_s(stage, replica, Op.FORWARD, 4) == pytest.approx(gather_s)
+    assert gather_s > compute_s
+    assert slow.action_s(stage, replica, Op.BACKWARD_INPUT, 4) == pytest.approx(gather_s)
+    # Of four micro-batches' gradients three are summed beside the work, the last one's behind it.
+    assert slow.action_s(stage, replica, Op.BACKWARD_WEIGHT, 4) == pytest.approx(0.75 * gather_s)
+    assert slow.action_s(stage, replica, Op.BACKWARD, 4) == pytest.approx(1.75 * gather_s)
+    *sums, first_gather = slow.end_of_step_s(stage)
+    assert sum(sums) == pytest.approx(slow.groups.network.collectives.gather_s(("a0", "a1"), 11000))
+    assert first_gather == pytest.approx(slow.groups.network.collectives.gather_s(("a0", "a1"), 4000))
+    # Two gathers and a sum for each micro-batch, each to and from one other device.
+    assert slow.sent_bytes(stage) == dict.fromkeys((("a0", "a1"), ("a1", "a0")), 4 * 3 * 11000 // 2)
+
+
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0), (9.0, 1.0)])
+def test_members_sum_their_parts_at_once_and_every_byte_once(laptop, shares):
+    cost = ReplicaCost(laptop)
+    units = len(laptop.graph.units)
+    first, second = ({"lab-0": shares[0], "lab-1": shares[1]}, {"home-tx2": shares[0], "home-nano": shares[1]})
+    grouped = stage_of(first, second, end=units)
+    plain = stage_of({"lab-0": 1.0}, {"home-tx2": 1.0}, end=units)
+    pairs = {("lab-0", "home-tx2"), ("home-tx2", "lab-0"), ("lab-1", "home-nano"), ("home-nano", "lab-1")}
+    around = {pair: size for pair, size in cost.sent_bytes(grouped).items() if pair in pairs}
+    assert set(around) == pairs
+    assert all(unit.tensor_sums for unit in laptop.graph.units)
+    assert sum(around.values()) == pytest.approx(sum(cost.sent_bytes(plain).values()), abs=100)
+    assert around["lab-0", "home-tx2"] == pytest.approx(around["lab-1", "home-nano"] * shares[0] / shares[1], rel=1e-4)
+    # Both rings cross the same line between the sites, so together they are not faster than one of the whole.
+    whole_s, parts_s = (sum(cost.end_of_step_s(stage)) for stage in (plain, grouped))
+    assert whole_s * 0.9 < parts_s
+    # What is sent inside the groups is theirs alone.
+    inside = cost.sent_bytes(grouped)["lab-0", "lab-1"]
+    assert inside == 2 * 4 * cost.groups.sent_bytes_per_sample(grouped.units) // 2
+
+
+def test_bytes_inside_a_tensor_parallel_group(divided):
+    pair = stage_of({"a0": 1.0, "a1": 1.0})
+    # A sum of the outputs of units 0 and 1, and of the gradients of the inputs of 1 and 2, of 8 samples of 1000 bytes.
+    assert ReplicaCost(divided).sent_bytes(pair) == dict.fromkeys((("a0", "a1"), ("a1", "a0")), 8 * 4 * 1000)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    size_bytes=st.integers(1, 10**7),
+    count=st.integers(2, 3),
+    bucket_bytes=st.one_of(st.none(), st.integers(10**5, 10**7)),
+)
+def test_a_gather_is_half_of_a_ring_between_equals(cost_profile, size_bytes, count, bucket_bytes):
+    collectives = ReplicaCost(cost_profile).groups.network.collectives
+    options = SumOptions(bucket_bytes=bucket_bytes)
+    devices = ("a0", "a1", "b0")[:count]
+    whole_s, half_s = (
+        collectives.seconds(devices, size_bytes, options=options),
+        collectives.gather_s(devices, size_bytes, options),
+    )
+    if count == 2:
+        assert half_s == pytest.approx(whole_s / 2)
+    assert whole_s / 2 * (1 - 1e-9) <= half_s < whole_s
+    assert collectives.gather_s(devices[:1], size_bytes) == 0.0
