@@ -5,12 +5,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.app.evaluate import Evaluator
+from spantrain.core.plan import StateSharding
 from spantrain.errors import InfeasiblePlanError, UsageError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Quota
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, strategies_named
 
-PLAIN = ("ddp", "eddl", "gpipe", "1f1b", "pipedream", "dapple", "hetpipe", "alpa", "single-device", "single-site")
+PLAIN = (
+    "ddp",
+    "zero2",
+    "fsdp",
+    "eddl",
+    "gpipe",
+    "1f1b",
+    "pipedream",
+    "dapple",
+    "hetpipe",
+    "alpa",
+    "single-device",
+    "single-site",
+)
 
 
 def ask(name, profile, job, **constraints):
@@ -55,6 +69,46 @@ def test_ddp_shares_equally_and_eddl_by_capacity(make_cluster, make_graph, make_
         assert stage.devices == ("fast", "slow")
     shares = [r.sample_share for r in ask("eddl", profile, job)[0].plan.stages[0].replicas]
     assert shares[0] == pytest.approx(3 * shares[1], rel=0.35)
+
+
+def test_sharding_divides_state_and_fits_where_plain_data_parallelism_does_not(make_cluster, make_graph, make_profile):
+    graph, job = make_graph(6), JobSpec(global_batch=32, micro_batches=(8,))
+    devices = {f"d{n}": 0.01 for n in range(4)}
+    roomy = make_profile(make_cluster({"lab": devices}, memory_bytes=2**32), graph)
+    wanted = {"ddp": StateSharding.NONE, "zero2": StateSharding.ZERO2, "fsdp": StateSharding.ZERO3}
+    peaks = {}
+    for name, sharding in wanted.items():
+        (proposal,) = ask(name, roomy, job)
+        (stage,) = proposal.plan.stages
+        assert (stage.state_sharding, len(stage.micro_batches), len(stage.replicas)) == (sharding, 4, 4)
+        assert {replica.sample_share for replica in stage.replicas} == {1.0}
+        peaks[name] = max(Evaluator(roomy, job)(proposal.plan).peak_bytes.values())
+    assert peaks["ddp"] > peaks["zero2"] > peaks["fsdp"]
+    tight = make_profile(make_cluster({"lab": devices}, memory_bytes=(peaks["ddp"] + peaks["zero2"]) // 2), graph)
+    with pytest.raises(InfeasiblePlanError, match="needs"):
+        ask("ddp", tight, job)
+    assert ask("zero2", tight, job)
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp"])
+def test_data_parallelism_takes_the_micro_batches_that_are_given(name, make_cluster, make_graph, make_profile):
+    profile = make_profile(make_cluster({"lab": {"a": 0.03, "b": 0.01}}), make_graph(4))
+    for proposal in ask(name, profile, JobSpec(global_batch=32, micro_batches=(8, 16))):
+        assert len(proposal.plan.stages[0].micro_batches) in (2, 4)
+    with pytest.raises(InfeasiblePlanError, match="micro-batches of 1: 2 devices"):
+        ask(name, profile, JobSpec(global_batch=32, micro_batches=(1,)))
+
+
+@pytest.mark.parametrize("name", ["zero2", "fsdp"])
+def test_slow_networks_make_sharding_slow(name, make_cluster, make_graph, make_profile):
+    steps = []
+    for bandwidth in (1e9, 1e6):
+        cluster = make_cluster({f"s{n}": {f"d{n}": 0.01} for n in range(2)}, bandwidth=bandwidth)
+        profile, job = make_profile(cluster, make_graph(4)), JobSpec(global_batch=32, micro_batches=(4,))
+        plain, sharded = (Evaluator(profile, job)(ask(n, profile, job)[0].plan).step_s for n in ("ddp", name))
+        steps.append((plain, sharded))
+    assert steps[0][1] == pytest.approx(steps[0][0], rel=0.2)
+    assert steps[1][1] > 1.5 * steps[1][0]
 
 
 def test_ddp_refuses_fewer_samples_than_devices(make_cluster, make_graph, make_profile):

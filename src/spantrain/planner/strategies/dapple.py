@@ -5,10 +5,10 @@ Kept: the latency of a step as warm-up, steady part of the pivot stage, and endi
 left and keeps the best prefix for each number of layers and machines; replicas that share samples equally; 1F1B.
 Machines are taken in the cluster's order, whole (its policies fresh-first and append-first). Times of a stage are its
 slowest device's. Not kept: the policy scatter-first, and recomputing activations. Memory is not looked at while
-planning; what does not fit is refused.
+planning; what does not fit is planned again with smaller micro-batches, and refused if they do not help.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ __all__ = ["dapple"]
 
 _MOST_PLACES = 1000
 _SIZES = 2
-"""Micro-batch sizes that are planned for: the largest that leave several micro-batches."""
+"""Micro-batch sizes that are planned for: the largest that leave several micro-batches; smaller ones if none fits."""
 
 Place = tuple[int, int]
 """Units and hosts used up to here."""
@@ -53,7 +53,18 @@ def dapple(request: PlanRequest) -> tuple[Proposal, ...]:
             f"goes through splits of units and hosts, {_MOST_PLACES} places at most, got {len(hosts)} hosts with "
             f"{assembler.units} units"
         )
-    return assembler.best(_options(assembler, request, hosts), "1f1b")
+    sizes = request.job.micro_batch_sizes()
+    several = [size for size in sizes if 4 * size <= request.job.global_batch]
+    try:
+        return assembler.best(_options(assembler, request, hosts, several[-_SIZES:]), "1f1b")
+    except InfeasiblePlanError as error:
+        first_miss = error
+    for size in reversed(several[:-_SIZES]):
+        try:
+            return assembler.best(_options(assembler, request, hosts, [size]), "1f1b")
+        except InfeasiblePlanError:
+            continue
+    raise first_miss
 
 
 def _hosts(request: PlanRequest) -> list[tuple[str, ...]]:
@@ -64,14 +75,13 @@ def _hosts(request: PlanRequest) -> list[tuple[str, ...]]:
 
 
 def _options(
-    assembler: Assembler, request: PlanRequest, hosts: list[tuple[str, ...]]
+    assembler: Assembler, request: PlanRequest, hosts: list[tuple[str, ...]], wanted: Sequence[int]
 ) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
-    sizes = request.job.micro_batch_sizes()
-    several = [size for size in sizes if 4 * size <= request.job.global_batch]
     found = 0
-    for size in (*several[-_SIZES:], *sizes[len(several) :]):
+    larger = (size for size in request.job.micro_batch_sizes() if 4 * size > request.job.global_batch)
+    for size in (*wanted, *larger):
         # Larger ones only if those leave a device without a sample whatever the stages.
-        if found and size not in several:
+        if found and size not in wanted:
             return
         latency_s, shapes = _Search(assembler, hosts, size).run()
         if latency_s < float("inf"):
@@ -85,6 +95,9 @@ class _Search:
     def __init__(self, assembler: Assembler, hosts: list[tuple[str, ...]], size: int) -> None:
         self._assembler, self._hosts, self._size = assembler, hosts, size
         self._count = -(-assembler.job.global_batch // size)
+        self.devices = cache(self._devices)
+        self.kinds = cache(self._kinds)
+        self.ring = cache(self._ring)
         self.part = cache(self._part)
         self.transfer = cache(self._transfer)
 
@@ -114,7 +127,7 @@ class _Search:
         found = None
         last = (self._assembler.units, len(self._hosts))
         for (first, before), (_, ends) in prefixes.items():
-            if first >= end or before >= used or len(self._devices(before, used)) > self._size:
+            if first >= end or before >= used or len(self.devices(before, used)) > self._size:
                 continue
             part = self.part((first, before), (end, used))
             if (self._count - 1) * (part.forward_s + part.backward_s) >= best_s:
@@ -128,7 +141,7 @@ class _Search:
     def _latency_s(self, ends: Ends) -> float:
         """Return the latency of a step: equations 1 to 3; infinite if a device would get no sample."""
         stages = pairwise(((0, 0), *ends))
-        if any(len(self._devices(before, used)) > self._size for (_, before), (_, used) in stages):
+        if any(len(self.devices(before, used)) > self._size for (_, before), (_, used) in stages):
             return float("inf")
         parts: list[_Part] = []
         for index, (before, here) in enumerate(pairwise(((0, 0), *ends))):
@@ -153,14 +166,17 @@ class _Search:
     def _devices(self, before: int, used: int) -> tuple[str, ...]:
         return tuple(name for members in self._hosts[before:used] for name in members)
 
+    def _kinds(self, before: int, used: int) -> frozenset[str]:
+        return frozenset(self._assembler.kinds(self.devices(before, used)))
+
     def _shape(self, before: Place, here: Place) -> StageShape:
-        return StageShape(units=range(before[0], here[0]), devices=self._devices(before[1], here[1]))
+        return StageShape(units=range(before[0], here[0]), devices=self.devices(before[1], here[1]))
 
     def _part(self, before: Place, here: Place) -> _Part:
-        devices, units = self._devices(before[1], here[1]), range(before[0], here[0])
+        devices, units = self.devices(before[1], here[1]), range(before[0], here[0])
         samples = max(1, round(self._size / len(devices)))
         compute = self._assembler.compute
-        kinds = set(self._assembler.kinds(devices))
+        kinds = self.kinds(before[1], here[1])
         sums = self._assembler.parameter_sums
         gradients = float(sums[units.stop] - sums[units.start])
         return _Part(
@@ -170,11 +186,11 @@ class _Search:
         )
 
     def _ring_s(self, before: int, used: int, size_bytes: float) -> float:
-        latency_s, per_byte = self._ring(before, used)
+        latency_s, per_byte = self.ring(before, used)
         return latency_s + per_byte * size_bytes
 
     def _ring(self, before: int, used: int) -> tuple[float, float]:
-        devices = self._devices(before, used)
+        devices = self.devices(before, used)
         if len(devices) < 2:
             return 0.0, 0.0
         links = [self._assembler.network.link(a, b) for a, b in pairwise((*devices, devices[0]))]

@@ -8,17 +8,23 @@ from types import MappingProxyType
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
 from spantrain.planner.strategies.alpa import alpa
+from spantrain.planner.strategies.asteroid import asteroid
 from spantrain.planner.strategies.auto import auto
 from spantrain.planner.strategies.dapple import dapple
 from spantrain.planner.strategies.ddp import ddp
 from spantrain.planner.strategies.eddl import eddl
 from spantrain.planner.strategies.equal_layers import GPIPE, ONE_F_ONE_B
 from spantrain.planner.strategies.exhaustive import exhaustive
+from spantrain.planner.strategies.fsdp import fsdp
 from spantrain.planner.strategies.hetpipe import hetpipe
+from spantrain.planner.strategies.metis import metis
 from spantrain.planner.strategies.pipedream import pipedream
+from spantrain.planner.strategies.sailor import sailor
 from spantrain.planner.strategies.single_device import single_device
 from spantrain.planner.strategies.single_site import single_site
+from spantrain.planner.strategies.spantrain import spantrain
 from spantrain.planner.strategies.spantrain_dp import spantrain_dp
+from spantrain.planner.strategies.zero2 import zero2
 
 __all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "RegisteredStrategy", "strategies_named"]
 
@@ -40,6 +46,10 @@ STRATEGIES: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "auto": RegisteredStrategy(
             propose=auto, description="ours: devices, order, cuts, shares and micro-batches together, then simulated"
         ),
+        "spantrain": RegisteredStrategy(
+            propose=spantrain,
+            description="beam over groups and layers, asymmetric parallelism inside groups (SpanTrain, English paper)",
+        ),
         "spantrain-dp": RegisteredStrategy(
             propose=spantrain_dp,
             description="two-level groups, dynamic programme over layers and domains (SpanTrain, Chinese paper)",
@@ -47,6 +57,8 @@ STRATEGIES: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "single-device": RegisteredStrategy(propose=single_device, description="the best device alone"),
         "single-site": RegisteredStrategy(propose=single_site, description="the best site alone, by spantrain-dp"),
         "ddp": RegisteredStrategy(propose=ddp, description="the whole model on every device, equal shares"),
+        "zero2": RegisteredStrategy(propose=zero2, description="ddp with gradients and optimizer state divided (ZeRO)"),
+        "fsdp": RegisteredStrategy(propose=fsdp, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
         "eddl": RegisteredStrategy(propose=eddl, description="the whole model on every device, shares by capacity"),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
         "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
@@ -54,8 +66,17 @@ STRATEGIES: Mapping[str, RegisteredStrategy] = MappingProxyType(
             propose=pipedream, description="PipeDream's partition for alike devices, with a flush"
         ),
         "dapple": RegisteredStrategy(propose=dapple, description="DAPPLE's partition over machines in cluster order"),
+        "asteroid": RegisteredStrategy(
+            propose=asteroid, description="Asteroid's stages of devices sorted by memory, 1F1B with its warm-up"
+        ),
         "hetpipe": RegisteredStrategy(propose=hetpipe, description="HetPipe's equal virtual workers, with a flush"),
-        "alpa": RegisteredStrategy(propose=alpa, description="Alpa's stages on alike submeshes, no tensor parallelism"),
+        "alpa": RegisteredStrategy(propose=alpa, description="Alpa's stages on alike submeshes of samples or tensors"),
+        "metis": RegisteredStrategy(
+            propose=metis, description="Metis's uneven device groups with balanced samples and layers"
+        ),
+        "sailor": RegisteredStrategy(
+            propose=sailor, description="Sailor's choice of devices, tensor groups and equally wide stages"
+        ),
         "exhaustive": RegisteredStrategy(
             propose=exhaustive, description="the optimum of small cases, by trying everything", small_only=True
         ),
