@@ -13,6 +13,7 @@ from spantrain.config.reference_types import (
     Reference,
     ReferenceCase,
     ReferenceModel,
+    ReferencePrices,
     ReferenceReplica,
     ReferenceStage,
 )
@@ -39,7 +40,7 @@ def read_reference(folder: Path) -> Reference:
         raise ConfigError(f"{folder}: there is no such folder; {_REMEDY}")
     cases = _read(folder / MEASURED_FILE, _cases)
     links, inside = _read(folder / "network.json", _network)
-    hosts = _read(folder / "prices.json", _hosts)
+    hosts, prices = _read(folder / "prices.json", lambda root: (_hosts(root), _prices(root)))
     models = {name: _read_model(folder, name) for name in sorted({case.model for case in cases})}
     # Other models show what layers cost that one model's profile lacks.
     for path in sorted(folder.glob("profiles_*.json")):
@@ -53,6 +54,7 @@ def read_reference(folder: Path) -> Reference:
         inside=inside,
         devices_per_host={kind: devices for kind, (devices, _) in hosts.items()},
         memory_bytes={kind: size for kind, (_, size) in hosts.items()},
+        prices=prices,
     )
     _check_cases(reference, folder / MEASURED_FILE)
     return reference
@@ -171,6 +173,29 @@ def _hosts(root: JsonField) -> dict[str, tuple[int, int]]:
         for kind, row in root.child("cluster").entries().items()
         if isinstance(row.value, dict)
     }
+
+
+def _prices(root: JsonField) -> ReferencePrices | None:
+    """Return the prices, one for each kind (zones that have one have the same), if the folder has any."""
+    if not isinstance(root.value, dict) or "gpu_usd_per_hour_simulator" not in root.value:
+        return None
+    by_kind = root.child("gpu_usd_per_hour_simulator").entries()
+    memory = root.child("memory_model")
+    base = memory.child("constant_bytes_when_planning")
+    return ReferencePrices(
+        usd_per_hour={
+            kind: max((price.number() for price in zones.entries().values()), default=0.0)
+            for kind, zones in by_kind.items()
+        },
+        usd_per_byte={
+            (source, target): price.number() / 1e9
+            for source, row in root.child("transfer_usd_per_gb").entries().items()
+            for target, price in row.entries().items()
+        },
+        bytes_per_parameter=memory.child("bytes_per_parameter").child("adam").number(),
+        base_bytes=base.child("tp1").number(),
+        base_bytes_of_group=base.child("tp>1").number(),
+    )
 
 
 def _cases(root: JsonField) -> tuple[ReferenceCase, ...]:

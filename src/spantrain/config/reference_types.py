@@ -12,6 +12,8 @@ __all__ = [
     "Reference",
     "ReferenceCase",
     "ReferenceModel",
+    "ReferencePlan",
+    "ReferencePrices",
     "ReferenceReplica",
     "ReferenceStage",
 ]
@@ -96,6 +98,37 @@ class ReferenceStage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReferencePlan:
+    """What is trained where, in the form that such frameworks run: 1F1B, one micro-batch size, one width."""
+
+    model: str
+    global_batch: int
+    micro_batch: int
+    stages: tuple[ReferenceStage, ...]
+    hosts: tuple[tuple[int, ...], ...]
+    """Number of the host of every stage's replicas."""
+
+    def __post_init__(self) -> None:
+        widths = [len(stage.replicas) for stage in self.stages]
+        if not widths or min(widths) < 1 or len(set(widths)) > 1:
+            raise ValueError(f"all stages must have the same number of replicas, at least one; they have {widths}")
+        if [len(row) for row in self.hosts] != widths:
+            raise ValueError(
+                f"hosts: every replica needs one, {widths} by stage; got {[len(row) for row in self.hosts]}"
+            )
+
+    @property
+    def dp_degree(self) -> int:
+        """Replicas of each stage."""
+        return len(self.stages[0].replicas)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each replica in a step; what does not divide is filled up."""
+        return -(-self.global_batch // (self.micro_batch * self.dp_degree))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReferenceCase:
     """A measured run."""
 
@@ -124,7 +157,38 @@ class ReferenceCase:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of each replica in a step."""
-        return self.global_batch // (self.micro_batch * self.dp_degree)
+        return self.plan.micro_batches
+
+    @property
+    def plan(self) -> ReferencePlan:
+        """What was trained where; replicas fill the hosts in the order of ranks, by stage."""
+        width = self.dp_degree
+        per_host = -(-len(self.stages) * width // self.nodes)
+        return ReferencePlan(
+            model=self.model,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            stages=self.stages,
+            hosts=tuple(
+                tuple((stage * width + number) // per_host for number in range(width))
+                for stage in range(len(self.stages))
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferencePrices:
+    """What devices and traffic between zones cost, and what that framework's own planner counts as memory."""
+
+    usd_per_hour: Mapping[str, float]
+    """Of one device, by kind; the same in all zones."""
+    usd_per_byte: Mapping[tuple[str, str], float]
+    """From zone to zone; nothing is asked for pairs that are not listed."""
+    bytes_per_parameter: float
+    base_bytes: float
+    """Of a device that is no part of a tensor-parallel group."""
+    base_bytes_of_group: float
+    """Of a device that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +205,5 @@ class Reference:
     """By kind."""
     memory_bytes: Mapping[str, int]
     """Of a device, by kind."""
+    prices: ReferencePrices | None = None
+    """None: the folder does not have them; it is enough to validate, not to plan."""

@@ -3,8 +3,9 @@
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
-from spantrain.core.profile import Profile
+from spantrain.core.profile import LinkMeasurement, Profile
 
 __all__ = ["Group", "Groups", "group_devices", "message_seconds"]
 
@@ -32,16 +33,25 @@ class Groups:
         return next(group for group in self.first_level if device in group.devices)
 
 
-def message_seconds(profile: Profile, message_bytes: int) -> dict[tuple[str, str], float]:
-    """Return the network metric of every measured pair: seconds to move a message of the stated size.
+def message_seconds(
+    profile: Profile, message_bytes: int, devices: Sequence[str] | None = None
+) -> dict[tuple[str, str], float]:
+    """Return the network metric of every measured pair, or those of some devices: seconds of a message of that size.
 
     Latency plus size over bandwidth, the mean of both directions, under both orders of the pair. (The paper's
     p_t = α + β/m mixes the symbols of its payloads; this is what it is taken to mean.)
     """
-    one_way = {
-        pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in profile.link_by_pair.items()
-    }
+    links = _links(profile, devices)
+    one_way = {pair: link.latency_s + message_bytes / link.bandwidth_bytes_per_s for pair, link in links.items()}
     return {(a, b): (seconds + one_way.get((b, a), seconds)) / 2 for (a, b), seconds in one_way.items()}
+
+
+def _links(profile: Profile, devices: Sequence[str] | None) -> Mapping[tuple[str, str], LinkMeasurement]:
+    """Return the links among devices: of a large cluster that is described, no others are made for their sake."""
+    if devices is None or len(devices) == len(profile.cluster.devices):
+        return profile.link_by_pair
+    found = {pair: profile.link(*pair) for pair in permutations(devices, 2)}
+    return {pair: link for pair, link in found.items() if link is not None}
 
 
 def group_devices(
@@ -101,7 +111,7 @@ def _merge(names: Members, distance: Distance, may_merge: MayMerge) -> list[Memb
 def _network_rules(
     profile: Profile, names: Members, message_bytes: int, ratio: float, wan_latency_s: float
 ) -> tuple[Distance, MayMerge]:
-    metric = message_seconds(profile, message_bytes)
+    metric = message_seconds(profile, message_bytes, names)
     used_to = _lone_references(profile, names, metric, wan_latency_s)
     host = {device.name: device.host for device in profile.cluster.devices}
 
@@ -123,7 +133,7 @@ def _lone_references(
 ) -> dict[str, float]:
     """Return what each device alone is used to: its nearest path, held to the cluster's best if it is far."""
     host = {device.name: device.host for device in profile.cluster.devices}
-    links = profile.link_by_pair
+    links = _links(profile, names)
     pairs = [(a, b) for a in names for b in names if a != b and (a, b) in metric]
     between = [pair for pair in pairs if host[pair[0]] != host[pair[1]]]
     near = [metric[pair] for pair in between if links[pair].latency_s < wan_latency_s]

@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spantrain.core.cluster import Cluster, Device
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.profile import Profile
 from spantrain.errors import PlanError
 from spantrain.planner.job import JobSpec
 
-__all__ = ["Constraints", "Evaluate", "Evaluation", "Objective", "PlanRequest", "Proposal", "Quota", "Strategy"]
+__all__ = [
+    "Constraints",
+    "Evaluate",
+    "Evaluation",
+    "Objective",
+    "PlanRequest",
+    "Proposal",
+    "Quota",
+    "Restriction",
+    "Strategy",
+]
 
 
 class Objective(StrEnum):
@@ -23,6 +33,15 @@ class Objective(StrEnum):
     """US dollars per step, egress included."""
     ENERGY = "energy"
     """Joules per sample."""
+
+
+class Restriction(StrEnum):
+    """Which plans are looked at."""
+
+    NONE = "none"
+    """All that our runtime runs."""
+    MEGATRON = "megatron"
+    """1F1B, one micro-batch size, as many replicas in every stage, tensor-parallel groups inside hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +76,10 @@ class Constraints:
     """Devices or sites that must not be used."""
     keep: tuple[str, ...] = ()
     """Devices that must be used, and sites of which at least one device must be."""
+    wire_formats: tuple[WireFormat, ...] = (WireFormat.NATIVE,)
+    """What cuts between sites may be sent as."""
+    tensor_parallel: bool = False
+    """Whether devices of a host may divide tensors among themselves."""
 
     def __post_init__(self) -> None:
         for name in ("min_samples_per_s", "max_step_s", "max_usd_per_step", "max_usd_per_hour"):
@@ -216,6 +239,8 @@ class PlanRequest:
     job: JobSpec
     objective: Objective = Objective.THROUGHPUT
     constraints: Constraints = Constraints()
+    restriction: Restriction = Restriction.NONE
+    """Only `auto` knows others than none."""
     evaluate: Evaluate
     """Simulates a plan; strategies that a paper describes without a simulator do not call it."""
 

@@ -29,11 +29,12 @@ def check_replica_order(actions: Sequence[Action], spans: Sequence[Span], limit:
     Traceback (most recent call last):
     spantrain.errors.ScheduleError: span [0:4] has no backward_weight: 0F[0:4] 0I[0:4]
     """
-    missing = {(part, span) for part in _ALL_PARTS for span in spans}
+    own = set(spans)
+    missing = {(part, span) for part in _ALL_PARTS for span in own}
     held = 0
     for number, action in enumerate(actions):
         where = f"action {number}, {action}"
-        if action.span not in spans:
+        if action.span not in own:
             raise ScheduleError(f"{where}: the replica's micro-batches are {' '.join(map(str, spans))}")
         for part in _PARTS[action.op]:
             if (part, action.span) not in missing:

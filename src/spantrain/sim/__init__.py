@@ -16,6 +16,7 @@ reference_costs    a measured run of another framework as a plan with costs, sim
 reference_layers   its layers: seconds and bytes, those not profiled estimated
 reference_network  its transfers and ring sums
 reference_pools    its figures as costs that the search over pools asks for
+fold       a plan of like pipelines, run as one of each sort
 bound      seconds that no order of work can beat
 rounds     the tightest of them, for micro-batches that are all cut alike
 search     the order of work that `critical-path` follows, found by simulating many

@@ -170,10 +170,12 @@ class ProfileCosts:
         measured_s = runtime.action_s if runtime else 0.0
         self.action_overhead_s = measured_s if action_overhead_s is None else action_overhead_s
         # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
-        measured_s = runtime.step_end_s if runtime else self._round_trip_s()
-        self.commit_s = measured_s if commit_s is None else commit_s
+        if commit_s is None:
+            commit_s = runtime.step_end_s if runtime else self._round_trip_s()
+        self.commit_s = commit_s
         self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         self._seconds = cache(self._action_s)
+        self._transfers = cache(self._transfer)
 
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
@@ -200,13 +202,16 @@ class ProfileCosts:
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
         """Return what it takes to send a span over the measured link."""
+        return self._transfers(source, target, direction, stage, span.size)
+
+    def _transfer(self, source: str, target: str, direction: Direction, stage: int, samples: int) -> Transfer:
         here = self._plan.stages[stage]
         if direction is Direction.FORWARD:
             per_sample = here.wire_format.forward_bytes(self._graph.units[here.end_unit - 1])
         else:
             wire_format = self._plan.stages[stage - 1].wire_format
             per_sample = wire_format.backward_bytes(self._graph.units[here.first_unit - 1])
-        size_bytes = per_sample * span.size
+        size_bytes = per_sample * samples
         uses = self._uses.get((source, target)) or self._uses_of_neighbours[source, target]
         return Transfer(
             size_bytes=size_bytes,

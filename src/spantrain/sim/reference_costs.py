@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spantrain.config.reference_types import Reference, ReferenceCase, ReferenceReplica
+from spantrain.config.reference_types import Reference, ReferenceCase, ReferencePlan, ReferenceReplica
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
@@ -16,7 +16,7 @@ from spantrain.sim.network import Transfer
 from spantrain.sim.reference_layers import LayerCosts
 from spantrain.sim.reference_network import Placed, ReferenceNetwork
 
-__all__ = ["ByteParts", "CasePrediction", "TimeParts", "predict_case"]
+__all__ = ["ByteParts", "CasePrediction", "TimeParts", "predict_case", "predict_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class CasePrediction:
     longest: str
     """Stage and kind of the device that works longest."""
     fullest: str
+    over_memory: tuple[str, ...]
+    """Stages and kinds of the devices that hold more than they have."""
     time: TimeParts
     memory: ByteParts
     estimated_head: bool
@@ -62,7 +64,16 @@ class CasePrediction:
 
 
 def predict_case(reference: Reference, case: ReferenceCase, platform: Platform) -> CasePrediction:
-    """Return what a run should take.
+    """Return what a measured run should take.
+
+    Raises:
+        ProfileError: something that the run needs was not measured.
+    """
+    return predict_plan(reference, case.plan, platform)
+
+
+def predict_plan(reference: Reference, plan: ReferencePlan, platform: Platform) -> CasePrediction:
+    """Return what a plan should take.
 
     Pipelines of a data-parallel run that are alike do the same at the same time, so each sort of pipeline runs once.
     One device stands for its tensor-parallel group.
@@ -70,12 +81,12 @@ def predict_case(reference: Reference, case: ReferenceCase, platform: Platform) 
     Raises:
         ProfileError: something that the run needs was not measured.
     """
-    run = _CaseRun(reference, case, platform)
+    run = _CaseRun(reference, plan, platform)
     result = simulate(run.plan, run, steps=1, schedule="1f1b", options=run.options)
     return run.prediction(result)
 
 
-def _pipelines(case: ReferenceCase) -> dict[tuple[ReferenceReplica, ...], int]:
+def _pipelines(case: ReferencePlan) -> dict[tuple[ReferenceReplica, ...], int]:
     """Return the sorts of pipelines, each with its first replica's number; a replica feeds that of its own number."""
     found: dict[tuple[ReferenceReplica, ...], int] = {}
     for number in range(case.dp_degree):
@@ -91,7 +102,7 @@ class _CaseRun:
     tied_exchange_s = 0.0
     """Input embedding and head are profiled with parameters of their own."""
 
-    def __init__(self, reference: Reference, case: ReferenceCase, platform: Platform) -> None:
+    def __init__(self, reference: Reference, case: ReferencePlan, platform: Platform) -> None:
         self._case = case
         self._platform = platform
         self._layers = LayerCosts(reference, case.model, platform)
@@ -139,11 +150,13 @@ class _CaseRun:
         longest = max(self.plan.devices, key=self._busy_s)
         peaks = result.peak_bytes
         fullest = max(peaks, key=lambda device: peaks[device])
+        have = {device.name: device.memory_bytes for device in self.plan.cluster.devices}
         return CasePrediction(
             step_s=result.step_s,
             peak_bytes=peaks[fullest],
             longest=self._describe(longest),
             fullest=self._describe(fullest),
+            over_memory=tuple(dict.fromkeys(self._describe(name) for name in peaks if peaks[name] > have[name])),
             time=self._time_parts(longest, result),
             memory=self._byte_parts(fullest, result),
             estimated_head=self._layers.head_is_estimated,
@@ -182,11 +195,8 @@ class _CaseRun:
         return stage, self._case.stages[stage].replicas[number]
 
     def _placed(self, stage: int, number: int) -> Placed:
-        """Return a replica with its host: replicas fill the hosts in the order of ranks, by stage."""
-        replicas = len(self._case.stages) * self._case.dp_degree
-        per_host = -(-replicas // self._case.nodes)
-        host = (stage * self._case.dp_degree + number) // per_host
-        return self._case.stages[stage].replicas[number], host
+        """Return a replica with its host."""
+        return self._case.stages[stage].replicas[number], self._case.hosts[stage][number]
 
     def _compute_s(self, device: str, op: Op) -> float:
         stage, replica = self._of(device)

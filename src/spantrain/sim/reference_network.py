@@ -43,6 +43,10 @@ class ReferenceNetwork:
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
+        self._rows: dict[tuple[str, ...], dict[tuple[int, int], LinkCurve]] = {}
+        for key, curve in reference.links.items():
+            self._rows.setdefault((*key[:2], *key[3:5]), {})[key[2], key[5]] = curve
+        self._known: dict[tuple[object, ...], LinkCurve] = {}
 
     def transfer_s(self, source: Placed, target: Placed, size_bytes: float) -> float:
         """Return the seconds of a message of which each device of the sending group carries an equal part.
@@ -64,23 +68,28 @@ class ReferenceNetwork:
         count = len(ring)
         if count < 2 or size_bytes == 0:
             return 0.0
-        hops = [(ring[number], ring[(number + 1) % count]) for number in range(count)]
+        around = ((ring[number], ring[(number + 1) % count]) for number in range(count))
+        # Hops between different hosts are all alike, whatever the numbers of the hosts.
+        hops = {((a, 0), (b, int(host != other))) for (a, host), (b, other) in around}
         piece = min(size_bytes / count / max(replica.tp_degree for replica, _ in ring), _CHUNK_BYTES)
         slowest = min(curve_bandwidth_bytes_per_s(self._curve(a, b), piece) for a, b in hops)
         return 2 * (count - 1) / count * size_bytes / slowest
 
     def _curve(self, source: Placed, target: Placed) -> LinkCurve:
         (a, host), (b, other) = source, target
-        if host == other and a.kind == b.kind:
+        key = (a, b, host == other)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._find_curve(a, b, same_host=host == other)
+        return found
+
+    def _find_curve(self, a: ReferenceReplica, b: ReferenceReplica, *, same_host: bool) -> LinkCurve:
+        if same_host and a.kind == b.kind:
             inside = {n: curve for (kind, n), curve in self._reference.inside.items() if kind == a.kind}
             if inside:
                 return inside[min(inside)]
             raise ProfileError(f"network.json has no row under 'intra_node' for {a.kind}")
-        rows = {
-            (key[2], key[5]): curve
-            for key, curve in self._reference.links.items()
-            if key[:2] == (a.zone, a.kind) and key[3:5] == (b.zone, b.kind)
-        }
+        rows = self._rows.get((a.zone, a.kind, b.zone, b.kind))
         wanted = tuple(min(r.tp_degree, self._reference.devices_per_host[r.kind]) for r in (a, b))
         if not rows:
             raise ProfileError(

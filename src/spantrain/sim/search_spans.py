@@ -17,6 +17,8 @@ _TURNS = 2
 """Over all stages, when single ones are cut otherwise."""
 _KEPT = 2
 """Cuts of the batch for which orders of work are searched."""
+_ORDER_MAY_GAIN = 1.05
+"""Cuts of the batch are left out that are slower by more than that before orders of work are searched."""
 _WORTH = 1e-3
 """Other micro-batches must gain more than this part of the step."""
 
@@ -33,10 +35,13 @@ def taper(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -
     best = with_hints(plan, costs, effort=effort)
     best_s = simulated_s(best, costs)
     share = effort.part(1 / _KEPT)
-    ranked = sorted(_quick(plan, costs, effort), key=lambda entry: entry[0])
+    own_s = quick_s(plan, costs)
+    others = [entry for entry in _quick(plan, costs, effort) if entry[1].stages != plan.stages]
+    ranked = sorted((entry for entry in others if entry[0] < _ORDER_MAY_GAIN * own_s), key=lambda entry: entry[0])
     for _, candidate in ranked[:_KEPT]:
         best_s, best = _better(best_s, best, candidate, costs, share)
-    for start in dict.fromkeys([best.stages, *(candidate.stages for _, candidate in ranked[:1])]):
+    quicker = [candidate.stages for seconds, candidate in ranked[:1] if seconds < own_s]
+    for start in dict.fromkeys([best.stages, *quicker]):
         unlike = _by_stage(replace(plan, stages=start, hints=None), costs, effort)
         if unlike.stages != start:
             best_s, best = _better(best_s, best, unlike, costs, share)

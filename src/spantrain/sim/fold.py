@@ -1,0 +1,248 @@
+"""A plan whose pipelines are alike, simulated as one pipeline of each sort.
+
+Where every stage has as many replicas with equal shares, the k-th replica only ever talks to the k-th ones of its
+neighbours: the plan is so many pipelines, which meet in the gradient sums. Pipelines of the same kinds of devices, over
+links that are as fast and as full, do the same at the same time, so one of each sort is run. That is exact where
+pipelines share no link that is too narrow for them. Where they do, all of a sort are taken to send at the same time:
+the one that is run has the part of the link that each of them would get. What the end of a step takes is the whole
+plan's, as always.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from spantrain.core.action import Action, Direction
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.spans import Span
+from spantrain.sim.costs import ProfileCosts, TiedSum
+from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.network import Transfer
+
+__all__ = ["FoldedResult", "fold", "simulate_whole"]
+
+_DIGITS = 9
+_FOLDED_FROM = 2
+"""Pipelines of a sort, on average, from which on folding is worth its while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedResult:
+    """What a plan would do, of all of its devices."""
+
+    step_s: float
+    samples_per_s: float
+    bubble_ratio: Mapping[str, float]
+    """By leader: the part of the step in which it waits."""
+    utilisation: Mapping[str, float]
+    """By device: the part of the step in which it computes."""
+    link_bytes: Mapping[tuple[str, str], int]
+    """Samples that a device sends another in one step, in bytes."""
+    pipelines: int
+    """That were run; 0: the plan was run as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fold:
+    """One pipeline of each sort, and who is like whom."""
+
+    plan: Plan
+    costs: "_FoldedCosts"
+    alike: tuple[tuple[int, ...], ...]
+    """Numbers of the pipelines of each sort; the first one is run."""
+
+
+class _FoldedCosts:
+    """The whole plan's costs (`sim.costs.StepCosts`), with links as full as all pipelines of a sort make them."""
+
+    def __init__(self, costs: ProfileCosts, loads: Mapping[tuple[str, str], tuple[float, ...]]) -> None:
+        self._costs, self._loads = costs, loads
+        self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
+
+    @property
+    def tied_exchange_s(self) -> float:
+        """Seconds in which stages sum the gradients of parameters that they share."""
+        return self._costs.tied_exchange_s
+
+    def action_s(self, device: str, action: Action) -> float:
+        """Return the seconds of an action on a device."""
+        return self._costs.action_s(device, action)
+
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+        """Return what it takes to send a span when all pipelines of its sort do."""
+        alone = self._costs.transfer(source, target, direction, stage, span)
+        loads = self._loads[source, target]
+        return replace(
+            alone,
+            occupancy_s=alone.occupancy_s * max(1.0, *loads),
+            usage=tuple(min(1.0, load) for load in loads),
+        )
+
+    def gradient_sum_s(self, stage: int) -> float:
+        """Return the seconds in which a stage's replicas sum their gradients, all of them."""
+        return self._costs.gradient_sum_s(stage)
+
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
+        """Return the same, bucket by bucket."""
+        return self._costs.gradient_bucket_s(stage)
+
+    def tied_sums(self) -> tuple[TiedSum, ...]:
+        """Return the sums of shared parameters."""
+        return self._costs.tied_sums()
+
+    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
+        """Return how sums of stages slow each other down."""
+        return self._costs.sum_slowdowns(stages)
+
+    def optimizer_s(self, device: str) -> float:
+        """Return the seconds of a device's update of its parameters."""
+        return self._costs.optimizer_s(device)
+
+
+def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> FoldedResult:
+    """Run a plan, folded if it can be.
+
+    Raises:
+        PlanError: an in-flight limit is too small for a static order.
+        ScheduleError: the pipeline stops.
+    """
+    options = SimulationOptions(trace=False)
+    folded = fold(plan, costs)
+    if folded is None:
+        whole = simulate(plan, costs, steps=steps, options=options)
+        return FoldedResult(
+            step_s=whole.step_s,
+            samples_per_s=whole.samples_per_s,
+            bubble_ratio=whole.bubble_ratio,
+            utilisation=whole.utilisation,
+            link_bytes=whole.link_bytes,
+            pipelines=0,
+        )
+    result = simulate(folded.plan, folded.costs, steps=steps, options=options)
+    who = _stands_for(plan, folded)
+    leaders = {stage.replicas[row[0]].devices[0]: row for stage in plan.stages for row in folded.alike}
+    stage_of = {replica.devices[0]: stage for stage in plan.stages for replica in stage.replicas}
+    return FoldedResult(
+        step_s=result.step_s,
+        samples_per_s=plan.global_batch / result.step_s,
+        bubble_ratio={name: ratio for one, ratio in result.bubble_ratio.items() for name in who[one]},
+        utilisation={name: ratio for one, ratio in result.utilisation.items() for name in who[one]},
+        link_bytes={
+            (stage_of[source].replicas[number].devices[0], stage_of[target].replicas[number].devices[0]): size_bytes
+            for (source, target), size_bytes in result.link_bytes.items()
+            for number in leaders[source]
+        },
+        pipelines=len(folded.alike),
+    )
+
+
+def fold(plan: Plan, costs: ProfileCosts) -> _Fold | None:
+    """Return one pipeline of each sort; None for a plan that is not made of pipelines that are alike."""
+    width = len(plan.stages[0].replicas)
+    if width < _FOLDED_FROM or plan.hints is not None or not all(_even(stage, plan) for stage in plan.stages):
+        return None
+    flows = _flows(plan, costs)
+    sorts: dict[tuple[object, ...], list[int]] = {}
+    for number in range(width):
+        sorts.setdefault(_looks(plan, flows, number), []).append(number)
+    if len(sorts) * _FOLDED_FROM > width:
+        return None
+    loads: dict[tuple[str, str], tuple[float, ...]] = {}
+    for row in sorts.values():
+        for by_number in flows:
+            full: dict[str, float] = {}
+            for number in row:
+                for name, part in _uses(by_number[number][1]):
+                    full[name] = full.get(name, 0.0) + part
+            pair, transfer = by_number[row[0]]
+            loads[pair] = tuple(full[name] for name, _ in _uses(transfer))
+    first = [row[0] for row in sorts.values()]
+    return _Fold(
+        plan=_narrowed(plan, first, width),
+        costs=_FoldedCosts(costs, loads),
+        alike=tuple(map(tuple, sorts.values())),
+    )
+
+
+def _even(stage: Stage, plan: Plan) -> bool:
+    """Whether a stage's replicas have as many samples of each micro-batch, the same ones as in the first stage."""
+    width = len(plan.stages[0].replicas)
+    return (
+        len(stage.replicas) == width
+        and stage.micro_batches == plan.stages[0].micro_batches
+        and len({replica.sample_share for replica in stage.replicas}) == 1
+        and all(span.size % width == 0 for span in stage.micro_batches)
+    )
+
+
+_Flow = tuple[tuple[str, str], Transfer]
+
+
+def _flows(plan: Plan, costs: ProfileCosts) -> list[list[_Flow]]:
+    """Return for each cut and direction the message of a first micro-batch in every pipeline."""
+    found: list[list[_Flow]] = []
+    for lower, (here, there) in enumerate(pairwise(plan.stages)):
+        ways = ((Direction.FORWARD, lower, here, there), (Direction.BACKWARD, lower + 1, there, here))
+        for direction, index, sender, receiver in ways:
+            row = []
+            for number, replica in enumerate(sender.replicas):
+                pair = (replica.devices[0], receiver.replicas[number].devices[0])
+                row.append((pair, costs.transfer(*pair, direction, index, sender.replica_spans(number)[0])))
+            found.append(row)
+    return found
+
+
+def _looks(plan: Plan, flows: list[list[_Flow]], number: int) -> tuple[object, ...]:
+    """Return what tells a pipeline from others, but for the names of devices and links."""
+    devices = plan.cluster.device_by_name
+    stages = tuple(
+        (
+            tuple((devices[name].kind, devices[name].site) for name in replica.devices),
+            replica.tp_shares,
+            replica.in_flight_limit,
+        )
+        for replica in (stage.replicas[number] for stage in plan.stages)
+    )
+    ways = tuple(
+        (
+            round(transfer.latency_s, _DIGITS),
+            round(transfer.occupancy_s, _DIGITS),
+            tuple(round(part, _DIGITS) for _, part in _uses(transfer)),
+        )
+        for transfer in (row[number][1] for row in flows)
+    )
+    return stages, ways
+
+
+def _uses(transfer: Transfer) -> list[tuple[str, float]]:
+    return list(zip(transfer.links, transfer.usage or (1.0,) * len(transfer.links), strict=True))
+
+
+def _narrowed(plan: Plan, numbers: list[int], width: int) -> Plan:
+    """Return the plan with these replicas only, each with the samples that it had."""
+
+    def span(whole: Span) -> Span:
+        return Span(whole.lo // width * len(numbers), whole.hi // width * len(numbers))
+
+    return replace(
+        plan,
+        global_batch=plan.global_batch // width * len(numbers),
+        stages=tuple(
+            replace(
+                stage,
+                replicas=tuple(stage.replicas[number] for number in numbers),
+                micro_batches=tuple(map(span, stage.micro_batches)),
+            )
+            for stage in plan.stages
+        ),
+    )
+
+
+def _stands_for(plan: Plan, folded: _Fold) -> dict[str, list[str]]:
+    """Return, by device that is run, all devices that do the same."""
+    return {
+        name: [stage.replicas[number].devices[member] for number in row]
+        for stage in plan.stages
+        for row in folded.alike
+        for member, name in enumerate(stage.replicas[row[0]].devices)
+    }
