@@ -1,10 +1,15 @@
 """`spantrain plan` and `spantrain explain` from the outside: files, JSON, tables, refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from spantrain.app.plan import PlanWishes, make_plan
+from spantrain.cli.render_plan import picture_lines
 from spantrain.config.artefacts import read_plan
+from spantrain.core.plan import Replica, WireFormat
+from spantrain.planner.job import JobSpec
 
 KEYS = {
     "plan", "search_s", "step_s_predicted", "samples_per_s_predicted", "peak_bytes", "best_single_device",
@@ -48,6 +53,26 @@ def test_a_preset_needs_no_measuring_and_says_so(spantrain, tmp_path):
     plan = read_plan(out)
     assert plan.strategy == "spantrain-dp"
     assert spantrain("simulate", out, "--json").code == 0
+
+
+def test_the_picture_says_what_is_divided(spantrain):
+    ended = spantrain("plan", *PRESET, "--strategy", "fsdp")
+    assert ended.code == 0, ended.err
+    assert "parameters, gradients and optimizer state divided among replicas (zero3)" in ended.out
+
+
+def test_the_picture_names_parts_of_tensors_and_rounded_cuts(laptop_profile):
+    outcome = make_plan(laptop_profile, JobSpec(global_batch=32), PlanWishes(strategies=("gpipe",)))
+    first, second = outcome.plan.stages[:2]
+    pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=32, tp_shares=(2.0, 1.0))
+    alone = Replica(devices=("office-nx",), sample_share=1.0, in_flight_limit=32)
+    stages = (
+        replace(first, replicas=(pair,), wire_format=WireFormat.BFLOAT16),
+        replace(second, replicas=(alone,), end_unit=outcome.plan.stages[-1].end_unit),
+    )
+    lines = picture_lines(replace(outcome, plan=replace(outcome.plan, stages=stages)))
+    assert any("lab-0 67%+lab-1 33% of each tensor (" in line for line in lines)
+    assert [line for line in lines if "sent as" in line] == ["  ↕ sent as bfloat16"]
 
 
 def test_explain_reads_what_plan_wrote(spantrain, tmp_path):

@@ -4,7 +4,10 @@ session     a coordinator with workers: here, on an emulated network, or on mach
 profile     measure compute, network and runtime: cluster and model in, profile out
 rehearsal   what the runtime itself costs, from a few steps of a small model
 plan        strategies propose, the simulator ranks: profile, job and wishes in, plan and comparison out
+plan_outcome  what is wished of a plan, and what came of planning
+outer       sites that train by themselves, joined by an outer optimizer: the third way over slow boundaries
 plan_reasons  why a plan was chosen, which sites are in or out
+plan_reference  plans for what other frameworks run, on figures measured by others
 evaluate    what a plan would do, on the scale that all strategies share
 describe    a profile by data sheets, for a cluster that nobody measured
 explain     what limits a plan, and what would help most
@@ -17,6 +20,7 @@ validate    measured runs of others through the cost model and the simulator: pr
 validate_run  a live run compared with its prediction, its decisions made again
 requests    files into a training request: a plan, or an earlier run's checkpoint
 train       train a plan: losses, figures of devices and links, trace out
+trainable   what of a plan training cannot do yet
 run_folder  what a run leaves in its folder: plan, profile, trace, decisions, figures of its steps
 emulation   whether emulated devices had the time that emulation needs
 demo        all of it in one go, on the demonstration's cluster

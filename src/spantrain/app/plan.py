@@ -2,20 +2,25 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.evaluate import Evaluator, LinkLoad, link_loads
-from spantrain.app.plan_reasons import choices, sites_in_and_out, verdict
+from spantrain.app.evaluate import Evaluator, link_loads
+from spantrain.app.outer import OuterOutcome, join_sites, pair_rates, sites_of
+from spantrain.app.plan_outcome import PlanOutcome, PlanWishes, StrategyFigures
+from spantrain.app.plan_reasons import boundaries, choices, outer_sites, sites_in_and_out, verdict
 from spantrain.app.predict import with_best_spans
+from spantrain.app.trainable import only_to_compare
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.core.plan import Alternative, Plan, Prediction
+from spantrain.core.outer import OuterPlan
+from spantrain.core.plan import Alternative, Plan, Prediction, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Proposal
+from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, strategies_named
 from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.sim.search import SearchEffort
 
 __all__ = ["PlanOutcome", "PlanWishes", "StrategyFigures", "make_plan", "plan_file"]
 
@@ -26,70 +31,18 @@ _COMPARED = ("single-site", "single-device")
 """What every plan is shown beside (DESIGN idea 6)."""
 _COMPARED_UP_TO = 32
 """Devices, up to which the best site is searched for on its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanWishes:
-    """What is wanted of a plan, beside its job."""
-
-    objective: Objective = Objective.THROUGHPUT
-    constraints: Constraints = field(default_factory=Constraints)
-    strategies: tuple[str, ...] = ()
-    """Names, or `all`; empty: the default one, which then competes with the best site and the best device."""
-    any_schedule: bool = False
-    """Whether the best plans made for the job's schedule are tried with all others too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyFigures:
-    """The answer of one strategy, simulated; where it has none there is a reason, and no figures."""
-
-    fits: bool
-    """Whether it has a plan that fits into memory."""
-    reason: str = ""
-    """Why it has no plan, or which constraints its best plan breaks; empty if it may be chosen."""
-    step_s: float | None = None
-    own_estimate_s: float | None = None
-    """By the strategy's own cost model."""
-    samples_per_s: float | None = None
-    money_per_step: float | None = None
-    """US dollars; None where a device has no price."""
-    joules_per_sample: float | None = None
-    bubble_ratio: float | None = None
-    peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device."""
-    peak_memory_share: float | None = None
-    """Of the fullest device."""
-    search_s: float
-    """Seconds until its best plan was known, simulations included."""
-    devices_used: int = 0
-    plans: int = 0
-    """Proposed, and simulated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOutcome:
-    """A plan, and what it is better than; the JSON that `spantrain plan --json` prints."""
-
-    plan: Plan
-    chosen: str
-    """The strategy that the plan is of."""
-    strategies: Mapping[str, StrategyFigures]
-    search_s: float
-    step_s_predicted: float
-    samples_per_s_predicted: float
-    peak_bytes: Mapping[str, int]
-    links: Mapping[str, LinkLoad]
-    """What a step sends over each link between places."""
-    best_single_device: Alternative
-    best_single_site: Alternative
-    reasons: tuple[str, ...]
-    single_site_plan: Plan | None
-    single_device_plan: Plan | None
+_ORDER_MAY_GAIN = 1.25
+"""Plans that are over the best by more than that are shown with the plain rule's order: it seldom gains as much."""
+_ORDERED_UP_TO = 96
+"""Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
+_EFFORT = SearchEffort(most_runs=60, most_actions=60_000)
+"""For the order of a plan: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
 
 
 def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
     """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
+
+    Where sites train by themselves, the plan of each is written beside, as `plan.SITE.json`.
 
     Raises:
         UsageError: as `make_plan`; or a file cannot be written.
@@ -99,7 +52,10 @@ def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes:
     if profile_path is None:
         profile_path = out.with_name(f"{out.stem}.profile.json")
         write_profile(profile, profile_path)
-    plan = replace(outcome.plan, profile=reference_to_profile(profile_path, out))
+    reference = reference_to_profile(profile_path, out)
+    plan = replace(outcome.plan, profile=reference)
+    for site, local in outcome.outer_plans.items():
+        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{site}.json"))
     write_plan(plan, out)
     return replace(outcome, plan=plan)
 
@@ -134,11 +90,13 @@ class _Planning:
         self._started_s = time.perf_counter()
         self._profile, self._job, self._wishes = profile, job, wishes
         self._evaluator = Evaluator(profile, job)
+        self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
         self._request = PlanRequest(
             profile=profile,
             job=job,
             objective=wishes.objective,
             constraints=wishes.constraints,
+            restriction=wishes.restriction,
             evaluate=self._evaluator,
         )
 
@@ -149,8 +107,10 @@ class _Planning:
         answers = {
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
         }
-        answers.setdefault(_COMPARED[0], self._best_seen_in_one_site())
-        competing = answers if not self._wishes.strategies else {name: answers[name] for name in asked}
+        answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
+        answers = self._with_orders(answers)
+        free = not self._wishes.strategies and self._wishes.restriction is Restriction.NONE
+        competing = answers if free else {name: answers[name] for name in asked}
         chosen = self._best(competing)
         return self._outcome(chosen, answers, tuple(competing))
 
@@ -172,23 +132,42 @@ class _Planning:
                 for other in self._other_schedules(proposal):
                     self._take(other, ranked, refusals)
             ranked.sort(key=self._rank)
-        ranked[0] = self._ordered(*ranked[0])
         return _Answer(figures=self._figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
 
-    def _best_seen_in_one_site(self) -> _Answer:
-        """Return the best plan inside one site that strategies had simulated: a search of its own would take long."""
+    def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
+        """Search the order of work of answers that it may make the best: those that are near it."""
+        firsts = {name: self._rank(answer.ranked[0]) for name, answer in answers.items() if answer.ranked}
+        least = min(firsts.values(), default=(False, False, 0.0, 0.0))
+        found = dict(answers)
+        for name, (broken, _, value, _) in firsts.items():
+            few = len(answers[name].ranked[0][0].plan.devices) <= _ORDERED_UP_TO
+            if few and broken == least[0] and value <= _ORDER_MAY_GAIN * least[2]:
+                started_s = time.perf_counter()
+                first, *rest = answers[name].ranked
+                ranked, figures = (self._ordered(*first), *rest), answers[name].figures
+                seconds = figures.search_s + time.perf_counter() - started_s
+                figures = replace(self._figures(ranked, figures.plans, started_s), search_s=seconds)
+                found[name] = _Answer(figures=figures, ranked=ranked)
+        return found
+
+    def _best_in_one_site(self, known: _Answer | None) -> _Answer:
+        """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
         started_s = time.perf_counter()
-        site = {device.name: device.site for device in self._profile.cluster.devices}
         ranked = [
             (Proposal(plan=plan, own_estimate_s=None), evaluation)
             for plan, evaluation in self._evaluator.seen()
-            if evaluation.fits and len({site[name] for name in plan.devices}) == 1
+            if evaluation.fits and len(sites_of(plan)) == 1
         ]
         if not ranked:
             reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"
-            return _Answer(figures=_no_figures(reason, started_s))
+            return _Answer(figures=_no_figures(reason, started_s)) if known is None else known
         ranked.sort(key=self._rank)
-        return _Answer(figures=self._figures(ranked, len(ranked), started_s), ranked=tuple(ranked))
+        if known is not None and known.ranked and self._rank(known.ranked[0]) <= self._rank(ranked[0]):
+            return known
+        figures = self._figures(ranked, len(ranked), started_s)
+        if known is not None:
+            figures = replace(figures, search_s=known.figures.search_s)
+        return _Answer(figures=figures, ranked=tuple(ranked))
 
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
         """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""
@@ -209,8 +188,12 @@ class _Planning:
                 if name != self._job.schedule:
                     yield replace(proposal, plan=replace(proposal.plan, schedule=name))
 
-    def _rank(self, entry: tuple[Proposal, Evaluation]) -> tuple[bool, float, float]:
-        return bool(self._broken(entry[0].plan, entry[1])), *self._value(entry[1])
+    def _rank(self, entry: tuple[Proposal, Evaluation]) -> tuple[bool, bool, float, float]:
+        plan, evaluation = entry[0].plan, entry[1]
+        return bool(self._broken(plan, evaluation)), bool(self._only_to_compare(plan)), *self._value(evaluation)
+
+    def _only_to_compare(self, plan: Plan) -> str:
+        return only_to_compare(plan, self._wishes.constraints, self._wishes.restriction)
 
     def _value(self, evaluation: Evaluation) -> tuple[float, float]:
         return evaluation.value(self._wishes.objective), evaluation.step_s
@@ -230,6 +213,7 @@ class _Planning:
         return StrategyFigures(
             fits=True,
             reason="; ".join(self._broken(proposal.plan, evaluation)),
+            only_to_compare=self._only_to_compare(proposal.plan),
             step_s=evaluation.step_s,
             own_estimate_s=proposal.own_estimate_s,
             samples_per_s=evaluation.samples_per_s,
@@ -247,7 +231,7 @@ class _Planning:
         """Return the name of the best answer that may be chosen."""
         possible = [name for name, answer in answers.items() if answer.ranked and not answer.figures.reason]
         if possible:
-            return min(possible, key=lambda name: self._value(answers[name].ranked[0][1]))
+            return min(possible, key=lambda name: self._rank(answers[name].ranked[0]))
         misses = dict.fromkeys(f"{name}: {answer.figures.reason}" for name, answer in answers.items())
         if any(answer.ranked for answer in answers.values()):
             raise InfeasiblePlanError(
@@ -262,44 +246,100 @@ class _Planning:
     def _outcome(self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str]) -> PlanOutcome:
         proposal, evaluation = answers[chosen].ranked[0]
         (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
-        constraints, own_reasons = self._wishes.constraints, proposal.reasons or proposal.plan.reasons
-        seen = [entry for entry in self._evaluator.seen() if not self._broken(*entry)]
-        reasons = (
-            *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
-            *choices([(entry.plan, figures) for entry, figures in answers[chosen].ranked], self._wishes.objective),
-            *own_reasons,
-            *sites_in_and_out(proposal.plan, evaluation, seen, self._wishes.objective, own_reasons),
-            *verdict(evaluation.step_s, (site, device)),
-        )
-        prediction = Prediction(
-            step_s=evaluation.step_s,
-            samples_per_s=evaluation.samples_per_s,
-            peak_bytes=evaluation.peak_bytes,
-            method=_METHOD,
-        )
-        plan = replace(
-            proposal.plan, prediction=prediction, alternatives=(device, site), reasons=reasons, strategy=chosen
-        )
+        joined = self._joined()
+        taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
+        compared = self._only_to_compare(proposal.plan)
+        reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
+        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer)
+        plan, outer_plans = replace(proposal.plan, strategy=chosen), dict[str, Plan]()
+        samples_per_s = evaluation.samples_per_s
+        if taken is not None:
+            chosen, samples_per_s = "outer", taken.outer.samples_per_s
+            outer_plans = {name: self._predicted(*entry) for name, entry in taken.plans.items()}
+            plan, evaluation = taken.leading
+            plan = replace(plan, strategy=chosen, outer=taken.outer)
+        reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
+        plan = replace(self._predicted(plan, evaluation), alternatives=(device, site), reasons=reasons)
         return PlanOutcome(
             plan=plan,
             chosen=chosen,
             strategies={name: answers[name].figures for name in shown},
             search_s=time.perf_counter() - self._started_s,
             step_s_predicted=evaluation.step_s,
-            samples_per_s_predicted=evaluation.samples_per_s,
+            samples_per_s_predicted=samples_per_s,
             peak_bytes=evaluation.peak_bytes,
             links=link_loads(plan, self._profile),
             best_single_device=device,
             best_single_site=site,
             reasons=reasons,
+            outer=None if joined is None else joined.outer,
             single_site_plan=site_plan,
             single_device_plan=device_plan,
+            outer_plans=outer_plans,
         )
+
+    def _reasons(self, name: str, answer: _Answer, outer: OuterPlan | None) -> tuple[str, ...]:
+        """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
+        proposal, evaluation = answer.ranked[0]
+        constraints, objective, every = self._wishes.constraints, self._wishes.objective, self._wishes.outer_every
+        own_reasons = proposal.reasons or proposal.plan.reasons
+        seen = [
+            entry
+            for entry in self._evaluator.seen()
+            if not self._broken(*entry) and not self._only_to_compare(entry[0])
+        ]
+        if outer is not None:
+            why = outer_sites(proposal.plan.cluster, outer, name, evaluation.samples_per_s)
+        else:
+            why = (
+                *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
+                *own_reasons,
+                *sites_in_and_out(proposal.plan, evaluation, seen, objective, own_reasons),
+            )
+        table = self._profile.cluster.device_by_name
+        allowed = {table[name].site for name in self._request.devices}
+        out = [site.name for site in self._profile.cluster.sites if site.name not in allowed]
+        rates = pair_rates(self._profile, self._job, seen, every)
+        return (
+            *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
+            *why,
+            *boundaries((proposal.plan, evaluation), seen, rates, every, outer, out),
+        )
+
+    def _joined(self) -> OuterOutcome | None:
+        """Return sites that train by themselves, joined by an outer optimizer: the third way over slow boundaries."""
+        return join_sites(
+            self._profile,
+            self._job,
+            self._wishes.constraints,
+            self._evaluator.seen(),
+            inner_steps=self._wishes.outer_every,
+            allowed=self._wishes.allow_outer,
+        )
+
+    def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
+        """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""
+        may_be = outer.allowed and not outer.reason and self._wishes.objective is Objective.THROUGHPUT
+        return may_be and outer.samples_per_s > evaluation.samples_per_s
+
+    def _predicted(self, plan: Plan, evaluation: Evaluation) -> Plan:
+        prediction = Prediction(
+            step_s=evaluation.step_s,
+            samples_per_s=evaluation.samples_per_s,
+            peak_bytes=evaluation.peak_bytes,
+            method=_METHOD,
+        )
+        return replace(plan, prediction=prediction)
 
     def _ordered(self, proposal: Proposal, evaluation: Evaluation) -> tuple[Proposal, Evaluation]:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
-        plan = with_best_spans(proposal.plan, self._profile)
-        if plan == proposal.plan:
+        if len(proposal.plan.stages) == 1:
+            return proposal, evaluation
+        key = (proposal.plan.stages, proposal.plan.schedule)
+        plan = self._orders.get(key)
+        if plan is None:
+            plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=_EFFORT)
+        if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
         worse = not searched.fits or self._broken(plan, searched) or self._value(searched) >= self._value(evaluation)
@@ -308,6 +348,7 @@ class _Planning:
         gain = 100 * (1 - searched.step_s / evaluation.step_s)
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
         reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
+        plan = replace(proposal.plan, stages=plan.stages, hints=plan.hints)
         return replace(proposal, plan=plan, reasons=(*(proposal.reasons or proposal.plan.reasons), reason)), searched
 
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:

@@ -1,15 +1,20 @@
 """Why a plan was chosen, in sentences: what won among its likes, which sites are in or out, what it gains."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from spantrain.core.cluster import Cluster, Link
+from spantrain.core.outer import OuterPlan
 from spantrain.core.plan import Alternative, Plan
+from spantrain.core.quantities import format_bandwidth, format_seconds
 from spantrain.planner.request import Evaluation, Objective
 
-__all__ = ["choices", "sites_in_and_out", "verdict"]
+__all__ = ["boundaries", "choices", "outer_sites", "sites_in_and_out", "verdict"]
 
 Evaluated = tuple[Plan, Evaluation]
 
 _MANY_TIMES = 3.0
+_BOUNDARIES = 6
+"""Of more slow boundaries than that, the slowest are told of."""
 _NAMED = 8
 """Of more devices than that, only the first few are named."""
 
@@ -60,6 +65,103 @@ def sites_in_and_out(
     return tuple(lines)
 
 
+def outer_sites(cluster: Cluster, outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
+    """Say what an outer optimizer that was chosen gains over another strategy's plan, and what each site does in it."""
+    lines = [
+        f"An outer optimizer every {outer.inner_steps} steps does {_speed(outer.samples_per_s)} samples/s, the best "
+        f"plan without ({other}) {_speed(samples_per_s)}. It was allowed; it does not compute what one device would."
+    ]
+    groups = {group.name: group for group in outer.groups}
+    for site in cluster.sites:
+        group = groups.get(site.name)
+        if group is None:
+            lines.append(f"{site.name} is out: no outer optimizer that joins it too does more samples a second.")
+        else:
+            lines.append(
+                f"{site.name} is in: by itself it does {group.global_batch} of the {outer.global_batch} samples of an "
+                f"inner step, in {format_seconds(group.step_s)} ({group.stages})."
+            )
+    return tuple(lines)
+
+
+def boundaries(
+    best: Evaluated,
+    seen: Sequence[Evaluated],
+    rates: Mapping[frozenset[str], float],
+    inner_steps: int,
+    outer: OuterPlan | None,
+    out: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Say of each slow boundary between sites what the three ways come to: across it, on one side, an outer optimizer.
+
+    `rates` are samples per second of two sites that an outer optimizer joins; `outer` is there if it was chosen.
+    Of sites that are to be left `out` nothing is said.
+    """
+    plan = best[0]
+    known = [(found.samples_per_s, other) for other, found in (best, *seen) if found.fits]
+    lines = []
+    for link in _slow_links(plan.cluster, out):
+        ends = frozenset((link.source, link.target))
+        across = max((rate for rate, other in known if ends <= _sites(other)), default=None)
+        alone = max(((rate, other) for rate, other in known if len(ends & _sites(other)) == 1), key=_rate, default=None)
+        ways = ["a pipeline across it was not worth simulating"]
+        if across is not None:
+            ways = [f"a pipeline across it does {_speed(across)} samples/s"]
+        if alone is None:
+            ways.append("neither side can do without the other")
+        else:
+            ways.append(f"without {', '.join(ends - _sites(alone[1]))} {_speed(alone[0])}")
+        if ends in rates:
+            rate = f"{_speed(rates[ends])} (what it costs in learning is not reckoned)"
+            ways.append(f"an outer optimizer every {inner_steps} steps {rate}")
+        else:
+            ways.append("an outer optimizer cannot join them, one holds no whole model")
+        lines.append(
+            f"{link.source} | {link.target} ({format_bandwidth(link.bandwidth_bytes_per_s)}, "
+            f"{format_seconds(link.latency_s)}): {', '.join(ways)}; {_taken(ends, plan, outer)}."
+        )
+    return tuple(lines)
+
+
+def _speed(samples_per_s: float) -> str:
+    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
+
+
+def _rate(entry: tuple[float, Plan]) -> float:
+    return entry[0]
+
+
+def _taken(ends: frozenset[str], plan: Plan, outer: OuterPlan | None) -> str:
+    """Say which way was taken over a boundary."""
+    if outer is not None:
+        joined = ends <= {group.name for group in outer.groups}
+        return "the outer optimizer is taken" if joined else "it is not crossed"
+    return "the pipeline is taken" if ends <= _sites(plan) else _left(ends, plan)
+
+
+def _left(ends: frozenset[str], plan: Plan) -> str:
+    out = sorted(ends - _sites(plan))
+    return f"{' and '.join(out)} {'is' if len(out) == 1 else 'are'} left out"
+
+
+def _slow_links(cluster: Cluster, out: Collection[str]) -> list[Link]:
+    """Return for each two sites the slower direction between them, the slowest first; of many only the first few.
+
+    Slow is what carries less than either site does inside.
+    """
+    found = []
+    inside = {site.name: site.bandwidth_bytes_per_s for site in cluster.sites}
+    for link in cluster.links:
+        if {link.source, link.target} & set(out):
+            continue
+        back = next(other for other in cluster.links if (other.source, other.target) == (link.target, link.source))
+        slower = link.bandwidth_bytes_per_s < back.bandwidth_bytes_per_s
+        first = link.bandwidth_bytes_per_s == back.bandwidth_bytes_per_s and link.source < link.target
+        if (slower or first) and link.bandwidth_bytes_per_s < min(inside[link.source], inside[link.target]):
+            found.append(link)
+    return sorted(found, key=lambda link: link.bandwidth_bytes_per_s)[:_BOUNDARIES]
+
+
 def _compared(ratio: float, objective: Objective) -> str:
     if ratio == float("inf"):
         return "has no known price"
@@ -82,10 +184,10 @@ def verdict(step_s: float, others: Sequence[Alternative]) -> tuple[str, ...]:
     lines = []
     for other in others:
         if other.step_s is None:
-            lines.append(f"{other.name}: cannot run ({other.reason})")
+            lines.append(f"{other.name}: cannot run ({other.reason.split('; ')[0]})")
         else:
             lines.append(
-                f"{other.name} ({_names(other.devices)}): {other.step_s:.3f} s a step; "
+                f"{other.name} ({_names(other.devices)}): {format_seconds(other.step_s)} a step; "
                 f"this plan is {other.step_s / step_s:.2f} times as fast"
             )
     return tuple(lines)

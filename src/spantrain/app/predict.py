@@ -6,6 +6,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import MemoryCost
+from spantrain.cost.replicas import ReplicaCost
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search import SearchEffort, with_hints
@@ -14,9 +15,12 @@ from spantrain.sim.search_spans import taper
 __all__ = ["costs_of", "optimizer_state", "predict", "with_best_order", "with_best_spans"]
 
 
-def costs_of(plan: Plan, profile: Profile) -> ProfileCosts:
-    """Return what everything in a step of a plan costs, as training predicts it and validation checks it."""
-    return ProfileCosts(profile, plan)
+def costs_of(plan: Plan, profile: Profile, replicas: ReplicaCost | None = None) -> ProfileCosts:
+    """Return what everything in a step of a plan costs, as training predicts it and validation checks it.
+
+    `replicas` of the same profile and dtype save working them out again for each of many plans.
+    """
+    return ProfileCosts(profile, plan, replicas=replicas)
 
 
 def optimizer_state(job: TrainJob) -> str:

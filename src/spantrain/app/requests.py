@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.train import Resume, TrainRequest
+from spantrain.app.trainable import not_trained_yet
 from spantrain.config.artefacts import profile_of_plan, read_plan, read_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, PlanError
 from spantrain.policy.limits import check_limits
 from spantrain.runtime.checkpoint import latest_checkpoint, read_manifest
@@ -66,17 +67,7 @@ def _check(plan: Plan) -> None:
     problems = check_limits(plan)
     if problems:
         raise PlanError("the plan would stop in the middle of a step:\n" + "\n".join(f"  {p}" for p in problems))
-    divided = [
-        f"stage {index}: replica {'+'.join(replica.devices)} divides tensors"
-        for index, stage in enumerate(plan.stages)
-        for replica in stage.replicas
-        if len(replica.devices) > 1
-    ]
-    divided += [
-        f"stage {index}: its state is sharded ({stage.state_sharding.value})"
-        for index, stage in enumerate(plan.stages)
-        if stage.state_sharding is not StateSharding.NONE
-    ]
+    divided = not_trained_yet(plan)
     if divided:
         raise PlanError(
             f"this plan is for comparison by simulation only, it cannot be trained: {'; '.join(divided)}; plan again "

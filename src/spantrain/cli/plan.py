@@ -8,9 +8,10 @@ import typer
 
 from spantrain.cli.options import ClusterFile, Json, Preset, check_folder, chosen_cluster, print_json
 from spantrain.config.json_codec import to_json
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, Quota
+from spantrain.planner.request import Constraints, Objective, Quota, Restriction
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _STATE_OF = {"sgd": "momentum"}
 """The optimizer by the state that it keeps: SGD is run with momentum."""
 
 _QUOTA = re.compile(r"(?:(?P<site>[^/=]+)/)?(?P<kind>[^/=]+)=(?P<count>\d+)")
-_NOT_IN_JSON = ("single_site_plan", "single_device_plan")
+_NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
 
 
 def plan(
@@ -51,6 +52,19 @@ def plan(
     ] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="A device or site that must be used; repeatable.")] = None,
+    allow_wire: Annotated[
+        list[WireFormat] | None, typer.Option("--allow-wire", help="What cuts between sites may be rounded to.")
+    ] = None,
+    allow_tensor_parallel: Annotated[
+        bool, typer.Option("--allow-tensor-parallel", help="Devices of a host may divide tensors (not trained yet).")
+    ] = False,
+    allow_outer: Annotated[
+        bool, typer.Option("--allow-outer", help="Sites may train by themselves, joined by an outer optimizer.")
+    ] = False,
+    outer_every: Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1)] = 100,
+    restrict: Annotated[
+        Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
+    ] = Restriction.NONE,
     json_: Json = False,
 ) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
@@ -73,9 +87,14 @@ def plan(
             quotas=tuple(_quota(text) for text in quota or ()),
             leave_out=tuple(leave_out or ()),
             keep=tuple(keep or ()),
+            wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(allow_wire or ())))),
+            tensor_parallel=allow_tensor_parallel,
         ),
         strategies=tuple(name.strip() for name in strategy.split(",") if name.strip()),
         any_schedule=schedule == "auto",
+        restriction=restrict,
+        allow_outer=allow_outer,
+        outer_every=outer_every,
     )
     profile, profile_path = _profile(profile_path, preset, cluster, model, dtype)
     if out is None:
@@ -119,7 +138,10 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
     else:
         show_plan(outcome, profile)
     wrote = "Not written (--out FILE keeps it)" if out is None else f"Wrote {out}"
-    next_ = "" if out is None or profile.links_described else f"; next: spantrain train {out} --steps 30 --out RUN"
+    trainable = out is not None and not profile.links_described and outcome.plan.outer is None
+    next_ = "" if not trainable else f"; next: spantrain train {out} --steps 30 --out RUN"
+    if out is not None and outcome.outer_plans:
+        wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)
 
 

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.cost.analytic import ANALYTIC_METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spantrain.app.plan import PlanOutcome, StrategyFigures
+    from spantrain.app.plan_outcome import PlanOutcome, StrategyFigures
+    from spantrain.core.outer import OuterPlan
     from spantrain.core.profile import Profile
 
 __all__ = ["picture_lines", "print_plan", "show_plan"]
@@ -40,6 +41,11 @@ def print_plan(outcome: "PlanOutcome", console: Console) -> None:
         if figures.reason:
             verb = "breaks a constraint" if figures.fits else "has no plan"
             console.print(f"  {name} {verb}: {_short(figures.reason)}", highlight=False, markup=False)
+        elif figures.only_to_compare:
+            console.print(f"  {name} is to compare: {figures.only_to_compare}", highlight=False, markup=False)
+    if outcome.outer is not None:
+        for line in _outer_lines(outcome.outer):
+            console.print(line, highlight=False, markup=False)
     for line in picture_lines(outcome):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for reason in outcome.reasons:
@@ -60,7 +66,37 @@ def _strategy_table(outcome: "PlanOutcome") -> Table:
         table.add_column(column, justify="right")
     for name, figures in sorted(outcome.strategies.items(), key=lambda entry: entry[1].step_s or float("inf")):
         table.add_row(("✓ " if name == outcome.chosen else "  ") + name, *_cells(figures))
+    if outcome.outer is not None:
+        mark = "✓ " if outcome.chosen == "outer" else "  "
+        table.add_row(f"{mark}outer (every {outcome.outer.inner_steps} steps)", *_outer_cells(outcome.outer))
     return table
+
+
+def _speed(samples_per_s: float) -> str:
+    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
+
+
+def _outer_cells(outer: "OuterPlan") -> tuple[str, ...]:
+    """Return what is known of it: seconds are those in which it does a global batch."""
+    devices = sum(len(group.devices) for group in outer.groups)
+    seconds = outer.global_batch / outer.samples_per_s
+    fits = "yes" if not outer.reason else "but" if outer.allowed else "if allowed"
+    return (_speed(outer.samples_per_s), f"{seconds:.4g}", *("-",) * 5, str(devices), "-", fits)
+
+
+def _outer_lines(outer: "OuterPlan") -> list[str]:
+    """Say what a round of the outer optimizer is."""
+    groups = "; ".join(
+        f"{group.name}: {group.global_batch} samples in {format_seconds(group.step_s)}" for group in outer.groups
+    )
+    lines = [
+        f"  outer: {outer.inner_steps} inner steps ({groups}), then {format_seconds(outer.exchange_s)} of exchange "
+        f"through {outer.server}: {_speed(outer.samples_per_s)} samples/s. How much each sample teaches so is not "
+        "reckoned."
+    ]
+    if outer.reason:
+        lines.append(f"  outer may not be chosen: {outer.reason}")
+    return lines
 
 
 def _cells(figures: "StrategyFigures") -> tuple[str, ...]:
@@ -69,7 +105,7 @@ def _cells(figures: "StrategyFigures") -> tuple[str, ...]:
         return (*("-",) * 8, search, "no")
     own, money = figures.own_estimate_s, figures.money_per_step
     return (
-        f"{figures.samples_per_s:.4g}",
+        _speed(figures.samples_per_s),
         f"{figures.step_s:.4g}",
         "-" if own is None else f"{own:.4g}",
         f"{figures.bubble_ratio or 0.0:.0%}",
@@ -78,7 +114,7 @@ def _cells(figures: "StrategyFigures") -> tuple[str, ...]:
         f"{figures.joules_per_sample or 0.0:.3g}",
         str(figures.devices_used),
         search,
-        "but" if figures.reason else "yes",
+        "but" if figures.reason else "compare" if figures.only_to_compare else "yes",
     )
 
 
@@ -92,13 +128,15 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
     shown: set[str] = set()
     for index, stage in enumerate(plan.stages):
         sizes = sorted({span.size for span in stage.micro_batches})
-        units = f"units {stage.first_unit}-{stage.end_unit - 1}"
+        units = f"units {stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else f"unit {stage.first_unit}"
         batch = f"micro-batches of {'/'.join(map(str, sizes))}"
-        lines.append(f"  ┌ stage {index}: {units}, {batch}")
+        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}")
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
         if index + 1 < len(plan.stages):
             both = (*_links(outcome, stage, plan.stages[index + 1], shown),)
+            if stage.wire_format is not WireFormat.NATIVE:
+                both = (*both, f"sent as {stage.wire_format.value}")
             lines += [f"  ↕ {text}" for text in both]
     rest = [name for name in outcome.links if name not in shown]
     lines += [f"  also {text}" for text in _link_texts(rest, outcome)]
@@ -114,13 +152,32 @@ def _replica_texts(stage: Stage, outcome: "PlanOutcome") -> list[str]:
         memory = max(outcome.peak_bytes[name] / own[name].memory_bytes for name in replica.devices)
         share = _percent(replica.sample_share / total)
         texts.append(
-            f"{'+'.join(replica.devices)} ({first.kind}, {first.site}): {share} of the samples, "
+            f"{_group_text(replica)} ({first.kind}, {first.site}): {share} of the samples, "
             f"{replica.in_flight_limit} in flight, memory {memory:.0%}"
         )
     if len(texts) > 2 * _ENDS_SHOWN + 1:
         hidden = len(texts) - 2 * _ENDS_SHOWN
         texts = [*texts[:_ENDS_SHOWN], f"… {hidden} more …", *texts[-_ENDS_SHOWN:]]
     return texts
+
+
+def _divided_text(stage: Stage) -> str:
+    """Return what a stage's replicas divide among themselves, in words; empty where each holds all of it."""
+    what = {
+        StateSharding.NONE: "",
+        StateSharding.ZERO2: "gradients and optimizer state",
+        StateSharding.ZERO3: "parameters, gradients and optimizer state",
+    }[stage.state_sharding]
+    return f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
+
+
+def _group_text(replica: Replica) -> str:
+    """Return the devices of a replica; of a tensor-parallel group each with its part."""
+    if len(replica.devices) == 1:
+        return replica.devices[0]
+    total = sum(replica.tp_shares)
+    parts = zip(replica.devices, replica.tp_shares, strict=True)
+    return "+".join(f"{name} {_percent(share / total)}" for name, share in parts) + " of each tensor"
 
 
 def _percent(part: float) -> str:
@@ -132,9 +189,9 @@ def _links(outcome: "PlanOutcome", a: Stage, b: Stage, shown: set[str]) -> list[
     here, there = _places(outcome.plan, a), _places(outcome.plan, b)
     found = []
     for name in outcome.links:
-        source, target = name.split("->")
+        source, is_link, target = name.partition("->")
         joins = (source in here and target in there) or (source in there and target in here)
-        if joins and name not in shown:
+        if is_link and joins and name not in shown:
             found.append(name)
     shown.update(found)
     if len(found) > 2 * _ENDS_SHOWN:

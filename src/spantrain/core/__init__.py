@@ -8,6 +8,7 @@ units       the model as a chain of units and cuts
 profile     measurements
 job         how to train
 hints       an order of work found when planning
+outer       sites that train by themselves, joined by an outer optimizer
 plan        stages, replicas, spans, predictions
 messages    events and commands of policies; the address of a message
 decisions   what a policy heard and answered, as text that parses back

@@ -1,7 +1,7 @@
 """Ours: devices, order, cuts, replicas, shares and micro-batches chosen together, guided by bounds and the simulator.
 
 1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`auto_orders`); on few
-   devices the plans of `spantrain-dp` too.
+   devices, and where memory is short, the plans of `spantrain-dp` and `spantrain` too.
 2. From the best few, descent along a proven lower bound of the objective (`auto_bound`): a device moved, added, dropped
    or exchanged, stages merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Under the
    `critical-path` order the simulated time mostly equals the bound, so that this descent is worth far more than its
@@ -9,23 +9,37 @@
 3. Simulation of what could still be the best, by rising bound, corrected by how far simulation was over the bound for
    the same stages; around each new best the search goes on. A plan whose bound is over the best is never simulated.
 
+Where they are allowed by name: tensors divided inside hosts (`auto_tensor`) and, as `spantrain` has it, inside sites;
+cuts between sites rounded (`auto_wires`).
+
+Of many devices (more than `_MANY`) that are mostly alike only the counts are searched over (`auto_pools`), of others
+these too; so it is where only what Megatron-like frameworks run is wanted.
+
 Memory is a hard limit throughout: in-flight limits are what fits, and a plan that does not fit has no bound. The number
 of simulations is limited by the number of actions in them, so that the same request always has the same answer.
 """
 
+from contextlib import suppress
+from dataclasses import replace
+
+from spantrain.core.plan import WireFormat
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.explain import infeasible
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.auto_blocks import blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto_cuts import Cutter
 from spantrain.planner.strategies.auto_moves import Moves
-from spantrain.planner.strategies.auto_orders import chains, divided, evened
+from spantrain.planner.strategies.auto_orders import chains, divided, evened, undivided
 from spantrain.planner.strategies.auto_parts import PartCosts
+from spantrain.planner.strategies.auto_pools import count_pools, pool_proposals, restricted_proposals
 from spantrain.planner.strategies.auto_reasons import reasons_of
 from spantrain.planner.strategies.auto_score import Score, Scorer
-from spantrain.planner.strategies.auto_search import Searcher, lowest
+from spantrain.planner.strategies.auto_search import Found, Searcher, lowest
 from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder, shape_of
+from spantrain.planner.strategies.auto_tensor import divided_proposals
 from spantrain.planner.strategies.auto_weights import weights_of
+from spantrain.planner.strategies.auto_wires import rounded_proposal
+from spantrain.planner.strategies.spantrain import spantrain
 from spantrain.planner.strategies.spantrain_dp import candidates
 from spantrain.planner.tables import Tables
 
@@ -42,36 +56,107 @@ _PROPOSED = 4
 _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
+_TAKEN_OVER = 2
+_ALIKE, _MOST_POOLS, _TOO_MANY = 16, 20, 512
+"""Devices of a kind and site, on average, from which on only their counts are searched; how many such pools may be
+searched over beside blocks of devices; and devices that are too many for blocks."""
 
 
 def auto(request: PlanRequest) -> tuple[Proposal, ...]:
-    """Propose the best plans found, best first.
+    """Propose the best plans found, best first; of what must be allowed by name, only what is better than all else.
 
     Raises:
         InfeasiblePlanError: nothing fits into memory.
         ProfileError: the profile lacks a timing or a link.
     """
+    if request.restriction is not Restriction.NONE:
+        return restricted_proposals(request)
+    by_counts: tuple[Proposal, ...] = ()
+    if _may_count(request):
+        pools, count = count_pools(request), len(request.devices)
+        alone = count >= _ALIKE * pools or count > _TOO_MANY
+        by_counts = pool_proposals(request) if alone or pools <= _MOST_POOLS else ()
+        if by_counts and alone:
+            return by_counts
+    try:
+        proposals = _by_device(request)
+    except InfeasiblePlanError:
+        if not by_counts:
+            raise
+        return by_counts
+    if not by_counts:
+        return proposals
+    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (proposals, by_counts))
+    return (*proposals, *by_counts) if first <= second else (*by_counts, *proposals)
+
+
+def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best plans that the search over devices, or blocks of them, finds."""
     search = _searcher(request)
     best = search.best
+    more: tuple[Proposal, ...] = ()
+    if request.constraints.tensor_parallel:
+        more = (*divided_proposals(request, None if best is None else best.score), *_divided_in_sites(request))
     if best is None:
+        if more:
+            return more
         raise infeasible(Tables(request.profile, request.job), request.devices)
     ranked = sorted(search.simulated, key=lambda found: found.score)
-    proposals = []
+    proposals = list(more)
     for found in ranked[:_PROPOSED]:
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = reasons_of(request, search, found) if found is best else ()
         proposals.append(Proposal(plan=found.plan, own_estimate_s=None if known is None else known[1], reasons=reasons))
+    if WireFormat.BFLOAT16 in request.constraints.wire_formats:
+        proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
 
 
-def _searcher(request: PlanRequest) -> Searcher:
-    """Run the search."""
+def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return the plans of `spantrain` that divide tensors: over the hosts of a site, too, where the network is fast."""
+    try:
+        found = spantrain(request)
+    except InfeasiblePlanError:
+        return ()
+    return tuple(
+        proposal
+        for proposal in found
+        if any(len(replica.devices) > 1 for stage in proposal.plan.stages for replica in stage.replicas)
+    )
+
+
+def _may_count(request: PlanRequest) -> bool:
+    """Whether to search over counts of devices: with many of them, and nothing asked for that it does not know."""
+    limits = request.constraints
+    others = request.job.micro_batches or limits.keep or set(limits.wire_formats) - {WireFormat.NATIVE}
+    return len(request.devices) > _MANY and not others and request.objective is not Objective.ENERGY
+
+
+def _rounded(request: PlanRequest, scorer: Scorer, best: Found) -> list[Proposal]:
+    """Search again with cuts between sites rounded; return the best such plan if it is worth it."""
+    search = _searcher(request, WireFormat.BFLOAT16)
+    if search.best is None:
+        return []
+    found = rounded_proposal(scorer, best, search.best, request.objective)
+    if found is None:
+        return []
+    return [replace(found, reasons=(*found.reasons, *reasons_of(request, search, search.best)))]
+
+
+def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE) -> Searcher:
+    """Run the search; `wire_format` is that of cuts between sites."""
     profile, job, devices = request.profile, request.job, request.devices
     many, sizes = len(devices) > _MANY, job.micro_batch_sizes()
     if many:
         sizes = tuple(size for size in sizes if job.global_batch <= _MICRO_BATCHES_OF_MANY * size)
     weights = weights_of(profile.cluster, request.objective, job.global_batch)
-    costs = PartCosts(request, weights, grid_of(len(profile.graph.units)), exact_sums=len(devices) <= _EXACT_UP_TO)
+    costs = PartCosts(
+        request,
+        weights,
+        grid_of(len(profile.graph.units)),
+        exact_sums=len(devices) <= _EXACT_UP_TO,
+        wire_format=wire_format,
+    )
     blocks = blocks_of(profile, devices, costs)
     moves, cutter = Moves(costs, blocks.blocks, blocks.classes, sizes), Cutter(costs)
     budget = _ACTIONS_OF_MANY if many else _ACTIONS + _ACTIONS_BY_DEVICE * len(devices)
@@ -79,20 +164,25 @@ def _searcher(request: PlanRequest) -> Searcher:
     search = Searcher(cutter, moves, builder, Scorer(request), budget)
     sites = [blocks.sites[group[0]] for group in blocks.groups]
     rows = chains(blocks.groups, sites, site_distances(profile, blocks), many_devices=many)
-    solved = [search.pool.add(cutter.solved(size, divided(costs, moves, rows, size))) for size in sizes]
-    if len(devices) <= _EXACT_UP_TO:
-        _take_over(request, search)
+    solved = [
+        search.pool.add(cutter.solved(size, [*divided(costs, moves, rows, size), *undivided(moves, rows, size)]))
+        for size in sizes
+    ]
+    best = min((row for found in solved for row in found[:1]), default=None, key=lambda row: row[0])
+    short = not many and best is not None and builder.memory_is_short(best[1])
+    if wire_format is WireFormat.NATIVE and (len(devices) <= _EXACT_UP_TO or short):
+        _take_over(request, search, descend=short)
     if many:
         even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]
         for _, shape in sorted((row for found in even for row in found), key=lambda row: row[0])[:_EVEN]:
             search.simulate(shape)
-    for shape in _starts(solved, builder, many=many):
+    for shape in _starts(solved, short=short, many=many):
         search.descend(shape, _ROUNDS)
     search.simulate_promising()
     return search
 
 
-def _starts(solved: list[list[tuple[Score, Shape]]], builder: ShapeBuilder, *, many: bool) -> list[Shape]:
+def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool) -> list[Shape]:
     """Return where to descend from: the best of all, and the best of each micro-batch size if they are near.
 
     More of them where memory is short: there bounds are loose, and a small change often does not fit.
@@ -101,17 +191,23 @@ def _starts(solved: list[list[tuple[Score, Shape]]], builder: ShapeBuilder, *, m
     if many or not rows:
         return lowest(rows, _STARTS_OF_MANY)
     most = _NEAR * rows[0][0].value
-    times = _TIMES_WHERE_SHORT if builder.memory_is_short(rows[0][1]) else 1
+    times = _TIMES_WHERE_SHORT if short else 1
     of_sizes = [row for found in solved for row in found[: times * _STARTS_OF_A_SIZE]]
     near = [shape for score, shape in of_sizes if score.broken > 0 or score.value <= most]
     return list(dict.fromkeys([*lowest(rows, times * _STARTS), *near]))
 
 
-def _take_over(request: PlanRequest, search: Searcher) -> None:
-    """Simulate the best plans of `spantrain-dp`."""
-    try:
-        found = candidates(request.profile, request.job, request.devices_within_quotas, limit=2)
-    except InfeasiblePlanError:
-        return
+def _take_over(request: PlanRequest, search: Searcher, *, descend: bool) -> None:
+    """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there."""
+    found: list[Proposal] = []
+    with suppress(InfeasiblePlanError):
+        found += candidates(request.profile, request.job, request.devices_within_quotas, limit=_TAKEN_OVER)
+    if descend:
+        with suppress(InfeasiblePlanError):
+            found += spantrain(request)[:_TAKEN_OVER]
     for proposal in found:
-        search.take(proposal.plan, shape_of(proposal.plan))
+        shape = shape_of(proposal.plan)
+        if shape is not None or not descend:
+            search.take(proposal.plan, shape)
+        if shape is not None and descend:
+            search.descend(shape, _ROUNDS)

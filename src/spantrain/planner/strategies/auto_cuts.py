@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.planner.strategies.auto_bound import pipeline_bounds_s, values
-from spantrain.planner.strategies.auto_hops import Array, Part
+from spantrain.planner.strategies.auto_hops import Array, Batch, Part
 from spantrain.planner.strategies.auto_parts import PartCosts
 from spantrain.planner.strategies.auto_shape import Shape
 
@@ -16,6 +16,8 @@ __all__ = ["Bounded", "Cutter", "Parts"]
 Parts = tuple[Part, ...]
 _INPUT_SHARE = 0.5
 """Part of the way down that counts as filling: of the terms of the bound one has none of it, the other all."""
+_FEW = 8
+"""The step of up to so many micro-batches is mostly the way up and down: then cuts for all of it are tried too."""
 
 
 class Bounded(NamedTuple):
@@ -26,6 +28,20 @@ class Bounded(NamedTuple):
     shape: Shape
 
 
+class _Step(NamedTuple):
+    """What the programme reads of a part, by first and last unit."""
+
+    run: Array
+    turn: Array
+    """What of one span counts as filling."""
+    way: Array
+    """F and I of one span."""
+    round_s: Array
+    """F, I and W of one span."""
+    crowd: Array | None
+    """None where nothing waits for memory."""
+
+
 class Cutter:
     """Finds cuts by dynamic programme and bounds what comes out, for many pipelines at once."""
 
@@ -34,6 +50,8 @@ class Cutter:
         self._end = len(costs.grid) - 1
         self._position = {unit: index for index, unit in enumerate(costs.grid)}
         self._barriers: dict[frozenset[str], float] = {}
+        self._steps: dict[tuple[int, float], tuple[Array, _Step]] = {}
+        """By identity of a part's fields, which are kept beside so that it stays theirs."""
 
     def solved(self, size: int, pipelines: Sequence[Parts]) -> list[Bounded]:
         """Return each pipeline with its best cuts; those that do not fit are left out."""
@@ -43,7 +61,13 @@ class Cutter:
                 by_length.setdefault(len(parts), []).append(parts)
         found = []
         for rows in by_length.values():
-            found += self._bounded(size, rows, self._solve(size, rows))
+            cuts = self._solve(size, rows, _INPUT_SHARE)
+            found += self._bounded(size, rows, cuts)
+            if len(rows[0]) > 1 and self._costs.batch(size).whole <= _FEW:
+                others = self._solve(size, rows, 1.0)
+                new = np.flatnonzero((others != cuts).any(axis=1))
+                if len(new):
+                    found += self._bounded(size, [rows[n] for n in new], others[new])
         return found
 
     def bounded(self, shapes: Sequence[Shape]) -> list[Bounded]:
@@ -57,7 +81,7 @@ class Cutter:
             found += self._bounded(rows[0].size, [shape.parts for shape in rows], cuts)
         return found
 
-    def _solve(self, size: int, rows: Sequence[Parts]) -> NDArray[np.int64]:
+    def _solve(self, size: int, rows: Sequence[Parts], input_share: float) -> NDArray[np.int64]:
         """Place cuts so that the largest of what precedes a stage and its work is least (as in `planner.cuts`).
 
         The work of a stage whose memory is short is what its spans wait for: so often the way to the end and back. A
@@ -65,29 +89,48 @@ class Cutter:
         """
         batch = self._costs.batch(size)
         end, count = self._end, len(rows[0])
-        columns = [np.array([self._costs.part(parts[k], batch) for parts in rows]) for k in range(count)]
-        last = columns[-1][:, :, :, end]
+        everyone, places = np.arange(len(rows)), np.arange(end + 1)
+        last = np.array([self._costs.part(parts[-1], batch)[:, :, end] for parts in rows])
         back = last[:, 0] + last[:, 1]
-        value = np.maximum(last[:, 3] + last[:, 7], last[:, 8] * (back + last[:, 2]))
+        value = np.maximum(_work(last.swapaxes(0, 1), input_share), last[:, 8] * (back + last[:, 2]))
         choices: list[NDArray[np.int64]] = []
         for k in range(count - 2, -1, -1):
-            part = columns[k]
             hops = np.array([self._costs.hop(parts[k], parts[k + 1], batch) for parts in rows])
             busy = np.maximum(hops[:, 2], hops[:, 3]) + back
-            beyond = hops[:, 0] + _INPUT_SHARE * hops[:, 1] + np.maximum(value, busy)
-            round_s = part[:, 0] + part[:, 1] + (hops[:, 0] + hops[:, 1] + back)[:, None, :]
-            run = np.maximum(part[:, 3] + part[:, 7], part[:, 8] * (round_s + part[:, 2]))
-            table = np.maximum(run, part[:, 0] + _INPUT_SHARE * part[:, 1] + beyond[:, None, :])
-            choice = table.argmin(axis=2)[:, :, None]
-            value = np.take_along_axis(table, choice, axis=2)[:, :, 0]
-            back = np.take_along_axis(round_s, choice, axis=2)[:, :, 0]
-            choices.append(choice[:, :, 0])
+            beyond = hops[:, 0] + input_share * hops[:, 1] + np.maximum(value, busy)
+            further = hops[:, 0] + hops[:, 1] + back
+            table = np.empty((len(rows), end + 1, end + 1))
+            steps = [self._step(parts[k], batch, input_share) for parts in rows]
+            for row, step in enumerate(steps):
+                np.add(step.turn, beyond[row], out=table[row])
+                np.maximum(table[row], step.run, out=table[row])
+                if step.crowd is not None:
+                    np.maximum(table[row], step.crowd * (step.round_s + further[row]), out=table[row])
+            choice = table.argmin(axis=2)
+            value = table[everyone[:, None], places, choice]
+            own = np.array([step.way[places, choice[row]] for row, step in enumerate(steps)])
+            back = own + further[everyone[:, None], choice]
+            choices.append(choice)
         begins = [np.zeros(len(rows), dtype=np.int64)]
-        everyone = np.arange(len(rows))
         for choice in reversed(choices):
             begins.append(choice[everyone, begins[-1]])
         begins.append(np.full(len(rows), end))
         return np.stack(begins, axis=1)
+
+    def _step(self, part: Part, batch: Batch, input_share: float) -> _Step:
+        fields = self._costs.part(part, batch)
+        found = self._steps.get((id(fields), input_share))
+        if found is None:
+            way = fields[0] + fields[1]
+            step = _Step(
+                run=_work(fields, input_share),
+                turn=fields[0] + input_share * fields[1],
+                way=way,
+                round_s=way + fields[2],
+                crowd=fields[8] if fields[8].any() else None,
+            )
+            found = self._steps[id(fields), input_share] = (fields, step)
+        return found[1]
 
     def _bounded(self, size: int, rows: Sequence[Parts], cuts: NDArray[np.int64]) -> list[Bounded]:
         batch = self._costs.batch(size)
@@ -121,3 +164,10 @@ class Cutter:
         if found is None:
             found = self._barriers[key] = self._costs.barrier_s(devices)
         return found
+
+
+def _work(fields: Array, input_share: float) -> Array:
+    """Return what a part has to do, by field first; between a span's ways up and down there is no W."""
+    run = fields[3] if input_share < 1 else np.where(np.isfinite(fields[3]), fields[4], np.inf)
+    work: Array = run + fields[7]
+    return work

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from spantrain.core.plan import WireFormat
 from spantrain.core.profile import Profile
 from spantrain.core.spans import apportion
 from spantrain.cost.network import NetworkCost
@@ -47,31 +48,51 @@ class Batch:
 
 
 class HopCosts:
-    """Computes ways between parts; where not `exact`, links between the same places are taken to be alike."""
+    """Computes ways between parts; where not `exact`, links between the same places are taken to be alike.
+
+    Cuts between sites are sent in a wire format, all others as they are.
+    """
 
     def __init__(
-        self, profile: Profile, network: NetworkCost, weights: Weights, grid: Sequence[int], *, exact: bool
+        self,
+        profile: Profile,
+        network: NetworkCost,
+        weights: Weights,
+        grid: Sequence[int],
+        *,
+        exact: bool,
+        wire_format: WireFormat = WireFormat.NATIVE,
     ) -> None:
         self._profile, self._network, self._weights, self._exact = profile, network, weights, exact
-        self._grid = tuple(grid)
+        self._grid, self._wire_format = tuple(grid), wire_format
         self._ways: dict[tuple[str, str], tuple[tuple[str, float], ...]] = {}
 
     def hop(self, lower: Part, upper: Part, batch: Batch) -> Array:
         """Return the fields of the way from a part to the next one by [field, cut]."""
         found = np.zeros((len(HOP_FIELDS), len(self._grid)))
-        forward, backward = self._cut_bytes
+        forward, backward = self._cut_bytes[self.wire_format(lower, upper)]
         found[0], found[2], found[4] = self._way(lower, upper, batch, forward)
         found[1], found[3], found[5] = self._way(upper, lower, batch, backward)
         if self._weights.counts_traffic:
             found[6] = self._extra(lower, upper, batch, forward) + self._extra(upper, lower, batch, backward)
         return found
 
+    def wire_format(self, lower: Part, upper: Part) -> WireFormat:
+        """Return what is sent between two parts: the wire format if any of it leaves its site."""
+        sites = {self._network.place(name)[0] for name in (*lower.devices, *upper.devices)}
+        return self._wire_format if len(sites) > 1 else WireFormat.NATIVE
+
     @cached_property
-    def _cut_bytes(self) -> tuple[Array, Array]:
+    def _cut_bytes(self) -> dict[WireFormat, tuple[Array, Array]]:
         units = self._profile.graph.units
         before = [units[max(point - 1, 0)] for point in self._grid]
-        forward = np.array([float(unit.cut_bytes_per_sample) for unit in before])
-        return forward, np.array([float(unit.gradient_bytes_per_sample) for unit in before])
+        return {
+            form: (
+                np.array([float(form.forward_bytes(unit)) for unit in before]),
+                np.array([float(form.backward_bytes(unit)) for unit in before]),
+            )
+            for form in {WireFormat.NATIVE, self._wire_format}
+        }
 
     def _way(self, senders: Part, receivers: Part, batch: Batch, per_sample: Array) -> tuple[Array, Array, float]:
         """Return, in one direction, the least seconds of one span, those of the busiest link in a step, the latency."""

@@ -16,7 +16,7 @@ from spantrain.planner.strategies.auto_hops import Array, Part
 from spantrain.planner.strategies.auto_moves import Moves
 from spantrain.planner.strategies.auto_parts import PartCosts
 
-__all__ = ["Chain", "chains", "divided", "evened"]
+__all__ = ["Chain", "chains", "divided", "evened", "undivided"]
 
 Chain = tuple[int, ...]
 """Numbers of blocks."""
@@ -102,6 +102,12 @@ def evened(moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
     return list(found)
 
 
+def undivided(moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
+    """Return each chain as a single stage: bounds flatter pipelines more, so the programme seldom ends with one."""
+    sets = dict.fromkeys(frozenset(chain) for chain in rows)
+    return [parts for blocks in sets if (parts := moves.parts([blocks], size)) is not None]
+
+
 class _Division:
     """The programme for chains of one length, all at once: value[p][row, i] is that of blocks p.. and units i.. ."""
 
@@ -110,6 +116,8 @@ class _Division:
         self._batch = costs.batch(size)
         self._points = len(costs.grid)
         self._index: dict[Chain, int] = {}
+        self._alike: dict[int, int] = {}
+        """Tables by identity of the fields (which the costs keep): parts that look alike share theirs."""
         nothing = np.full((self._points, self._points), np.inf)
         self._tables: list[tuple[Array, Array]] = [(nothing, nothing)]
 
@@ -144,7 +152,7 @@ class _Division:
             return last, np.full(last.shape, end)
         table = np.maximum(run, turn + beyond[:, None, :])
         at = table.argmin(axis=2)
-        best = np.take_along_axis(table, at[:, :, None], axis=2)[:, :, 0]
+        best = table[np.arange(len(table))[:, None], np.arange(end + 1), at]
         return np.minimum(last, best), np.where(last <= best, end, at)
 
     def _followed(
@@ -187,5 +195,8 @@ class _Division:
         if parts is None:
             return 0
         fields = self._costs.part(parts[0], self._batch)
-        self._tables.append((fields[3] + fields[7], fields[0] + _INPUT_SHARE * fields[1]))
-        return len(self._tables) - 1
+        index = self._alike.get(id(fields))
+        if index is None:
+            index = self._alike[id(fields)] = len(self._tables)
+            self._tables.append((fields[3] + fields[7], fields[0] + _INPUT_SHARE * fields[1]))
+        return index

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.action import Op
+from spantrain.core.plan import WireFormat
 from spantrain.core.spans import apportion
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
 from spantrain.cost.compute import ComputeCost
@@ -45,7 +46,15 @@ class _Work(NamedTuple):
 class PartCosts:
     """Arrays of parts and of hops between parts, each computed once."""
 
-    def __init__(self, request: PlanRequest, weights: Weights, grid: Sequence[int], *, exact_sums: bool) -> None:
+    def __init__(
+        self,
+        request: PlanRequest,
+        weights: Weights,
+        grid: Sequence[int],
+        *,
+        exact_sums: bool,
+        wire_format: WireFormat = WireFormat.NATIVE,
+    ) -> None:
         self.grid = tuple(grid)
         self._exact_sums = exact_sums
         self.weights = weights
@@ -56,7 +65,11 @@ class PartCosts:
         self.memory = MemoryCost(request.profile, request.job.optimizer, self.compute.dtype)
         self.devices = request.profile.cluster.device_by_name
         self._points = np.array(self.grid)
-        self._hop_costs = HopCosts(request.profile, self.network, weights, grid, exact=exact_sums)
+        self._hop_costs = HopCosts(
+            request.profile, self.network, weights, grid, exact=exact_sums, wire_format=wire_format
+        )
+        self.wire_format = self._hop_costs.wire_format
+        """What is sent between two parts."""
         self._parts: dict[tuple[Part, int], Array] = {}
         self._hops: dict[tuple[Part, Part, int], Array] = {}
         self._works: dict[tuple[str, int, int, Batch], _Work] = {}

@@ -35,12 +35,20 @@ def reasons_of(request: PlanRequest, search: Searcher, chosen: Found) -> tuple[s
 
 def _why_in(request: PlanRequest, search: Searcher, chosen: Found, site: str, used: list[str], count: int) -> str:
     stages = [
-        f"{stage.first_unit}-{stage.end_unit - 1}" for stage in chosen.plan.stages if set(stage.devices) & set(used)
+        f"{stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else str(stage.first_unit)
+        for stage in chosen.plan.stages
+        if set(stage.devices) & set(used)
     ]
     head = f"{site} is in with {len(used)} of {count} devices (units {', '.join(stages)}): "
-    return head + _compared(
-        request, search, chosen, lambda devices: not set(devices) & _at(request, site), "without it"
-    )
+    here = _at(request, site)
+    if set(request.devices) <= here:
+        why = "it is the only site."
+    else:
+        why = _compared(request, search, chosen, lambda devices: not set(devices) & here, "without it")
+    if len(used) == len(here & set(request.devices)):
+        return head + why
+    more = _compared(request, search, chosen, lambda devices: len(set(devices) & here) > len(used), "with more of it")
+    return f"{head}{why} {more[0].upper()}{more[1:]}"
 
 
 def _why_out(request: PlanRequest, search: Searcher, chosen: Found, site: str) -> str:

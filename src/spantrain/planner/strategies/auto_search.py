@@ -17,10 +17,14 @@ _SAME = 1 - 1e-9
 _PATIENCE = 20
 """Simulations without a new best after which the search ends."""
 _NEAR = 1.1
+_FAR = 1.25
+"""What is expected to be so much over the best is not simulated."""
 _EXPANSIONS = 10
 """Around so many plans that are at most that much over the best the search goes on; around a new best always."""
 _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
+_BUILT = 20
+"""What a plan costs that is built and then not simulated."""
 _SHARES_OF_BEST = 3
 """Of so many of the best neighbours also cuts and shares are varied."""
 
@@ -70,8 +74,9 @@ class Searcher:
     """Descends along bounds, then simulates within a budget of actions."""
 
     def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
-        self._cutter, self._moves, self._builder, self._scorer = cutter, moves, builder, scorer
+        self._cutter, self._moves, self._builder = cutter, moves, builder
         self._budget, self._expansions = budget, _EXPANSIONS
+        self.scorer = scorer
         self.pool = Pool(scorer=scorer)
         self.simulated: list[Found] = []
         self._done: set[Shape] = set()
@@ -106,11 +111,10 @@ class Searcher:
                     return
                 continue
             before = self.best
-            unchanged += 1
-            self.simulate(shape)
+            if not self.simulate(shape):
+                continue
             now = self.best
-            if now is not before:
-                unchanged = 0
+            unchanged = 0 if now is not before else unchanged + 1
             if now is not None and (now is not before or self._expansions > 0):
                 near = self.simulated[-1].score.value <= _NEAR * now.score.value
                 self._expansions -= near
@@ -132,22 +136,29 @@ class Searcher:
     def _is_new(self, shape: Shape) -> bool:
         return (shape.size, shape.parts) not in self._looked_around
 
-    def simulate(self, shape: Shape) -> None:
-        """Simulate a shape if it fits, and neither it nor one with devices that only differ in name was."""
+    def simulate(self, shape: Shape) -> bool:
+        """Simulate a shape if it fits, and neither it nor one with devices that only differ in name was.
+
+        Returns whether it was simulated.
+        """
         if shape in self._done:
-            return
+            return False
         self._done.add(shape)
         plan = self._builder.plan(shape)
+        self._budget -= _BUILT
         if plan is None or (looks := _looks(plan)) in self._seen:
-            return
+            return False
         self._seen.add(looks)
         bound = self.pool.entries.get(shape)
-        if self.take(plan, shape) and bound is not None and bound[1] > 0:
+        if not self.take(plan, shape):
+            return False
+        if bound is not None and bound[1] > 0:
             self._learn(shape, self.simulated[-1].evaluation.step_s / bound[1])
+        return True
 
     def take(self, plan: Plan, shape: Shape | None) -> bool:
         """Simulate a plan, wherever it comes from; return whether it can run."""
-        scored = self._scorer.score(plan)
+        scored = self.scorer.score(plan)
         self._budget -= _SET_UP + sum(
             3 * len(stage.replica_spans(index)) for stage in plan.stages for index in range(len(stage.replicas))
         )
@@ -196,7 +207,10 @@ class Searcher:
         return 1.0 if alike is None else sum(alike) / len(alike)
 
     def _most_promising(self) -> Shape | None:
-        """Return the shape with the least bound, corrected by what its structure made of bounds before."""
+        """Return the shape with the least bound, corrected by what its structure made of bounds before.
+
+        None if by that correction nothing comes near the best.
+        """
         best = self.best
         while self.pool.waiting:
             expected, _, shape = heapq.heappop(self.pool.waiting)
@@ -205,7 +219,10 @@ class Searcher:
                 continue
             guess = Score(bound.broken, bound.value * self._expected_ratio(shape))
             if guess <= expected:
-                return shape
+                if best is None or guess <= Score(best.score.broken, _FAR * best.score.value):
+                    return shape
+                self.pool.wait(guess, shape)
+                return None
             self.pool.wait(guess, shape)
         return None
 

@@ -1,6 +1,7 @@
 """A plan in the making: parts in order, where they are cut, one micro-batch size; and the plan that it stands for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.spans import Span, apportion, equal_spans
@@ -65,6 +66,10 @@ class ShapeBuilder:
             if stage is None:
                 return None
             stages.append(stage)
+        for index, (lower, upper) in enumerate(pairwise(shape.parts)):
+            form = self._costs.wire_format(lower, upper)
+            if form is not stages[index].wire_format:
+                stages[index] = replace(stages[index], wire_format=form)
         job = self._request.job
         return Plan(
             cluster=self._request.profile.cluster,

@@ -1,0 +1,89 @@
+"""The third way over slow boundaries: shown always, chosen where it is allowed and better, refused by training."""
+
+from dataclasses import replace
+
+import pytest
+
+from spantrain.app.describe import described_profile
+from spantrain.app.plan import PlanWishes, make_plan, plan_file
+from spantrain.app.requests import new_run
+from spantrain.config.artefacts import read_plan
+from spantrain.config.presets import load_preset
+from spantrain.core.job import TrainJob
+from spantrain.errors import PlanError
+from spantrain.models.catalog import resolve_model
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints
+
+JOB = JobSpec(global_batch=32)
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+
+
+@pytest.fixture(scope="module")
+def shown(profile):
+    return make_plan(profile, JOB)
+
+
+def test_it_is_shown_and_not_chosen(shown):
+    outer = shown.outer
+    assert shown.chosen != "outer"
+    assert not outer.allowed
+    assert "--allow-outer" in outer.reason
+    assert sum(group.global_batch for group in outer.groups) == JOB.global_batch
+    steps_s = [group.step_s for group in outer.groups]
+    rate = outer.inner_steps * JOB.global_batch / (outer.inner_steps * max(steps_s) + outer.exchange_s)
+    assert outer.samples_per_s == pytest.approx(rate)
+    assert shown.plan.outer is None
+
+
+def test_each_slow_boundary_has_all_three_ways(shown):
+    found = [reason for reason in shown.reasons if " | " in reason]
+    assert len(found) == 3
+    for reason in found:
+        assert "a pipeline across it" in reason
+        assert "without" in reason
+        assert "an outer optimizer every 100 steps" in reason
+        assert reason.endswith(("the pipeline is taken.", "left out."))
+
+
+def test_where_allowed_and_better_every_site_has_its_plan(profile, tmp_path):
+    out = tmp_path / "plan.json"
+    outcome = plan_file(profile, None, JOB, PlanWishes(allow_outer=True), out)
+    assert outcome.chosen == "outer"
+    whole = read_plan(out)
+    assert whole.outer == outcome.outer
+    assert {path.name for path in tmp_path.glob("plan.*.json")} == {
+        "plan.profile.json",
+        *(f"plan.{group.name}.json" for group in whole.outer.groups),
+    }
+    for group in whole.outer.groups:
+        local = read_plan(tmp_path / f"plan.{group.name}.json")
+        assert local.outer is None
+        assert local.global_batch == group.global_batch
+        assert local.prediction.step_s == pytest.approx(group.step_s)
+    with pytest.raises(PlanError, match=r"outer optimizer.*--allow-outer"):
+        new_run(out, TrainJob(steps=1), None, tmp_path / "run")
+
+
+def test_rare_exchanges_are_better_and_limits_hold(profile):
+    often = make_plan(profile, JOB, PlanWishes(outer_every=1)).outer
+    rarely = make_plan(profile, JOB, PlanWishes(outer_every=1000)).outer
+    assert often.samples_per_s < rarely.samples_per_s
+    constraints = Constraints(max_usd_per_step=1.0)
+    limited = make_plan(profile, JOB, PlanWishes(allow_outer=True, constraints=constraints))
+    assert limited.chosen != "outer"
+    assert "money" in limited.outer.reason
+
+
+def test_one_site_has_no_outer_optimizer(profile):
+    cluster = profile.cluster
+    constraints = Constraints(leave_out=tuple(site.name for site in cluster.sites[1:]))
+    outcome = make_plan(profile, JOB, PlanWishes(constraints=constraints))
+    assert outcome.outer is None
+    assert not [reason for reason in outcome.reasons if " | " in reason]
+    with pytest.raises(PlanError, match="at least 1 inner step"):
+        replace(PlanWishes(), outer_every=0)

@@ -1,0 +1,98 @@
+"""What `auto` does only where it is allowed by name: rounded cuts between sites, tensors divided inside a host."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from spantrain.app.evaluate import Evaluator
+from spantrain.core.cluster import Host
+from spantrain.core.plan import WireFormat
+from spantrain.core.profile import Profile
+from spantrain.cost.memory import FRAMEWORK_BYTES
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints, PlanRequest, Proposal
+from spantrain.planner.strategies.auto import auto
+
+JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
+ROUNDED = Constraints(wire_formats=(WireFormat.NATIVE, WireFormat.BFLOAT16))
+
+
+def request_of(profile: Profile, constraints: Constraints, job: JobSpec = JOB) -> PlanRequest:
+    return PlanRequest(profile=profile, job=job, constraints=constraints, evaluate=Evaluator(profile, job))
+
+
+def best_of(request: PlanRequest) -> Proposal:
+    return min(auto(request), key=lambda proposal: request.evaluate(proposal.plan).step_s)
+
+
+@pytest.fixture
+def two_sites(make_cluster: Callable, make_graph: Callable, make_profile: Callable) -> Callable[[float], Profile]:
+    """Two sites of slow devices with room for half the model, over a link of some bytes per second."""
+
+    def build(bandwidth: float) -> Profile:
+        graph = make_graph(blocks=4, hidden=512)
+        room = FRAMEWORK_BYTES["cuda"] + int(0.8 * 4 * graph.parameter_bytes)
+        cluster = make_cluster({"a": {"a0": 0.05}, "b": {"b0": 0.05}}, bandwidth=bandwidth, memory_bytes=room)
+        return make_profile(cluster, graph)
+
+    return build
+
+
+def one_host(profile: Profile, *, divisible: bool = True) -> Profile:
+    """The profile with all devices of a site in one host, and blocks that a group can divide."""
+    cluster = profile.cluster
+    names = {site.name: tuple(device.name for device in cluster.devices_at(site.name)) for site in cluster.sites}
+    hosts = tuple(Host(name=f"h-{site}", site=site, devices=own) for site, own in names.items())
+    devices = tuple(replace(device, host=f"h-{device.site}") for device in cluster.devices)
+    sites = tuple(replace(site, hosts=(f"h-{site.name}",)) for site in cluster.sites)
+    units = tuple(replace(unit, tensor_sums=2 if divisible else 0) for unit in profile.graph.units)
+    return replace(
+        profile,
+        cluster=replace(cluster, hosts=hosts, devices=devices, sites=sites),
+        graph=replace(profile.graph, units=units),
+    )
+
+
+def test_cuts_are_rounded_only_where_allowed(two_sites: Callable[[float], Profile]) -> None:
+    profile = two_sites(2e5)
+    native, rounded = best_of(request_of(profile, Constraints())), best_of(request_of(profile, ROUNDED))
+    assert {stage.wire_format for stage in native.plan.stages} == {WireFormat.NATIVE}
+    assert rounded.plan.stages[0].wire_format is WireFormat.BFLOAT16
+    evaluate = Evaluator(profile, JOB)
+    assert evaluate(rounded.plan).step_s < 0.99 * evaluate(native.plan).step_s
+    assert any("rounded to bfloat16: sent as it is, the plan would be" in reason for reason in rounded.reasons)
+
+
+def test_cuts_stay_exact_where_rounding_gains_little(two_sites: Callable[[float], Profile]) -> None:
+    rounded = best_of(request_of(two_sites(1.25e9), ROUNDED))
+    assert len(rounded.plan.stages) == 2
+    assert rounded.plan.stages[0].wire_format is WireFormat.NATIVE
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 0.5)])
+def test_a_model_that_fits_only_divided_is_divided(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable, speeds: tuple[float, float]
+) -> None:
+    graph = make_graph(blocks=1, hidden=1024)
+    room = FRAMEWORK_BYTES["cuda"] + int(0.9 * 4 * max(unit.parameter_bytes for unit in graph.units))
+    cluster = make_cluster({"a": {"a0": speeds[0], "a1": speeds[1]}}, memory_bytes=room)
+    profile = one_host(make_profile(cluster, graph))
+    with pytest.raises(InfeasiblePlanError):
+        auto(request_of(profile, Constraints()))
+    found = best_of(request_of(profile, Constraints(tensor_parallel=True)))
+    divided = [replica for stage in found.plan.stages for replica in stage.replicas if len(replica.devices) > 1]
+    assert divided
+    assert Evaluator(profile, JOB)(found.plan).fits
+    assert any("divide its tensors" in reason for reason in found.reasons)
+    if speeds[0] != speeds[1]:
+        assert divided[0].tp_shares[0] > divided[0].tp_shares[1]
+
+
+def test_nothing_is_divided_that_would_not_gain(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable
+) -> None:
+    profile = one_host(make_profile(make_cluster({"a": {"a0": 1.0, "a1": 1.0}}), make_graph(blocks=2)), divisible=False)
+    found = best_of(request_of(profile, Constraints(tensor_parallel=True)))
+    assert all(len(replica.devices) == 1 for stage in found.plan.stages for replica in stage.replicas)
