@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from spantrain.app.describe import described_profile
@@ -26,6 +26,9 @@ from spantrain.config.artefacts import read_profile, write_plan, write_profile
 from spantrain.config.presets import load_preset
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.units import UnitGraph
+from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog import resolve_model
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation, PlanRequest
@@ -43,6 +46,8 @@ class Case:
     model: str
     global_batch: int
     bound_s: float
+    layers: int | None = None
+    """None: units as the model has them; else each is divided into even pieces until there are so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +122,47 @@ def large_cluster(kinds: int, sites: int, per_kind: int) -> Cluster:
     )
 
 
+def in_layers(graph: UnitGraph, layers: int) -> UnitGraph:
+    """Return a graph with units of the size of layers: the costliest units are divided most, into even pieces."""
+    pieces = [1] * len(graph.units)
+    while sum(pieces) < layers:
+        pieces[max(range(len(pieces)), key=lambda i: graph.units[i].forward_flop_per_sample / pieces[i])] += 1
+    return replace(
+        graph,
+        units=tuple(
+            replace(
+                unit,
+                name=f"{unit.name}.{number}",
+                unit_class=f"{unit.unit_class}/{count}",
+                parameter_bytes=unit.parameter_bytes // count,
+                forward_flop_per_sample=unit.forward_flop_per_sample / count,
+                activation_bytes_per_sample=unit.activation_bytes_per_sample // count,
+            )
+            for unit, count in zip(graph.units, pieces, strict=True)
+            for number in range(count)
+        ),
+    )
+
+
+def profile_of(case: Case) -> Profile:
+    """Return the profile of a case, by data sheets."""
+    profile = described_profile(case.cluster(), resolve_model(case.model))
+    if case.layers is None:
+        return profile
+    return analytic_profile(profile.cluster, profile.model, in_layers(profile.graph, case.layers))
+
+
 def cases() -> tuple[Case, ...]:
     """Return all cases, small ones first."""
 
-    def preset(name: str, model: str, batch: int, bound_s: float) -> Case:
+    def preset(name: str, model: str, batch: int, bound_s: float, layers: int | None = None) -> Case:
         return Case(
-            name=f"{name} {model}",
+            name=f"{name} {model}" + (f", {layers} layers" if layers else ""),
             cluster=lambda: load_preset(name),
             model=model,
             global_batch=batch,
             bound_s=bound_s,
+            layers=layers,
         )
 
     def large(kinds: int, sites: int, per_kind: int, bound_s: float) -> Case:
@@ -145,6 +181,7 @@ def cases() -> tuple[Case, ...]:
         preset("spantrain-setting-2", "gpt2", 128, 1.0),
         preset("spantrain-setting-2", "resnet101", 128, 1.0),
         preset("asteroid-c-100", "efficientnet-b1", 2048, 1.0),
+        preset("asteroid-c-100", "efficientnet-b1", 2048, 1.0, layers=213),
         large(1, 1, 128, 1.0),
         large(3, 3, 64, 5.0),
         large(2, 2, 256, 2.0),
@@ -156,7 +193,7 @@ def cases() -> tuple[Case, ...]:
 def timed(name: str, command: bool) -> Timed:
     """Time one case; its profile is written first."""
     case = next(case for case in cases() if case.name == name)
-    profile = described_profile(case.cluster(), resolve_model(case.model))
+    profile = profile_of(case)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "profile.json", Path(folder) / "plan.json"
         write_profile(profile, source)

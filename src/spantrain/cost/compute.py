@@ -76,9 +76,13 @@ class ComputeCost:
         key = (kind, op, samples, tp_degree)
         found = self._prefixes.get(key)
         if found is None:
-            sums = [0.0]
-            for unit in range(len(self._profile.graph.units)):
-                sums.append(sums[-1] + self.unit_seconds(unit, kind, op, samples, tp_degree=tp_degree))
+            sums, of_class = [0.0], dict[str, float]()
+            for index, unit in enumerate(self._profile.graph.units):
+                seconds = of_class.get(unit.unit_class)
+                if seconds is None:
+                    seconds = self.unit_seconds(index, kind, op, samples, tp_degree=tp_degree)
+                    of_class[unit.unit_class] = seconds
+                sums.append(sums[-1] + seconds)
             found = self._prefixes[key] = tuple(sums)
         return found
 

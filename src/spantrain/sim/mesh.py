@@ -12,6 +12,8 @@ __all__ = ["Mesh"]
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""
 
+_FEW = 16
+"""Messages, up to which groups of them are likely to meet again as they are."""
 _UNPLANNED = -1.0
 """In the place of a speed that has not been found yet."""
 
@@ -34,6 +36,8 @@ class Mesh:
         """By link, in the order in which they came: what is on it, and the part that each takes at full speed."""
         self._changed: dict[Sending, None] = {}
         """What came, or may go faster, at this moment."""
+        self._known_parts: dict[tuple[int, ...], tuple[list[Sending], list[float]]] = {}
+        """By the identities of what is sent, where links have one speed: messages with them, and their fair parts."""
         self._turns = 0
         self._watched: set[str] = set()
         """Links whose next change of speed is waited for."""
@@ -106,7 +110,18 @@ class Mesh:
     def _is_crowded(self, link: str, on: Mapping[Sending, float], now_s: float) -> bool:
         return sum(on.values()) > self._speed_of(link, now_s) + _ROUNDING
 
-    def _parts(self, group: Sequence[Sending], now_s: float) -> list[float]:
+    def _parts(self, group: list[Sending], now_s: float) -> list[float]:
+        """Return the part of its full speed that each gets; the same messages meet again and again."""
+        if self._speeds or not self._fair or len(group) > _FEW:
+            return self._parts_now(group, now_s)
+        key = tuple(id(sending.transfer) for sending in group)
+        known = self._known_parts.get(key)
+        if known is None:
+            # The messages are kept, or others could get the identities of what they send.
+            known = self._known_parts[key] = (group, self._parts_now(group, now_s))
+        return known[1]
+
+    def _parts_now(self, group: Sequence[Sending], now_s: float) -> list[float]:
         links = dict.fromkeys(link for sending in group for link in sending.transfer.links)
         capacity = {link: self._speed_of(link, now_s) for link in links}
         if len(group) == 1:
