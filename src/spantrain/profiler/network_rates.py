@@ -132,12 +132,12 @@ def _as_expected(
 
 
 def _judge(transfers: Sequence[Sequence[float]], piece_bytes: int, round_trip_s: float) -> float:
-    """Return the median rate of the transfers that were steady; if none was, of all, or of two that agree.
+    """Return the median rate of the transfers that were steady; if none was, of all; or of the last two if they agree.
 
     A lost packet holds up all that came after it, which then comes at once: then only the time of the whole says much.
     """
     steady = [arrivals_s for arrivals_s in transfers if _steady(arrivals_s, piece_bytes, round_trip_s)]
-    if not steady and _agree(transfers, round_trip_s):
+    if not any(arrivals_s in steady for arrivals_s in transfers[-2:]) and _agree(transfers, round_trip_s):
         return statistics.fmean(_whole_rate(arrivals_s, piece_bytes + OVERHEAD_BYTES) for arrivals_s in transfers[-2:])
     judged = steady or transfers
     rates = []

@@ -1,7 +1,7 @@
 """Ours: devices, order, cuts, replicas, shares and micro-batches chosen together, guided by bounds and the simulator.
 
 1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`auto_orders`); on few
-   devices, and where memory is short, the plans of `spantrain-dp` and `spantrain` too.
+   devices, where memory is short or devices are to be kept, the plans of `spantrain-dp` and `spantrain` too.
 2. From the best few, descent along a proven lower bound of the objective (`auto_bound`): a device moved, added, dropped
    or exchanged, stages merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Under the
    `critical-path` order the simulated time mostly equals the bound, so that this descent is worth far more than its
@@ -22,7 +22,7 @@ of simulations is limited by the number of actions in them, so that the same req
 from contextlib import suppress
 from dataclasses import replace
 
-from spantrain.core.plan import WireFormat
+from spantrain.core.plan import Plan, WireFormat
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.explain import infeasible
 from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
@@ -118,11 +118,11 @@ def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
         found = spantrain(request)
     except InfeasiblePlanError:
         return ()
-    return tuple(
-        proposal
-        for proposal in found
-        if any(len(replica.devices) > 1 for stage in proposal.plan.stages for replica in stage.replicas)
-    )
+    return tuple(proposal for proposal in found if _divides(proposal.plan))
+
+
+def _divides(plan: Plan) -> bool:
+    return any(len(replica.devices) > 1 for stage in plan.stages for replica in stage.replicas)
 
 
 def _may_count(request: PlanRequest) -> bool:
@@ -170,8 +170,9 @@ def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE)
     ]
     best = min((row for found in solved for row in found[:1]), default=None, key=lambda row: row[0])
     short = not many and best is not None and builder.memory_is_short(best[1])
-    if wire_format is WireFormat.NATIVE and (len(devices) <= _EXACT_UP_TO or short):
-        _take_over(request, search, descend=short)
+    hard = short or (not many and bool(request.constraints.keep))
+    if wire_format is WireFormat.NATIVE and (len(devices) <= _EXACT_UP_TO or hard):
+        _take_over(request, search, descend=hard)
     if many:
         even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]
         for _, shape in sorted((row for found in even for row in found), key=lambda row: row[0])[:_EVEN]:
@@ -207,7 +208,7 @@ def _take_over(request: PlanRequest, search: Searcher, *, descend: bool) -> None
             found += spantrain(request)[:_TAKEN_OVER]
     for proposal in found:
         shape = shape_of(proposal.plan)
-        if shape is not None or not descend:
+        if not _divides(proposal.plan):
             search.take(proposal.plan, shape)
         if shape is not None and descend:
             search.descend(shape, _ROUNDS)
