@@ -157,6 +157,23 @@ def test_a_small_load_that_waited_for_a_lost_packet_is_no_rate():
     assert payload_bytes > 10e6
 
 
+def test_the_last_two_loads_that_agree_outweigh_a_slow_one_before():
+    calls = []
+
+    def load(pieces, piece_bytes):
+        calls.append(pieces)
+        if len(calls) == 2:  # held up evenly
+            return [number * piece_bytes / 2.0e6 for number in range(pieces)]
+        steady = [number * piece_bytes / 2.5e6 for number in range(pieces)]
+        if len(calls) == 1:
+            return steady
+        return steady[:10] + [steady[-1] + 1e-6 * (number + 10 - pieces) for number in range(pieces - 10)]
+
+    rate, _ = measure_bandwidth(load, 10_000_000, 1, 0.01)
+    assert rate == pytest.approx(2.5e6, rel=0.04)
+    assert len(calls) == 4
+
+
 @pytest.mark.parametrize(("expected", "transfers"), [(None, 5), (124e6, 2), (60e6, 4)])
 def test_what_is_expected_spares_loads_and_does_not_bend_the_rate(expected, transfers):
     sizes = []
