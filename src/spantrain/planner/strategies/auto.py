@@ -172,7 +172,7 @@ def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE)
     short = not many and best is not None and builder.memory_is_short(best[1])
     hard = short or (not many and bool(request.constraints.keep))
     if wire_format is WireFormat.NATIVE and (len(devices) <= _EXACT_UP_TO or hard):
-        _take_over(request, search, descend=hard)
+        _take_over(request, search, frozenset(costs.grid), descend=hard)
     if many:
         even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]
         for _, shape in sorted((row for found in even for row in found), key=lambda row: row[0])[:_EVEN]:
@@ -198,8 +198,11 @@ def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool)
     return list(dict.fromkeys([*lowest(rows, times * _STARTS), *near]))
 
 
-def _take_over(request: PlanRequest, search: Searcher, *, descend: bool) -> None:
-    """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there."""
+def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
+    """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there.
+
+    The search goes on only from plans whose cuts lie on its grid.
+    """
     found: list[Proposal] = []
     with suppress(InfeasiblePlanError):
         found += candidates(request.profile, request.job, request.devices_within_quotas, limit=_TAKEN_OVER)
@@ -208,6 +211,8 @@ def _take_over(request: PlanRequest, search: Searcher, *, descend: bool) -> None
             found += spantrain(request)[:_TAKEN_OVER]
     for proposal in found:
         shape = shape_of(proposal.plan)
+        if shape is not None and not grid.issuperset(shape.begins):
+            shape = None
         if not _divides(proposal.plan):
             search.take(proposal.plan, shape)
         if shape is not None and descend:
