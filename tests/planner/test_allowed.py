@@ -96,3 +96,12 @@ def test_nothing_is_divided_that_would_not_gain(
     profile = one_host(make_profile(make_cluster({"a": {"a0": 1.0, "a1": 1.0}}), make_graph(blocks=2)), divisible=False)
     found = best_of(request_of(profile, Constraints(tensor_parallel=True)))
     assert all(len(replica.devices) == 1 for stage in found.plan.stages for replica in stage.replicas)
+
+
+def test_a_model_of_many_units_in_little_memory_is_planned(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable
+) -> None:
+    graph = make_graph(blocks=48)
+    room = FRAMEWORK_BYTES["cuda"] + 3 * sum(4 * unit.parameter_bytes for unit in graph.units) // 5
+    profile = make_profile(make_cluster({"a": {"a0": 1.0, "a1": 0.7}, "b": {"b0": 0.5}}, memory_bytes=room), graph)
+    assert Evaluator(profile, JOB)(best_of(request_of(profile, Constraints())).plan).fits
