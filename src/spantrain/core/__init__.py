@@ -2,6 +2,7 @@
 
 spans       samples and pieces of samples
 action      F, B, I, W on a span; the one truth about order
+parts       which part of a tensor a member of a tensor-parallel group holds
 quantities  "100 Mbit/s" <-> bytes per second
 cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts

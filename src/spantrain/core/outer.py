@@ -1,4 +1,4 @@
-"""Site-local plans joined by an outer optimizer: who trains by itself, and how often parameters are exchanged."""
+"""Plans of single groups joined by an outer optimizer: who trains by itself, and how often parameters are exchanged."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class OuterGroup:
     """Devices that train by themselves between two outer steps."""
 
     name: str
-    """The site."""
+    """That of the first-level group: of its sites, with a number where a site is several groups."""
     devices: tuple[str, ...]
     global_batch: int
     """Samples of one of its inner steps."""
@@ -26,7 +26,7 @@ class OuterGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterPlan:
-    """A round: inner steps at all sites at once, then all exchange their parameters through a server."""
+    """A round: inner steps in all groups at once, then all exchange their parameters through a server."""
 
     groups: tuple[OuterGroup, ...]
     inner_steps: int

@@ -14,7 +14,7 @@ class ModelSpec:
     name: str
     """What the user asked for, e.g. `gpt2-tiny`."""
     family: str
-    """`gpt2`, `bert`, `resnet` or `efficientnet`."""
+    """`gpt2`, `bert`, `resnet` or `efficientnet`; `hf` (transformers configuration), `factory` (a user's function)."""
     config: Mapping[str, int | float | str | tuple[int, ...]]
     """Fields of the transformers configuration that differ from its defaults."""
     dataset: str
@@ -22,7 +22,13 @@ class ModelSpec:
     sequence_length: int | None = None
     """Tokens per sample; None for image models."""
     objective: str = "next-byte"
-    """`next-byte`, `masked-byte` or `classify`."""
+    """`next-byte`, `masked-byte` or `classify`; of a factory's model: its own."""
+    source: str = ""
+    """`FILE.py:FUNCTION` or `package.module:function` of a factory; folder of a transformers configuration."""
+    source_sha256: str = ""
+    """Of the factory's file or the configuration: workers build from the same or refuse."""
+    tokenizer: str = ""
+    """Folder or file of a tokenizer; empty: bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
