@@ -84,7 +84,9 @@ def test_some_may_be_dialled_and_others_later(open_mailbox, key, collect):
 
 def test_peers_that_stay_keep_their_connections_whatever_is_held_back(open_mailbox, key, collect):
     a, b, _ = mailboxes = [open_mailbox(name) for name in "abc"]
-    admit([a, b])
+    admit([a, b], dial=False)
+    for mailbox in (a, b):
+        mailbox.dial()
     send_all([a, b], key, collect)
     admit(mailboxes, generation=2, dial=False)
     send_all([a, b], key, collect, generation=2)
