@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from spantrain.errors import ConfigError
 from spantrain.models.catalog import resolve_model
-from spantrain.models.data import MASK, open_dataset
+from spantrain.models.data import open_dataset
+from spantrain.models.data_tokenizer import BYTE_MASK
 from spantrain.models.text import read_windows
 
 LENGTH = 16
@@ -38,7 +39,7 @@ def test_data_masked_bytes_are_the_labels_and_nothing_else_is(text):
     indices = list(range(len(masked)))
     (tokens,), labels = masked.inputs(indices), masked.labels(indices)
     (original,) = plain.inputs(indices)
-    hidden = tokens == MASK
+    hidden = tokens == BYTE_MASK
     assert hidden.sum(dim=1).unique().tolist() == [round(0.15 * LENGTH)]
     assert torch.equal(labels != -100, hidden)
     assert torch.equal(torch.where(hidden, labels, tokens), original)

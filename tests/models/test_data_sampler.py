@@ -31,6 +31,38 @@ def test_sampler_gives_the_same_samples_in_whatever_pieces_and_order(dataset_siz
     assert [index for span in sorted(pieces) for index in pieces[span]] == whole
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    dataset_size=sizes,
+    runs=st.lists(
+        st.tuples(st.integers(0, 4), st.lists(st.integers(1, 6), min_size=1, max_size=4)), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 9),
+)
+def test_sampler_deals_every_sample_once_an_epoch_through_all_changes_of_plan(dataset_size, runs, seed):
+    """Runs of some steps each: every plan has its own readers, whose spans make up its own global batch."""
+    dealt: list[int] = []
+    step = 0
+    for steps, readers in runs:
+        sampler = Sampler(
+            dataset_size=dataset_size,
+            global_batch=sum(readers),
+            seed=seed,
+            first_step=step,
+            samples_before=len(dealt),
+        )
+        for _ in range(steps):
+            ends = [sum(readers[: index + 1]) for index in range(len(readers))]
+            spans = [Span(end - size, end) for end, size in zip(ends, readers, strict=True)]
+            dealt += [index for span in spans for index in sampler.indices(step, span)]
+            step += 1
+        assert sampler.dealt_before(step) == len(dealt)
+    whole = Sampler(dataset_size=dataset_size, global_batch=max(1, len(dealt)), seed=seed)
+    assert not dealt or dealt == whole.indices(0, Span(0, len(dealt)))
+    for start in range(0, len(dealt) - dataset_size + 1, dataset_size):
+        assert sorted(dealt[start : start + dataset_size]) == list(range(dataset_size))
+
+
 def test_sampler_shuffles_by_seed_and_epoch():
     first, second = (Sampler(dataset_size=64, global_batch=64, seed=seed) for seed in (0, 1))
     orders = [first.indices(0, Span(0, 64)), first.indices(1, Span(0, 64)), second.indices(0, Span(0, 64))]

@@ -54,8 +54,8 @@ def test_graph_of_a_spec_that_was_in_a_file_is_the_same(small_spec):
 
 
 def test_graph_refuses_an_unknown_dtype(small_spec):
-    with pytest.raises(ValueError, match="float32 or bfloat16, got 'float16'"):
-        build_graph(small_spec("gpt2"), dtype="float16")
+    with pytest.raises(ValueError, match="float32, bfloat16 or float16, got 'float8'"):
+        build_graph(small_spec("gpt2"), dtype="float8")
 
 
 def test_graph_covers_every_unit(spec):

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.sources import factory_spec, hf_spec, is_factory
 
 __all__ = ["IMAGE_CHANNELS", "IMAGE_SIDE", "MODEL_NAMES", "is_text", "resolve_model", "unit_names"]
 
@@ -113,20 +114,27 @@ def is_text(spec: ModelSpec) -> bool:
     return spec.objective != "classify"
 
 
-def resolve_model(name: str, *, data_path: Path | None = None, sequence_length: int | None = None) -> ModelSpec:
+def resolve_model(
+    name: str, *, data_path: Path | None = None, sequence_length: int | None = None, data_given: bool = False
+) -> ModelSpec:
     """Return the model of that name, on the user's text and at another sequence length if these are given.
 
-    Hyphens may be left out; `gpt2` is GPT-2 small.
+    Hyphens may be left out; `gpt2` is GPT-2 small. `hf:PATH` is a transformers configuration, and `FILE.py:FUNCTION` or
+    `package.module:function` a function of the user's that returns a model; it is not called here.
 
     Raises:
         ConfigError: no such model (near matches are named), or an option that it cannot honour.
     """
+    if name.startswith("hf:") or is_factory(name):
+        return _unedited(name, data_path, sequence_length, data_given=data_given)
     known = {spec_name.replace("-", ""): spec for spec_name, spec in _SPECS.items()}
     spec = _SPECS["gpt2-small"] if name == "gpt2" else known.get(name.replace("-", ""))
     if spec is None:
         near = difflib.get_close_matches(name, MODEL_NAMES, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ConfigError(f"model: no model named {name!r}; {hint}Models: {', '.join(MODEL_NAMES)}")
+        raise ConfigError(
+            f"model: no model named {name!r}; {hint}Models: {', '.join(MODEL_NAMES)}; or hf:PATH, or FILE.py:FUNCTION"
+        )
     problems = _option_problems(spec, data_path, sequence_length)
     if problems:
         raise ConfigError(f"model {name}: " + "; ".join(problems))
@@ -135,6 +143,19 @@ def resolve_model(name: str, *, data_path: Path | None = None, sequence_length: 
     if data_path is not None:
         spec = replace(spec, dataset=f"text:{data_path.resolve()}")
     return spec
+
+
+def _unedited(name: str, data_path: Path | None, sequence_length: int | None, *, data_given: bool) -> ModelSpec:
+    if name.startswith("hf:"):
+        spec = hf_spec(name, sequence_length=sequence_length, data_given=data_given or data_path is not None)
+        problems = _option_problems(spec, data_path, sequence_length)
+    else:
+        spec = factory_spec(name)
+        options = {"data": data_path, "sequence length": sequence_length}
+        problems = [f"{key} {value}: its factory says so" for key, value in options.items() if value is not None]
+    if problems:
+        raise ConfigError(f"model {name}: " + "; ".join(problems))
+    return spec if data_path is None else replace(spec, dataset=f"text:{data_path.resolve()}")
 
 
 def _option_problems(spec: ModelSpec, data_path: Path | None, sequence_length: int | None) -> list[str]:

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
+from spantrain.errors import ConfigError
+from spantrain.models.build import example_inputs
+from spantrain.models.catalog import IMAGE_CHANNELS, IMAGE_SIDE
+from spantrain.models.data_choice import TEXT_KINDS, class_count, known_tokens, start_token
+from spantrain.models.data_images import open_images
 from spantrain.models.hashing import derive_seed, mix
 from spantrain.models.text import Windows, read_windows
 from spantrain.models.units import IGNORED_LABEL
 
-__all__ = ["MASK", "Dataset", "Digits", "MaskedBytes", "NextByte", "open_dataset"]
-
-MASK = 256
-"""The token in the place of a masked byte: the first that is no byte."""
+__all__ = ["Continuation", "Dataset", "Digits", "MaskedTokens", "NextToken", "open_dataset"]
 
 _MASKED_RATIO = 0.15
 _DIGITS_HELD_OUT_EVERY = 6
@@ -52,15 +53,58 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
     Raises:
         ConfigError: the data set is unknown, missing on this machine, or too short.
     """
-    if not is_text(spec):
+    kind, _, rest = spec.dataset.partition(":")
+    if spec.dataset == "digits":
         return Digits(held_out=held_out)
-    assert spec.sequence_length is not None, f"{spec.name}: a text model needs a sequence length"
-    windows = read_windows(spec.dataset, spec.sequence_length, held_out=held_out)
-    return MaskedBytes(windows) if spec.objective == "masked-byte" else NextByte(windows)
+    if spec.dataset == "example":
+        return _example(spec)
+    if kind == "images" or (kind == "hf" and spec.objective == "classify"):
+        return open_images(
+            spec.dataset,
+            shape=tuple(example_inputs(spec, 1)[0].shape[1:]),
+            classes=class_count(spec),
+            held_out=held_out,
+        )
+    if kind in TEXT_KINDS or not rest:
+        return _open_text(spec, held_out=held_out)
+    from spantrain.models.data_user import open_user_samples
+
+    return open_user_samples(spec, held_out=held_out)
 
 
-class NextByte:
-    """Windows of text; the label at each position is the byte that follows."""
+def _example(spec: ModelSpec) -> Dataset:
+    if spec.family != "factory":
+        raise ConfigError(f"model {spec.name}: data example: only models from a function have an example batch")
+    from spantrain.models.any.model import cut_model
+    from spantrain.models.data_user import ExampleBatch
+
+    return ExampleBatch(cut_model(spec).batch, spec.name)
+
+
+def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
+    if spec.sequence_length is None:
+        raise ConfigError(f"model {spec.name}: data {spec.dataset} is text: give --sequence-length, tokens of a sample")
+    windows = read_windows(
+        spec.dataset,
+        spec.sequence_length,
+        held_out=held_out,
+        tokenizer=spec.tokenizer,
+        vocabulary=known_tokens(spec),
+    )
+    if spec.objective == "continue":
+        return Continuation(windows, start=start_token(spec))
+    if spec.objective != "masked-byte":
+        return NextToken(windows)
+    if windows.mask is None:
+        raise ConfigError(
+            f"model {spec.name}: learns masked tokens, but tokenizer {spec.tokenizer} has neither [MASK] nor <mask>; "
+            "take one that has"
+        )
+    return MaskedTokens(windows, windows.mask)
+
+
+class NextToken:
+    """Windows of text; the label at each position is the token that follows."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
@@ -82,14 +126,41 @@ class NextByte:
         return _tokens(self._windows.rows[list(indices), 1:])
 
 
-class MaskedBytes:
-    """Windows of text with a fixed number of bytes masked, chosen by the sample's index; the labels are those bytes.
+class Continuation:
+    """Windows of text in halves: an encoder reads the first, a decoder writes the second, told one token at a time."""
 
-    Unlike in BERT's own recipe every chosen byte is masked: none is kept, none replaced by another.
+    def __init__(self, windows: Windows, *, start: int) -> None:
+        self._windows = windows
+        self._start = start
+        self._half = (windows.rows.shape[1] - 1) // 2
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)` twice: what is read, and what was written before each position."""
+        tokens = _tokens(self._windows.rows[list(indices), :-1])
+        return tokens[:, : self._half], functional.pad(tokens[:, self._half : -1], (1, 0), value=self._start)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`: what is to be written."""
+        return _tokens(self._windows.rows[list(indices), self._half : -1])
+
+
+class MaskedTokens:
+    """Windows of text with a fixed number of tokens masked, chosen by the sample's index; the labels are those tokens.
+
+    Unlike in BERT's own recipe every chosen token is masked: none is kept, none replaced by another.
     """
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, mask: int) -> None:
         self._windows = windows
+        self._mask = mask
         length = windows.rows.shape[1] - 1
         self.masked_per_sample = max(1, round(_MASKED_RATIO * length))
 
@@ -102,9 +173,9 @@ class MaskedBytes:
         return self._windows.digest
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return int64 `(samples, tokens)`, `MASK` at the masked positions."""
+        """Return int64 `(samples, tokens)`, the mask at the masked positions."""
         tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
-        tokens[self._masked(indices)] = MASK
+        tokens[self._masked(indices)] = self._mask
         return (torch.from_numpy(tokens),)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
@@ -153,5 +224,5 @@ class Digits:
         return self._labels[list(indices)]
 
 
-def _tokens(rows: npt.NDArray[np.uint8]) -> Tensor:
+def _tokens(rows: npt.NDArray[np.integer]) -> Tensor:
     return torch.from_numpy(rows.astype(np.int64))

@@ -23,6 +23,10 @@ __all__ = [
 T = TypeVar("T")
 
 
+def _nothing() -> float:
+    return 0.0
+
+
 class Device(Protocol):
     """Runs one piece of work at a time."""
 
@@ -34,12 +38,21 @@ class Device(Protocol):
     def last_s(self) -> float:
         """Seconds that the last piece of work took, as this device counts them."""
 
-    def run(self, work: Callable[[], T], seconds: float | None) -> T:
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,
+        *,
+        more_s: Callable[[], float] = _nothing,
+        waited_s: Callable[[], float] = _nothing,
+    ) -> T:
         """Do the work to its end and return its result.
 
         Args:
             work: the computation.
             seconds: what it shall take on an emulated device; real devices take the time they take.
+            more_s: what an emulated device adds to that; asked for when the work is done.
+            waited_s: how long of the work nothing was computed; asked for then, too.
         """
 
 
@@ -53,7 +66,14 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.last_s = 0.0
 
-    def run(self, work: Callable[[], T], seconds: float | None) -> T:  # noqa: ARG002 - real work takes its own time
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,  # noqa: ARG002 - real work takes its own time
+        *,
+        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+    ) -> T:
         """Do the work and return its result."""
         start_s = time.perf_counter()
         result = work()
@@ -76,7 +96,14 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.last_s = 0.0
 
-    def run(self, work: Callable[[], T], seconds: float | None) -> T:  # noqa: ARG002 - real work takes its own time
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,  # noqa: ARG002 - real work takes its own time
+        *,
+        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+    ) -> T:
         """Queue the work, wait until the device has done it, and return its result."""
         with torch.cuda.device(self.torch_device):
             start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -166,8 +193,18 @@ class EmulatedDevice:
         """Real seconds over emulated ones: under a tenth, or the emulation feels the machine below it."""
         return self.real_s / self.emulated_s if self.emulated_s > 0 else 0.0
 
-    def run(self, work: Callable[[], T], seconds: float | None) -> T:
-        """Do the work and return its result `seconds` after its start (None: at once when done, and not counted)."""
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,
+        *,
+        more_s: Callable[[], float] = _nothing,
+        waited_s: Callable[[], float] = _nothing,
+    ) -> T:
+        """Do the work and return its result `seconds` after its start (None: at once when done, and not counted).
+
+        What `more_s` says comes on top: time that was real, such as the network's, and not computation.
+        """
         called_s = self._clock.now_s()
         start_s = self._start(called_s)
         result = work()
@@ -177,8 +214,8 @@ class EmulatedDevice:
         if seconds is None:
             self._deadline_s = done_s
         else:
-            self._deadline_s = start_s + seconds
-            self._count(done_s - called_s, seconds)
+            self._deadline_s = start_s + seconds + more_s()
+            self._count(max(0.0, done_s - called_s - waited_s()), seconds)
             self._clock.wait_until(self._deadline_s)
         self._ended_s = self._clock.now_s()
         self.last_s = self._ended_s - start_s

@@ -1,5 +1,6 @@
 """The UnitGraph of a model: cut tensors, bytes and operations, measured on small batches."""
 
+import contextlib
 import hashlib
 import math
 from dataclasses import dataclass
@@ -8,9 +9,20 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from spantrain.core.precision import check_dtype
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
-from spantrain.models.build import build_units, empty_unit, example_inputs, example_labels, unit_count
-from spantrain.models.catalog import unit_names
+from spantrain.models.build import (
+    build_units,
+    empty_unit,
+    example_inputs,
+    example_labels,
+    is_unedited,
+    unit_count,
+    unit_names,
+)
+from spantrain.models.held import StorageLog
+from spantrain.models.precision import autocast_dtype
+from spantrain.models.segment import Segment
 from spantrain.models.units import UnitModule
 
 __all__ = ["build_graph"]
@@ -26,6 +38,7 @@ class _Cost:
     flop: float
     outputs: tuple[TensorSpec, ...]
     held_bytes: int
+    deferred_bytes: int
 
 
 def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
@@ -33,30 +46,42 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 
     Operations are counted on the meta device: products and convolutions, other work counts as none. Types and
     shapes at the cuts, and the bytes held from F to W, come from a real forward on the CPU, once for each class of
-    identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters.
+    identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters; behind
+    I also the gradients that W starts from.
 
     Args:
         spec: the model.
-        dtype: `float32`, or `bfloat16` for autocast; parameters are float32 either way.
+        dtype: of `core.precision`; parameters are float32 in any case.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: there is no such dtype.
+        ConfigError: an unedited model cannot be built or followed, or its samples depend on each other.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype!r}")
+    check_dtype(dtype)
     units: list[Unit] = []
     shared_bytes: dict[str, int] = {}
     costs: dict[str, _Cost] = {}
-    inputs = tuple(_tensor_spec(tensor, position) for position, tensor in enumerate(example_inputs(spec, 1)))
+    # An unedited model is built whole for each unit that is asked for: all of them at once, then.
+    built = build_units(spec, seed=0) if is_unedited(spec) else None
+    if built and spec.family == "factory":
+        # Imported here: it loads what only users' models need.
+        from spantrain.models.any.check import check_units
+
+        check_units(spec, built, seed=0)
+    inputs = tuple(
+        _tensor_spec(tensor, position, requires_grad=False) for position, tensor in enumerate(example_inputs(spec, 1))
+    )
     for index in range(unit_count(spec)):
         module = empty_unit(spec, index)
         unit_class = _unit_class(spec, module, inputs)
         if unit_class not in costs:
-            costs[unit_class] = _measure(spec, index, inputs, dtype)
+            real = built[index] if built else build_units(spec, [index], seed=0)[0]
+            costs[unit_class] = _measure(spec, real, module, inputs, dtype)
         units.append(_unit(module, unit_class, costs[unit_class]))
         shared_bytes |= {group: _bytes(module.get_parameter(local)) for group, local in module.shared.items()}
         inputs = costs[unit_class].outputs
-    return UnitGraph(units=tuple(units), shared_bytes=shared_bytes)
+    entering_bytes = sum(_bytes(tensor) for tensor in example_inputs(spec, 1))
+    return UnitGraph(units=tuple(units), shared_bytes=shared_bytes, input_bytes_per_sample=entering_bytes)
 
 
 def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:
@@ -69,6 +94,7 @@ def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:
         activation_bytes_per_sample=cost.held_bytes,
         shared=tuple(sorted(module.shared)),
         tensor_sums=module.tensor_sums,
+        deferred_bytes_per_sample=cost.deferred_bytes,
     )
 
 
@@ -78,9 +104,8 @@ def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, .
     settings = sorted((key, _plain(value)) for key, value in spec.config.items())
     text = repr((spec.family, settings, spec.sequence_length, repr(module), parameters, inputs))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    body = getattr(module, "body", module)
     shape = "x".join(str(size) for tensor in inputs for size in tensor.shape_per_sample)
-    return f"{type(body).__name__}[{shape}]-{digest}"
+    return f"{module.class_name}[{shape}]-{digest}"
 
 
 def _plain(value: object) -> object:
@@ -88,18 +113,36 @@ def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _measure(spec: ModelSpec, index: int, inputs: tuple[TensorSpec, ...], dtype: str) -> _Cost:
-    with FlopCounterMode(display=False) as counter:
-        _forward(spec, empty_unit(spec, index), _tensors(inputs, _SMALL, "meta"))
-    module = build_units(spec, [index], seed=0)[0]
+def _measure(
+    spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...], dtype: str
+) -> _Cost:
+    flop = _flop(spec, module, empty, inputs)
     outputs, small = _held_bytes(spec, module, _tensors(inputs, _SMALL, "cpu"), dtype)
     _, large = _held_bytes(spec, module, _tensors(inputs, _LARGE, "cpu"), dtype)
-    last = index == unit_count(spec) - 1
+    last = module.name == unit_names(spec)[-1]
+    held_bytes = math.ceil((large - small) / (_LARGE - _SMALL))
+    deferred_bytes = _deferred_bytes(spec, module, _tensors(inputs, _SMALL, "cpu"), dtype)
     return _Cost(
-        flop=float(counter.get_total_flops()) / _SMALL,
-        outputs=() if last else tuple(_tensor_spec(tensor, position) for position, tensor in enumerate(outputs)),
-        held_bytes=math.ceil((large - small) / (_LARGE - _SMALL)),
+        flop=flop,
+        # Every floating-point tensor at a cut has a gradient, if only zeros (`StageExecutor`).
+        outputs=()
+        if last
+        else tuple(
+            _tensor_spec(out, number, requires_grad=out.is_floating_point()) for number, out in enumerate(outputs)
+        ),
+        held_bytes=held_bytes,
+        # What did not grow with the batch before I is still there behind it.
+        deferred_bytes=max(0, math.ceil(deferred_bytes / _SMALL) - (small - _SMALL * held_bytes)),
     )
+
+
+def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...]) -> float:
+    """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
+    for unit, place in ((empty, "meta"), (module, "cpu")):
+        with contextlib.suppress(RuntimeError), FlopCounterMode(display=False) as counter:
+            _forward(spec, unit, _tensors(inputs, _SMALL, place))
+            return float(counter.get_total_flops()) / _SMALL
+    raise AssertionError(f"{module.name} ran when its model was followed, and does not run now")
 
 
 def _tensors(specs: tuple[TensorSpec, ...], samples: int, device: str) -> tuple[Tensor, ...]:
@@ -134,7 +177,8 @@ def _held_bytes(
         saved.append(tensor)
         return tensor
 
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+    low = autocast_dtype(dtype)
+    autocast = torch.autocast("cpu", dtype=low, enabled=low is not None)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
         outputs = _forward(spec, module, inputs)
     # Every tensor is alive here, so equal addresses mean one storage.
@@ -143,13 +187,28 @@ def _held_bytes(
     return outputs, sum(sizes.values())
 
 
-def _tensor_spec(tensor: Tensor, position: int) -> TensorSpec:
+def _deferred_bytes(spec: ModelSpec, module: UnitModule, inputs: tuple[Tensor, ...], dtype: str) -> int:
+    """Return the bytes of the distinct storages held behind I, for W; the model's first unit has no I."""
+    last, samples = module.name == unit_names(spec)[-1], inputs[0].shape[0]
+    labels = example_labels(spec, samples) if last else None
+    segment = Segment([module], ends_model=last, autocast_dtype=autocast_dtype(dtype), torch_device=torch.device("cpu"))
+    log = StorageLog([*module.parameters(), *module.buffers()])
+    with log.watching():
+        held, outputs = segment.forward(inputs, labels)
+    del inputs
+    segment.backward_input(held, tuple(torch.ones_like(output) for output in outputs if output.is_floating_point()))
+    del outputs
+    log.add(*held.tensors)
+    return log.look()
+
+
+def _tensor_spec(tensor: Tensor, position: int, *, requires_grad: bool) -> TensorSpec:
     return TensorSpec(
         name="hidden" if position == 0 else f"hidden{position}",
         shape_per_sample=tuple(tensor.shape[1:]),
         dtype=str(tensor.dtype).removeprefix("torch."),
         bytes_per_sample=_bytes(tensor) // tensor.shape[0],
-        requires_grad=tensor.requires_grad,
+        requires_grad=requires_grad,
     )
 
 

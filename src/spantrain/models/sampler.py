@@ -16,7 +16,8 @@ class Sampler:
 
     Samples are dealt from one endless sequence of shuffled epochs; step k takes the k-th run of `global_batch` of
     it. So a step may span the end of an epoch, or several epochs if the data set is small, and any step's samples
-    can be asked for at any time (resuming needs the step's number only).
+    can be asked for at any time. A run that goes on with another global batch says how many samples were dealt
+    before its first step. Who reads which part of a step makes no difference.
 
     >>> sampler = Sampler(dataset_size=6, global_batch=4, seed=1)
     >>> dealt = [index for step in range(3) for index in sampler.indices(step, Span(0, 4))]
@@ -24,9 +25,24 @@ class Sampler:
     ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
     """
 
-    def __init__(self, *, dataset_size: int, global_batch: int, seed: int) -> None:
+    def __init__(
+        self, *, dataset_size: int, global_batch: int, seed: int, first_step: int = 0, samples_before: int | None = None
+    ) -> None:
+        """Deal from the beginning, or from where another run ended.
+
+        Args:
+            dataset_size: samples in the data set.
+            global_batch: samples of a step.
+            seed: of the shuffling.
+            first_step: from which step on steps have this size.
+            samples_before: samples dealt before that step; None: as many as steps of this size have.
+        """
         if dataset_size < 1 or global_batch < 1:
             raise ValueError(f"need at least one sample and a batch of one, got {dataset_size} and {global_batch}")
+        if first_step < 0 or (samples_before is not None and samples_before < 0):
+            raise ValueError(f"first_step and samples_before must not be negative, got {first_step}, {samples_before}")
+        self.first_step = first_step
+        self.samples_before = first_step * global_batch if samples_before is None else samples_before
         self.dataset_size = dataset_size
         self.global_batch = global_batch
         self.seed = seed
@@ -35,11 +51,13 @@ class Sampler:
         """Return the data set's indices of some samples of a step.
 
         Raises:
-            ValueError: the step is negative or the span reaches beyond the global batch.
+            ValueError: the step is before the first, or the span reaches beyond the global batch.
         """
-        if step < 0 or span.hi > self.global_batch:
-            raise ValueError(f"step {step}, samples {span}: need step >= 0 and samples below {self.global_batch}")
-        start = step * self.global_batch
+        if step < self.first_step or span.hi > self.global_batch:
+            raise ValueError(
+                f"step {step}, samples {span}: need step >= {self.first_step} and samples below {self.global_batch}"
+            )
+        start = self.dealt_before(step)
         found: list[int] = []
         position, end = start + span.lo, start + span.hi
         while position < end:
@@ -48,6 +66,10 @@ class Sampler:
             found += _order(self.seed, epoch, self.dataset_size)[offset : offset + count].tolist()
             position += count
         return found
+
+    def dealt_before(self, step: int) -> int:
+        """Return how many samples of the endless sequence were dealt before a step: what a checkpoint keeps."""
+        return self.samples_before + (step - self.first_step) * self.global_batch
 
 
 @lru_cache(maxsize=4)

@@ -1,7 +1,7 @@
 """Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,30 +9,36 @@ from torch import Tensor, nn
 
 from spantrain.core.spans import Span
 from spantrain.errors import ProtocolError, ScheduleError
-from spantrain.models.split_backward import PendingWeights, SplitBackward
+from spantrain.models.held import HeldMeter, StorageLog
+from spantrain.models.segment import HeldSegment, Tensors, detached, segments_of
 from spantrain.models.units import UnitModule, parameter_names
 
 __all__ = ["StageExecutor"]
-
-Tensors = tuple[Tensor, ...]
 
 
 @dataclass(kw_only=True)
 class _Held:
     """What is kept of one span from F to W."""
 
-    outputs: Tensors
-    """With their graph; the last stage's is the loss sum."""
-    inputs: Tensors
-    """Leaves of the graph that require grad."""
-    gradients: Tensors | None = None
-    """First stage only: gradients of the outputs, from I to W."""
-    pending: PendingWeights | None = None
-    """Other stages: what I has left for W."""
+    segments: tuple[HeldSegment, ...]
+    floating_shapes: tuple[torch.Size, ...]
+    """Of the outputs that gradients come for; none on the last stage."""
+    log: StorageLog | None
+    """Where its bytes are counted by watching it (`HeldMeter`)."""
+    went_back: bool = False
+    """Whether I has run."""
+
+    def note_tensors(self) -> None:
+        """Tell the log, if there is one, what is kept now."""
+        if self.log is not None:
+            self.log.add(*(tensor for segment in self.segments for tensor in segment.tensors))
 
 
 class StageExecutor:
     """The computation of one replica of one stage; no clock, no network, no choice of order.
+
+    Of recomputed units, F keeps what enters them only; I (or B) runs them again and goes back through them at once, so
+    that W has nothing left to do for them (`models.segment`).
 
     Which gradients flow: every floating-point tensor at a cut has one, in order, and no other tensor has; a tensor
     that nothing depends on has zeros. On the first stage nobody waits for gradients of inputs, so I only keeps what
@@ -51,18 +57,23 @@ class StageExecutor:
         global_batch: int,
         autocast_dtype: torch.dtype | None = None,
         torch_device: torch.device | None = None,
+        recompute: Sequence[int] = (),
     ) -> None:
+        """Take the units to the device; `recompute` are positions among them."""
         assert units, "a stage needs units"
-        self._units = tuple(units)
         self._is_first = is_first
         self._is_last = is_last
         self._global_batch = global_batch
-        self._autocast_dtype = autocast_dtype
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
         self._torch_device = torch_device or torch.device("cpu")
         # Moved as one module, so that a parameter shared by two units stays one.
-        nn.ModuleList(units).to(self._torch_device)
-        self._parameters = _named_parameters(self._units)
-        self._split = SplitBackward(list(self._parameters.values()), name=f"{units[0].name}..{units[-1].name}")
+        self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
+        """Counts the bytes that spans in flight hold."""
+        self._parameters = _named_parameters(units)
+        self._segments = segments_of(
+            units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
+        )
         self._held: dict[Span, _Held] = {}
 
     @property
@@ -77,6 +88,7 @@ class StageExecutor:
     def discard(self) -> None:
         """Forget everything held, after an abort; gradients already added to `.grad` stay."""
         self._held.clear()
+        self.meter.clear()
 
     def forward(self, span: Span, inputs: Tensors, labels: Tensor | None) -> Tensors:
         """Run F; return detached outputs to send, or on the last stage `(loss_sum,)`, a float32 scalar.
@@ -95,16 +107,34 @@ class StageExecutor:
         for index, tensor in enumerate(inputs):
             if tensor.shape[:1] != (span.size,):
                 raise ProtocolError(f"F{span}: input {index} is {tuple(tensor.shape)}, wanted {span.size} rows")
-        leaves = tuple(self._leaf(tensor) for tensor in inputs)
-        outputs = self._run_units(leaves, labels)
-        self._held[span] = _Held(outputs=outputs, inputs=tuple(leaf for leaf in leaves if leaf.requires_grad))
-        return self._detached(outputs)
+        log = self.meter.log_for(span)
+        with nullcontext() if log is None else log.watching():
+            segments, outputs = self._run_segments(inputs, labels)
+        shapes = () if self._is_last else tuple(tensor.shape for tensor in outputs if tensor.is_floating_point())
+        held = self._held[span] = _Held(segments=segments, floating_shapes=shapes, log=log)
+        held.note_tensors()
+        if not segments[-1].outputs:
+            self.meter.carried(outputs)
+        self.meter.forwarded(span, log)
+        return self._to_send(outputs)
+
+    def _run_segments(self, inputs: Tensors, labels: Tensor | None) -> tuple[tuple[HeldSegment, ...], Tensors]:
+        """Run F of all segments; return what each holds, and the last one's outputs without their graph."""
+        tensors, labels = self._moved(inputs), self._labels_here(labels)
+        held: list[HeldSegment] = []
+        for segment in self._segments:
+            leaves = tuple(self._leaf(tensor, is_input=not held) for tensor in tensors)
+            kept, tensors = segment.forward(leaves, labels if segment is self._segments[-1] else None)
+            held.append(kept)
+        return tuple(held), tensors
 
     def evaluate(self, inputs: Tensors, labels: Tensor | None) -> Tensors:
         """Return what `forward` would, without holding anything for a backward pass."""
+        tensors, labels = self._moved(inputs), self._labels_here(labels)
         with torch.no_grad():
-            moved = tuple(tensor.to(self._torch_device) for tensor in inputs)
-            return self._detached(self._run_units(moved, labels))
+            for segment in self._segments:
+                tensors = segment.run(tensors, labels if segment is self._segments[-1] else None)
+        return self._to_send(detached(tensors))
 
     def backward_input(self, span: Span, output_gradients: Tensors) -> Tensors:
         """Run I; return the gradients of the floating-point inputs (none on the first stage).
@@ -118,13 +148,14 @@ class StageExecutor:
             ProtocolError: a gradient is missing or has another shape than its output.
         """
         held = self._waiting_for_backward(span, "I")
-        outputs, gradients = self._roots(held, span, output_gradients)
-        if self._is_first:
-            held.gradients = gradients
-            return ()
-        input_gradients, held.pending = self._split.backward_input(outputs, gradients, held.inputs)
-        held.outputs = ()
-        return input_gradients
+        gradients = self._first_gradients(held, span, output_gradients)
+        held.went_back = True
+        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
+            gradients = segment.backward_input(kept, gradients, held.log)
+        held.note_tensors()
+        self.meter.carried((*output_gradients, *gradients))
+        self.meter.went_back(span, held.log, leaves_weights=True)
+        return gradients
 
     def backward_weight(self, span: Span) -> None:
         """Run W: add the parameters' gradients of the span to `.grad`, and release what was held for it.
@@ -133,72 +164,60 @@ class StageExecutor:
             ScheduleError: I has not run on exactly this span.
         """
         held = self._held.get(span)
-        if held is None or (held.gradients is None and held.pending is None):
+        if held is None or not held.went_back:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
-        if held.gradients is not None:
-            self._split.backward(_with_grad(held.outputs), held.gradients, held.inputs)
-        if held.pending is not None:
-            self._split.backward_weight(held.pending)
+        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
+            segment.backward_weight(kept)
         del self._held[span]
+        self.meter.released(span)
 
     def backward(self, span: Span, output_gradients: Tensors) -> Tensors:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`."""
         held = self._waiting_for_backward(span, "B")
-        outputs, gradients = self._roots(held, span, output_gradients)
-        input_gradients = self._split.backward(outputs, gradients, held.inputs)
+        gradients = self._first_gradients(held, span, output_gradients)
+        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
+            gradients = segment.backward(kept, gradients, held.log)
         del self._held[span]
-        return input_gradients
+        self.meter.carried((*output_gradients, *gradients))
+        self.meter.went_back(span, held.log, leaves_weights=False)
+        return gradients
 
-    def _leaf(self, tensor: Tensor) -> Tensor:
-        """Return an input as a leaf on the device, of which a gradient is wanted if a stage before waits for it."""
-        leaf = tensor.detach().to(self._torch_device)
-        return leaf.requires_grad_(leaf.is_floating_point() and not self._is_first)
+    def _moved(self, tensors: Tensors) -> Tensors:
+        return tuple(tensor.to(self._torch_device) for tensor in tensors)
 
-    def _run_units(self, tensors: Tensors, labels: Tensor | None) -> Tensors:
+    def _labels_here(self, labels: Tensor | None) -> Tensor | None:
         assert (labels is not None) == self._is_last, "labels belong to the last stage"
-        with self._autocast():
-            for unit in self._units[:-1]:
-                tensors = unit(*tensors)
-            if labels is None:
-                return tuple(_not_a_view(tensor) for tensor in self._units[-1](*tensors))
-            loss_sum = self._units[-1](*tensors, labels.to(self._torch_device))
-        assert isinstance(loss_sum, Tensor), "the last unit returns one tensor, the loss sum"
-        assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
-        return (_not_a_view(loss_sum),)
+        return None if labels is None else labels.to(self._torch_device)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(self._torch_device.type, dtype=self._autocast_dtype)
+    def _leaf(self, tensor: Tensor, *, is_input: bool) -> Tensor:
+        """Return a tensor as a leaf, of which a gradient is wanted if a segment before waits for it, or a stage."""
+        leaf = tensor.detach()
+        return leaf.requires_grad_(leaf.is_floating_point() and not (is_input and self._is_first))
 
-    def _detached(self, outputs: Tensors) -> Tensors:
-        if self._is_last:
-            return (outputs[0].detach().float(),)
-        return tuple(output.detach() for output in outputs)
+    def _to_send(self, outputs: Tensors) -> Tensors:
+        return (outputs[0].float(),) if self._is_last else outputs
 
     def _waiting_for_backward(self, span: Span, op: str) -> _Held:
         held = self._held.get(span)
         if held is None:
             raise ScheduleError(f"{op}{span}: F has not run on exactly these; in flight: {_listed(self._held)}")
-        if held.gradients is not None or held.pending is not None:
+        if held.went_back:
             raise ScheduleError(f"{op}{span}: I has run on it already; only W is left")
         return held
 
-    def _roots(self, held: _Held, span: Span, output_gradients: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the outputs that require grad and their gradients, of the right type and on the device."""
+    def _first_gradients(self, held: _Held, span: Span, output_gradients: Tensors) -> Tensors:
+        """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
-            loss_sum = held.outputs[0]
-            return held.outputs, (torch.full_like(loss_sum, 1.0 / self._global_batch),)
-        floating = [output for output in held.outputs if output.is_floating_point()]
-        if len(floating) != len(output_gradients):
-            raise ProtocolError(f"{span}: got {len(output_gradients)} output gradients, wanted {len(floating)}")
-        for output, gradient in zip(floating, output_gradients, strict=True):
-            if output.shape != gradient.shape:
-                raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(output.shape)}")
-        pairs = zip(floating, output_gradients, strict=True)
-        wanted = [(output, gradient.to(output)) for output, gradient in pairs if output.requires_grad]
-        return tuple(output for output, _ in wanted), tuple(gradient for _, gradient in wanted)
+            return (torch.tensor(self.loss_scale / self._global_batch, device=self._torch_device),)
+        if len(held.floating_shapes) != len(output_gradients):
+            raise ProtocolError(
+                f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"
+            )
+        for shape, gradient in zip(held.floating_shapes, output_gradients, strict=True):
+            if shape != gradient.shape:
+                raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
+        return output_gradients
 
 
 def _named_parameters(units: Sequence[UnitModule]) -> dict[str, nn.Parameter]:
@@ -211,16 +230,6 @@ def _named_parameters(units: Sequence[UnitModule]) -> dict[str, nn.Parameter]:
                 seen.add(id(parameter))
                 named[full] = parameter
     return named
-
-
-def _not_a_view(tensor: Tensor) -> Tensor:
-    """Return the tensor, copied if it is a view: torch's I detaches outputs in place, which a view does not allow."""
-    return tensor.clone(memory_format=torch.contiguous_format) if tensor._is_view() else tensor
-
-
-def _with_grad(outputs: Tensors) -> Tensors:
-    """Return those outputs that gradients can start from."""
-    return tuple(output for output in outputs if output.is_floating_point() and output.requires_grad)
 
 
 def _listed(held: dict[Span, _Held]) -> str:

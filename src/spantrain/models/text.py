@@ -1,4 +1,4 @@
-"""Text as bytes, cut into windows: the standard library's sources, or the user's own files."""
+"""Text as numbers, cut into windows: the standard library's sources, or the user's files, lines, saved data sets."""
 
 import os
 import sysconfig
@@ -8,19 +8,17 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from spantrain.errors import ConfigError
+from spantrain.models.data_documents import HELD_OUT_EVERY, document_parts
+from spantrain.models.data_tokenizer import Encoder, IntArray, open_encoder
 
 __all__ = ["Windows", "read_windows"]
 
-ByteArray = npt.NDArray[np.uint8]
-
-HELD_OUT_EVERY = 16
-"""One file in so many is held out; or, of a few files, one byte in so many, at the end."""
-
-TRAINING_BYTES = 4 * 2**20
-HELD_OUT_BYTES = 2**18
+_LIBRARY_BYTES = 4 * 2**20
+_LIBRARY_HELD_OUT_BYTES = 2**18
+_MOST_BYTES = 2**30
+"""Of a user's text: all of it is held in memory, and its digest taken, on every machine that reads it."""
 
 # Left out: tests, tables and generated files, which are no usual source text; packages, which differ by machine.
 _SKIPPED_FOLDERS = frozenset(
@@ -31,10 +29,12 @@ _GENERATED = "_sysconfigdata"
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """Windows of `length` bytes and the byte after each; no byte is in two windows."""
+    """Windows of `length` numbers and the one after each; no number of the text is in two windows."""
 
-    rows: ByteArray
+    rows: IntArray
     """`(windows, length + 1)`."""
+    mask: int | None
+    """The number in the place of a masked one; None where the tokenizer has none."""
 
     @property
     def digest(self) -> str:
@@ -45,26 +45,57 @@ class Windows:
         return len(self.rows)
 
 
-def read_windows(dataset: str, length: int, *, held_out: bool) -> Windows:
-    """Read `stdlib-text` or `text:PATH` and cut it into windows; training and held-out windows share no byte.
+def read_windows(
+    dataset: str, length: int, *, held_out: bool, tokenizer: str = "", vocabulary: int | None = None
+) -> Windows:
+    """Read text and cut it into windows; training and held-out windows share nothing.
+
+    Args:
+        dataset: `stdlib-text`, `text:PATH`, `jsonl:PATH` or `hf:PATH`.
+        length: numbers of a window.
+        held_out: the part that is held out, instead of the one to train on.
+        tokenizer: as `ModelSpec.tokenizer`.
+        vocabulary: how many numbers the model knows; None: not known.
 
     Raises:
-        ConfigError: the path is missing or has too little text.
+        ConfigError: the path is missing, is something else, or has too little text; a number is not the model's.
     """
-    source = dataset.removeprefix("text:")
-    user_text = dataset != source
-    if not user_text and dataset != "stdlib-text":
-        raise ConfigError(f"data: no data set named {dataset!r}; use stdlib-text, digits or text:PATH")
-    files = _user_files(Path(source)) if user_text else _library_files()
-    training, reserved = _split(files)
-    rows = _rows(reserved if held_out else training, length)
+    encoder = open_encoder(tokenizer)
+    source = dataset.partition(":")[2] or dataset
+    rows = _rows(_numbers(dataset, encoder, held_out=held_out), length)
     if len(rows) == 0:
-        part = "held-out part" if held_out else "training part"
+        part, unit = "held-out part" if held_out else "training part", "tokens" if tokenizer else "bytes"
         raise ConfigError(
-            f"data {source}: too short: its {part} has no whole window of {length + 1} bytes; "
-            f"give at least {HELD_OUT_EVERY * (length + 1)} bytes of text or a smaller sequence length"
+            f"data {source}: too short: its {part} has no whole window of {length + 1} {unit}; "
+            f"give at least {HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
         )
-    return Windows(rows=rows)
+    largest = int(rows.max())
+    if vocabulary is not None and largest >= vocabulary:
+        raise ConfigError(
+            f"data {source}: has the number {largest}, but the model's vocabulary ends at {vocabulary - 1}; give "
+            "--tokenizer, or a model with a larger vocabulary"
+        )
+    return Windows(rows=rows, mask=encoder.mask)
+
+
+def _numbers(dataset: str, encoder: Encoder, *, held_out: bool) -> IntArray:
+    """Return the numbers to train on, or the held-out ones."""
+    kind, _, place = dataset.partition(":")
+    match kind:
+        case "stdlib-text" if not place:
+            parts = _split(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
+        case "text":
+            files = _user_files(Path(place))
+            _check_size(files, place)
+            parts = _split(files, _MOST_BYTES, _MOST_BYTES)
+        case "jsonl" | "hf":
+            return document_parts(dataset, encoder)[held_out]
+        case _:
+            raise ConfigError(
+                f"data: no data set named {dataset!r} for models that read text; use stdlib-text, text:PATH, "
+                "jsonl:PATH or hf:PATH"
+            )
+    return encoder.text(parts[held_out])
 
 
 def _library_files() -> list[Path]:
@@ -91,18 +122,27 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _split(files: list[Path]) -> tuple[ByteArray, ByteArray]:
+def _check_size(files: Iterable[Path], place: str) -> None:
+    size = sum(file.stat().st_size for file in files)
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"data {place}: {size / 2**30:.1f} GiB of text; at most 1 GiB is read. Give a part of it, or its tokens as "
+            "a data set that `datasets` saved (hf:FOLDER)"
+        )
+
+
+def _split(files: list[Path], most_bytes: int, most_held_out_bytes: int) -> tuple[bytes, bytes]:
     """Return training and held-out bytes, from different files where there are enough of them."""
     if len(files) >= HELD_OUT_EVERY:
         reserved = files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         training = [file for position, file in enumerate(files, start=1) if position % HELD_OUT_EVERY]
-        return _read(training, TRAINING_BYTES), _read(reserved, HELD_OUT_BYTES)
-    everything = _read(files, TRAINING_BYTES + HELD_OUT_BYTES)
+        return _read(training, most_bytes), _read(reserved, most_held_out_bytes)
+    everything = _read(files, most_bytes + most_held_out_bytes)
     cut = len(everything) - len(everything) // HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
-def _read(files: Iterable[Path], limit_bytes: int) -> ByteArray:
+def _read(files: Iterable[Path], limit_bytes: int) -> bytes:
     """Return the first bytes of all files together; reading stops at the limit."""
     text = bytearray()
     for file in files:
@@ -110,9 +150,9 @@ def _read(files: Iterable[Path], limit_bytes: int) -> ByteArray:
             text += stream.read(limit_bytes - len(text))
         if len(text) >= limit_bytes:
             break
-    return np.frombuffer(bytes(text), dtype=np.uint8)
+    return bytes(text)
 
 
-def _rows(text: ByteArray, length: int) -> ByteArray:
-    count = len(text) // (length + 1)
-    return text[: count * (length + 1)].reshape(count, length + 1)
+def _rows(numbers: IntArray, length: int) -> IntArray:
+    count = len(numbers) // (length + 1)
+    return numbers[: count * (length + 1)].reshape(count, length + 1)

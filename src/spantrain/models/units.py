@@ -30,9 +30,14 @@ class UnitModule(nn.Module):
         self.name = name
         """Its own name, unique in the model."""
         self.prefixes = dict(prefixes)
-        """For each child module: the prefix of its parameters in the unsplit model."""
+        """For each child module: the prefix of its parameters in the unsplit model; empty for the model itself."""
         self.shared = dict(shared or {})
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
+
+    @property
+    def class_name(self) -> str:
+        """What it mostly is, for people: the class of its module."""
+        return type(getattr(self, "body", self)).__name__
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002 - the signature is torch's
         """Stay in evaluation mode, whatever is asked."""
@@ -60,7 +65,8 @@ def parameter_names(unit: UnitModule) -> dict[str, str]:
 
 def _full_name(unit: UnitModule, local: str) -> str:
     child, _, rest = local.partition(".")
-    return f"{unit.prefixes[child]}.{rest}"
+    prefix = unit.prefixes[child]
+    return f"{prefix}.{rest}" if prefix else rest
 
 
 def shared_parameters(units: Sequence[UnitModule]) -> Mapping[str, list[tuple[int, str]]]:

@@ -1,0 +1,168 @@
+"""Loads an unedited model: module, example batch and loss, from a transformers configuration or a user's function."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.any.batch import Batch
+from spantrain.models.any.factory import call_factory
+from spantrain.models.any.losses import LabelLoss, Loss, OwnLoss
+from spantrain.models.hashing import derive_seed
+from spantrain.models.sources import hf_configuration, image_shape
+
+__all__ = ["Loaded", "emptied", "load_empty", "load_model", "picked"]
+
+_EXAMPLES = 2
+_PARAMETER_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model as its author wrote it, in evaluation mode."""
+
+    module: nn.Module
+    batch: Batch
+    loss: Loss
+
+
+def load_model(spec: ModelSpec, *, seed: int) -> Loaded:
+    """Build the whole model on the CPU, with weights drawn by its own rules under a seed.
+
+    The global random state is left as it was.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        return _load(spec)
+
+
+def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
+    """Build the model with fake parameters, which have shapes and no numbers; buffers and example batch are real.
+
+    A user's function runs as it is, and the parameters of its model are replaced.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(0, "model"))
+        if spec.family == "hf":
+            with _fake_parameters(mode):
+                return _load(spec)
+        loaded = _load(spec)
+    return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
+
+
+def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Module:
+    """Return a copy of a module with other parameters (and buffers), which are not copied first."""
+    tensors: list[Tensor] = list(module.parameters())
+    if buffers:
+        tensors += list(module.buffers())
+    memo = {id(tensor): replaced(tensor) for tensor in tensors}
+    return copy.deepcopy(module, memo)
+
+
+def picked(loss: Loss, result: Any, source: str) -> Any:
+    """Return what of a model's outputs the loss is made of."""
+    if isinstance(loss, LabelLoss):
+        return result.logits
+    if not isinstance(loss, OwnLoss):
+        return result
+    own = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", result)
+    if not isinstance(own, Tensor) or own.dim() > 1 or not own.is_floating_point():
+        raise ConfigError(
+            f"{source}: the model's output has no `loss` (a scalar mean over samples): return one, or have the factory "
+            "return a loss function too: (module, example_batch, loss)"
+        )
+    return own
+
+
+def _load(spec: ModelSpec) -> Loaded:
+    if spec.family == "hf":
+        module = _library_model(spec)
+        return Loaded(module=module.eval(), batch=_library_batch(spec), loss=LabelLoss())
+    module, batch, loss = call_factory(spec)
+    _check_parameters(spec, module)
+    return Loaded(module=module.eval(), batch=batch, loss=loss)
+
+
+def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
+    """Refuse what cannot be trained: no parameters, or some that are too short to add small updates to."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(
+            f"model {spec.name}: has no parameter that requires gradients, so there is nothing to train; have the "
+            "factory return a module with some"
+        )
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.element_size() < _PARAMETER_BYTES:
+            raise ConfigError(
+                f"model {spec.name}: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, wanted "
+                "float32: return module.float(); products are computed in 16 bits with --dtype bfloat16 or float16"
+            )
+
+
+def _library_model(spec: ModelSpec) -> nn.Module:
+    """Build the class that a configuration names, of the transformers library only."""
+    import transformers
+
+    fields = hf_configuration(spec)
+    name, kind = fields["architectures"][0], fields.pop("model_type")
+    model_class = getattr(transformers, name, None)
+    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+        raise ConfigError(f"model {spec.name}: the transformers library {transformers.__version__} has no {name}")
+    try:
+        configuration = transformers.AutoConfig.for_model(kind, **fields)
+        if hasattr(configuration, "use_cache"):
+            configuration.use_cache = False
+        configuration.return_dict = True
+        made: nn.Module = model_class(configuration)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
+    return made
+
+
+def _library_batch(spec: ModelSpec) -> Batch:
+    if spec.objective == "classify":
+        images = torch.zeros(_EXAMPLES, *image_shape(hf_configuration(spec)))
+        return Batch(inputs=(images,), names=("pixel_values",), labels=torch.zeros(_EXAMPLES, dtype=torch.int64))
+    assert spec.sequence_length is not None
+    length = spec.sequence_length
+    if spec.objective != "continue":
+        tokens = torch.zeros(_EXAMPLES, length, dtype=torch.int64)
+        return Batch(inputs=(tokens,), names=("input_ids",), labels=tokens)
+    read = torch.zeros(_EXAMPLES, length // 2, dtype=torch.int64)
+    written = torch.zeros(_EXAMPLES, length - length // 2, dtype=torch.int64)
+    return Batch(inputs=(read, written), names=("input_ids", "decoder_input_ids"), labels=written)
+
+
+def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+    return nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
+
+
+@contextlib.contextmanager
+def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
+    """Make every parameter fake as soon as it is registered, so that no memory is filled and nothing drawn."""
+    register = nn.Module.register_parameter
+
+    def register_fake(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and not is_fake(param):
+            self._parameters[name] = _fake(param, mode)
+
+    from transformers import PreTrainedModel
+
+    drawing = PreTrainedModel.initialize_weights
+    nn.Module.register_parameter = register_fake  # type: ignore[method-assign]
+    PreTrainedModel.initialize_weights = lambda _self, *_, **__: None
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        PreTrainedModel.initialize_weights = drawing

@@ -1,0 +1,212 @@
+"""Models that users bring, by name: a transformers configuration, or a function in a file (imports no torch)."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+
+__all__ = [
+    "CONFIGURATION",
+    "factory_file",
+    "factory_spec",
+    "hf_configuration",
+    "hf_spec",
+    "image_shape",
+    "is_factory",
+    "source_digest",
+]
+
+CONFIGURATION = "json"
+"""The field of a spec's config that holds a transformers configuration as JSON: workers need no file."""
+
+_HF = "hf:"
+_DEFAULT_SEQUENCE = 128
+_MOST_SEQUENCE = 512
+"""Tokens of a sample unless asked otherwise, of models that could take more."""
+_POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx", "max_sequence_length")
+# Model types whose configurations often name no class, as those saved without a model do.
+_CLASSES: Mapping[str, str] = {
+    "bert": "BertForMaskedLM",
+    "efficientnet": "EfficientNetForImageClassification",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "opt": "OPTForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "resnet": "ResNetForImageClassification",
+    "roberta": "RobertaForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+}
+_OBJECTIVES: Mapping[str, str] = {
+    "ForCausalLM": "next-byte",
+    "LMHeadModel": "next-byte",
+    "ForMaskedLM": "masked-byte",
+    "ForConditionalGeneration": "continue",
+    "ForImageClassification": "classify",
+}
+_BYTES = 256
+_MASKED_BYTES = 257
+_DIGITS = 10
+_DIGITS_SHAPE = (3, 32, 32)
+
+
+def is_factory(name: str) -> bool:
+    """Whether a model's name is `FILE.py:FUNCTION` or `package.module:function`."""
+    path, separator, function = name.rpartition(":")
+    return bool(separator and path) and function.isidentifier() and not name.startswith(_HF)
+
+
+def factory_file(source: str) -> Path:
+    """Return the file that a factory is in.
+
+    Raises:
+        ConfigError: there is no such file or module.
+    """
+    path = source.rpartition(":")[0]
+    if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise ConfigError(f"model {source}: there is no file {path}")
+        return Path(path)
+    try:
+        found = importlib.util.find_spec(path)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"model {source}: {error}; give FILE.py:FUNCTION or package.module:function") from error
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise ConfigError(f"model {source}: no module {path} here; give FILE.py:FUNCTION or package.module:function")
+    return Path(found.origin)
+
+
+def source_digest(source: str) -> str:
+    """Return the SHA-256 of a factory's file."""
+    return hashlib.sha256(factory_file(source).read_bytes()).hexdigest()
+
+
+def factory_spec(name: str) -> ModelSpec:
+    """Return the spec of a factory's model; its example batch is its data until other data is named.
+
+    Raises:
+        ConfigError: there is no such file or module.
+    """
+    path, _, function = name.rpartition(":")
+    source = f"{Path(path).resolve()}:{function}" if path.endswith(".py") else name
+    return ModelSpec(
+        name=name,
+        family="factory",
+        config={},
+        dataset="example",
+        objective="own",
+        source=source,
+        source_sha256=source_digest(source),
+    )
+
+
+def hf_configuration(spec: ModelSpec) -> dict[str, Any]:
+    """Return the fields of a transformers configuration."""
+    text = spec.config[CONFIGURATION]
+    assert isinstance(text, str)
+    fields: dict[str, Any] = json.loads(text)
+    return fields
+
+
+def image_shape(fields: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return channels, height and width of a transformers image model's inputs; 32 pixels where any size will do."""
+    side = fields.get("image_size", 224 if fields.get("model_type") == "vit" else 32)
+    if fields.get("model_type") in ("resnet", "efficientnet"):
+        side = 32
+    height, width = (side, side) if isinstance(side, int) else (side[0], side[1])
+    return int(fields.get("num_channels", 3)), int(height), int(width)
+
+
+def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool = False) -> ModelSpec:
+    """Return the spec of `hf:PATH`, a transformers configuration (config.json or its folder).
+
+    Raises:
+        ConfigError: no such file, not a configuration, or of a kind of model that is not known here.
+    """
+    path = Path(name.removeprefix(_HF))
+    file = path / "config.json" if path.is_dir() else path
+    fields = _fields(name, file)
+    if "auto_map" in fields:
+        raise ConfigError(f"model {name}: auto_map names code to be run, which is not done; use FILE.py:FUNCTION")
+    classes = fields.get("architectures") or [_CLASSES.get(str(fields["model_type"]), "")]
+    objective = next((value for ending, value in _OBJECTIVES.items() if classes[0].endswith(ending)), None)
+    if objective is None:
+        raise ConfigError(
+            f"model {name}: architectures {classes[0] or 'not given'} (model_type {fields['model_type']}): name a "
+            f"class ending in {', '.join(_OBJECTIVES)}, or write a function and use FILE.py:FUNCTION"
+        )
+    fields["architectures"] = [classes[0]]
+    text = json.dumps(fields, sort_keys=True)
+    spec = ModelSpec(
+        name=name,
+        family="hf",
+        config={CONFIGURATION: text, **_sizes(fields)},
+        dataset="digits" if objective == "classify" else "stdlib-text",
+        sequence_length=None if objective == "classify" else _sequence_length(name, fields, sequence_length),
+        objective=objective,
+        source=str(path.resolve()),
+        source_sha256=hashlib.sha256(text.encode()).hexdigest(),
+    )
+    _check_data(spec, fields, data_given=data_given)
+    return spec
+
+
+def _fields(name: str, file: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {name}: {file}: {error}; give a transformers config.json or its folder") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ConfigError(f"model {name}: {file} has no model_type; give a transformers config.json or its folder")
+    return fields
+
+
+def _sizes(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return what data is checked against."""
+    return {key: fields[key] for key in ("num_labels", "vocab_size") if isinstance(fields.get(key), int)}
+
+
+def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -> int:
+    # RoBERTa's family counts positions from two.
+    unused = 2 if fields["model_type"] in ("camembert", "roberta", "xlm-roberta") else 0
+    given = [fields[key] - unused for key in _POSITIONS if isinstance(fields.get(key), int)]
+    if wanted is None:
+        return min(_MOST_SEQUENCE, given[0]) if given else _DEFAULT_SEQUENCE
+    if wanted < 2 or (given and wanted > given[0]):
+        raise ConfigError(f"model {name}: sequence length {wanted}: wanted 2 to {given[0] if given else 'any number'}")
+    return wanted
+
+
+def _check_data(spec: ModelSpec, fields: Mapping[str, Any], *, data_given: bool) -> None:
+    """Refuse a model that is too small for the data it is trained on unless other data is given."""
+    if data_given:
+        return
+    if spec.objective == "classify":
+        classes = fields.get("num_labels", len(fields.get("id2label") or "ab"))
+        if classes < _DIGITS:
+            raise ConfigError(
+                f"model {spec.name}: has {classes} classes, and the handwritten digits need {_DIGITS}: set num_labels, "
+                "or give data of your own"
+            )
+        if image_shape(fields) != _DIGITS_SHAPE:
+            channels, height, width = image_shape(fields)
+            raise ConfigError(
+                f"model {spec.name}: reads images of {channels}x{height}x{width}, and the handwritten digits are "
+                "3x32x32: set image_size to 32, or give data of your own (images:FOLDER)"
+            )
+        return
+    size = fields.get("vocab_size")
+    least = _MASKED_BYTES if spec.objective == "masked-byte" else _BYTES
+    if isinstance(size, int) and size < least:
+        raise ConfigError(
+            f"model {spec.name}: vocab_size is {size}, and text read as bytes needs {least} at least: change it, or "
+            "give a tokenizer and data of your own"
+        )
