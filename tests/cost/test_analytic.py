@@ -92,7 +92,7 @@ def test_a_stage_is_the_sum_of_its_units() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="speed"):
         law(speed=0)
-    with pytest.raises(ValueError, match="float16"):
-        law(dtype="float16")
+    with pytest.raises(ValueError, match="int8"):
+        law(dtype="int8")
     with pytest.raises(ValueError, match="samples"):
         law().seconds(make_unit(), Op.FORWARD, 0)

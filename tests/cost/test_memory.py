@@ -50,6 +50,66 @@ def test_peaks_of_a_plan_name_every_device(cost_profile, make_cost_plan):
     assert peaks["a0"] == peaks["a1"]
 
 
+def test_a_cut_inside_a_stage_is_held_once(cost_profile):
+    cost = MemoryCost(cost_profile)
+    assert [cost.activation_bytes_per_sample(range(end)) for end in (1, 2, 3)] == [5000, 9000, 13000]
+
+
+def test_recomputed_units_hold_what_enters_them_and_one_of_them_is_run_again(cost_profile):
+    cost = MemoryCost(cost_profile, "sgd")
+    held = {
+        units: cost.activation_bytes_per_sample(range(3), Division(recompute=units))
+        for units in ((), (1,), (2,), (1, 2), (0, 1, 2))
+    }
+    # Unit 1 gives up all but its two cuts, unit 2 all but the one in front, unit 0 everything: nothing enters it.
+    assert held == {(): 13000, (1,): 5000 + 5000, (2,): 9000, (1, 2): 6000, (0, 1, 2): 2000}
+    need = cost.need(range(3), "a0", 6, 2, Division(recompute=(1, 2)))
+    assert need.activation_bytes == 6 * 6000 + 2 * 4000
+    assert cost.in_flight_limit_for(range(3), "a0", 10**9, 2, division=Division(recompute=(1, 2))) > 2 * (
+        cost.in_flight_limit_for(range(3), "a0", 10**9, 2)
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    recompute=st.sets(st.integers(0, 2)).map(lambda units: tuple(sorted(units))),
+    first=st.integers(0, 2),
+    count=st.integers(1, 3),
+    share=st.floats(0.1, 1.0),
+    sums=st.tuples(*[st.integers(0, 2)] * 3),
+)
+def test_recomputing_never_holds_more_and_while_it_runs_hardly_more_than_before(
+    cost_profile, recompute, first, count, share, sums
+):
+    units = range(first, min(3, first + count))
+    inside = tuple(unit for unit in recompute if unit in units)
+    cost = MemoryCost(divisible(cost_profile, *sums))
+    before, after = Division(tp_share=share), Division(tp_share=share, recompute=inside)
+    held, less = (cost.activation_bytes_per_sample(units, division) for division in (before, after))
+    assert 0 <= less <= held
+    sizes = cost.held_sizes(units, "a0", after)
+    assert sizes.deferred_bytes_per_sample <= held
+    # While a unit is run again, all in front of it is held as before, and its output may be there twice.
+    assert 0 <= less + sizes.again_bytes_per_sample <= held + 1000
+    assert sizes.again_split_bytes_per_sample >= sizes.again_bytes_per_sample >= 0
+
+
+def test_a_plan_says_what_is_recomputed(cost_profile, make_cost_plan):
+    plan = make_cost_plan((2, {"a0": 1, "a1": 1}), (3, {"b0": 1}))
+    again = replace(plan, stages=(replace(plan.stages[0], recompute=(1,)), plan.stages[1]))
+    assert [divisions_of(again)[name].recompute for name in ("a0", "a1", "b0")] == [(1,), (1,), ()]
+    cost = MemoryCost(cost_profile)
+    assert cost.plan_peak_bytes(again)["a0"] < cost.plan_peak_bytes(plan)["a0"]
+    assert cost.plan_peak_bytes(again)["b0"] == cost.plan_peak_bytes(plan)["b0"]
+
+
+@pytest.mark.parametrize(("recompute", "message"), [((2,), "units \\[2\\]"), ((1, 0), "rising"), ((1, 1), "once")])
+def test_a_stage_recomputes_its_own_units_once(make_cost_plan, recompute, message):
+    plan = make_cost_plan((2, {"a0": 1}), (3, {"b0": 1}))
+    with pytest.raises(ValueError, match=message):
+        replace(plan.stages[0], recompute=recompute)
+
+
 def test_unknown_optimizer_is_refused(cost_profile):
     with pytest.raises(ValueError, match="lion"):
         MemoryCost(cost_profile, "lion")
@@ -98,8 +158,9 @@ def test_a_group_holds_divided_units_once_and_the_others_in_every_member(cost_pr
     slack = 12 * len(shares)
     for unit in range(3):
         copies = 1 if sums[unit] else len(shares)
-        # The unit's input and the results of its sums are in every member.
-        everywhere = (1000 if unit else 0) + sums[unit] * (1000 if unit < 2 else 0) if sums[unit] else 0
+        # The unit's input is in every member, and for each sum what the divided layers read, and the result.
+        entering, leaving = 1000 if unit else 0, 1000 if unit < 2 else 0
+        everywhere = entering + sums[unit] * (entering + leaving) if sums[unit] else 0
         units = range(unit, unit + 1)
         together = sum(cost.state_bytes(units, part) for part in parts)
         assert together == pytest.approx(copies * cost.state_bytes(units), abs=slack)
@@ -158,7 +219,8 @@ def test_members_of_a_plan_hold_their_parts(cost_profile, make_cost_plan):
     cost = MemoryCost(profile)
     peaks = cost.plan_peak_bytes(plan)
     assert divisions_of(plan)["a0"].tp_share == 0.75
-    # Four samples in flight; of each, inputs of two units and sums of two are whole in both members.
+    # Four samples in flight; of each, the two cuts (inputs of two units, sums of two) are whole in both members, and
+    # what the divided layers of those two units read.
     same = framework_bytes("cuda") + 4 * 4 * 1000
     assert peaks["a0"] - same == 3 * (peaks["a1"] - same)
     limits = [cost.in_flight_limit_for(range(3), n, 10**9, 2, division=d) for n, d in divisions_of(plan).items()]

@@ -154,3 +154,30 @@ def test_a_gather_is_half_of_a_ring_between_equals(cost_profile, size_bytes, cou
         assert half_s == pytest.approx(whole_s / 2)
     assert whole_s / 2 * (1 - 1e-9) <= half_s < whole_s
     assert collectives.gather_s(devices[:1], size_bytes) == 0.0
+
+
+def test_a_recomputed_unit_goes_forward_twice_and_back_at_once(cost_profile):
+    cost = ReplicaCost(cost_profile)
+    plain = stage_of({"a0": 1.0})
+    again = replace(plain, recompute=(1,))
+    seconds = {
+        name: {op: cost.action_s(stage, stage.replicas[0], op, 2) for op in Op}
+        for name, stage in (("plain", plain), ("again", again))
+    }
+    of_unit = {op: cost.groups.compute.unit_seconds(1, "fast", op, 2) for op in Op}
+    forward, back, left = Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT
+    more = {op: seconds["again"][op] - seconds["plain"][op] for op in Op}
+    assert more[forward] == pytest.approx(0)
+    assert more[back] == pytest.approx(of_unit[forward] + of_unit[left])
+    assert more[left] == pytest.approx(-of_unit[left])
+    assert more[Op.BACKWARD] == pytest.approx(of_unit[forward])
+    # Whether in halves or at once, a step's work is one more F.
+    assert sum(more[op] for op in (forward, back, left)) == pytest.approx(of_unit[forward])
+
+
+def test_a_group_sums_again_in_what_it_computes_again(divided):
+    cost = ReplicaCost(divided)
+    pair = stage_of({"a0": 1.0, "a1": 1.0})
+    before, after = (sum(cost.sent_bytes(stage).values()) for stage in (pair, replace(pair, recompute=(0, 1))))
+    # Eight samples, two units with an output of a thousand bytes, around a ring of two.
+    assert after - before == 2 * 8 * 2 * 1000

@@ -8,24 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.evaluate import Evaluator
+from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Quota
+from spantrain.planner.request import Constraints, Quota
 from spantrain.planner.strategies.asteroid import asteroid
 from spantrain.planner.strategies.asteroid_search import best_pipeline
 from spantrain.planner.strategies.asteroid_shares import allocate, balanced, offloaded
 from spantrain.planner.strategies.asteroid_tables import DeviceNetwork, DeviceTables, SpanBytes
-
-
-def request_of(profile, job, **constraints):
-    return PlanRequest(
-        profile=profile, job=job, constraints=Constraints(**constraints), evaluate=Evaluator(profile, job)
-    )
 
 
 def tables_of(profile, job, devices, size):
@@ -189,26 +183,14 @@ def test_where_k_p_micro_batches_do_not_fit_a_step_is_infinite(make_cluster, mak
 @settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make_profile):
-    sites = {
-        f"s{k}": {f"d{k}{n}": data.draw(st.sampled_from([0.002, 0.01])) for n in range(data.draw(st.integers(1, 3)))}
-        for k in range(data.draw(st.integers(1, 3)))
-    }
-    cluster = make_cluster(sites, memory_bytes=data.draw(st.sampled_from([305, 315, 4000])) * 2**20)
+    cluster = make_cluster(draw_sites(data, most_devices=3), memory_bytes=draw_memory_bytes(data))
     profile = make_profile(cluster, make_graph(data.draw(st.integers(1, 6))))
     request = request_of(profile, JobSpec(global_batch=data.draw(st.integers(1, 48))))
     try:
         proposals = asteroid(request)
     except InfeasiblePlanError:
         return
-    for proposal in proposals:
-        plan = proposal.plan
-        assert plan.stages[-1].end_unit == len(profile.graph.units)
-        for stage in plan.stages:
-            held = [span for index in range(len(stage.replicas)) for span in stage.replica_spans(index)]
-            assert sum(span.size for span in held) == plan.global_batch
-        assert request.evaluate(plan).fits
-        assert proposal.own_estimate_s is not None
-        assert 0 < proposal.own_estimate_s < float("inf")
+    assert_plans_fit(request, proposals)
 
 
 def test_constraints_on_devices_are_kept(preset_profile):

@@ -1,13 +1,15 @@
 """Sites joined by an outer optimizer: exchanges over the links, who takes part, what the round comes to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from spantrain.core.outer import OuterGroup, OuterPlan
 from spantrain.core.profile import Profile
 from spantrain.cost.network import NetworkCost
-from spantrain.planner.outer import best_join, exchange_of
+from spantrain.planner.groups import group_devices
+from spantrain.planner.outer import best_join, boundary_between, clusters_of, exchange_of
 
 MBIT = 125e3
 
@@ -18,6 +20,44 @@ def profile(make_cluster: Callable, make_graph: Callable, make_profile: Callable
         {"a": {"a0": 1.0}, "b": {"b0": 1.0}, "c": {"c0": 1.0}}, bandwidth=100 * MBIT, latency_s=20e-3
     )
     return make_profile(cluster, make_graph(blocks=2))
+
+
+def devices_of(profile: Profile) -> tuple[str, ...]:
+    return tuple(device.name for device in profile.cluster.devices)
+
+
+def test_sites_with_a_fast_link_are_one_cluster_and_a_slow_site_is_several(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable
+) -> None:
+    sites = {"edge": {"a": 1.0, "b": 1.0}, "end": {"c": 1.0, "d": 1.0}}
+    near = make_profile(make_cluster(sites, bandwidth=125e6, latency_s=3e-4), make_graph(blocks=2))
+    assert [group.name for group in clusters_of(near, devices_of(near))] == ["edge+end"]
+    cluster = make_cluster(sites)
+    slow_end = replace(cluster.sites[1], bandwidth_bytes_per_s=1e6, latency_s=10e-3)
+    apart = make_profile(replace(cluster, sites=(cluster.sites[0], slow_end)), make_graph(blocks=2))
+    found = clusters_of(apart, devices_of(apart))
+    assert [(group.name, group.devices) for group in found] == [
+        ("edge", ("a", "b")),
+        ("end#1", ("c",)),
+        ("end#2", ("d",)),
+    ]
+    way = boundary_between(NetworkCost(apart), found[1], found[2])
+    assert way.groups == ("end#1", "end#2")
+    assert way.bandwidth_bytes_per_s == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize("lan_latency_s", [2e-4, 10e-3])
+@pytest.mark.parametrize("wan_latency_s", [3e-4, 20e-3])
+def test_a_few_devices_stand_for_many_described_ones(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable, lan_latency_s: float, wan_latency_s: float
+) -> None:
+    names = [[f"{site}{number}" for number in range(25)] for site in "abc"]
+    cluster = make_cluster({own[0][0]: dict.fromkeys(own, 1.0) for own in names}, latency_s=wan_latency_s)
+    sites = tuple(replace(site, latency_s=lan_latency_s) for site in cluster.sites)
+    measured = make_profile(replace(cluster, sites=sites), make_graph(blocks=2))
+    described = replace(measured, links=(), links_described=True)
+    expected = {group.devices for group in group_devices(measured).first_level}
+    assert {group.devices for group in clusters_of(described, devices_of(described))} == expected
 
 
 def test_an_exchange_is_all_parameters_there_and_back(profile: Profile) -> None:

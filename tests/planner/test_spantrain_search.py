@@ -7,23 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.evaluate import Evaluator
+from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.groups import Group
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest
 from spantrain.planner.strategies.spantrain import spantrain, spantrain_proposals
 from spantrain.planner.strategies.spantrain_beam import Beam
 from spantrain.planner.strategies.spantrain_build import build_plan
 from spantrain.planner.strategies.spantrain_tables import WayTables
 from spantrain.planner.strategies.spantrain_ways import Member, Slot, symmetric_ways, ways_of
-
-
-def request_of(profile, job, **constraints):
-    return PlanRequest(
-        profile=profile, job=job, constraints=Constraints(**constraints), evaluate=Evaluator(profile, job)
-    )
 
 
 def divisible(graph):
@@ -163,11 +156,7 @@ def test_the_beam_finds_the_best_of_all_arrangements(seed):
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make_profile):
-    sites = {
-        f"s{k}": {f"d{k}{n}": data.draw(st.sampled_from([0.002, 0.01])) for n in range(data.draw(st.integers(1, 4)))}
-        for k in range(data.draw(st.integers(1, 3)))
-    }
-    cluster = make_cluster(sites, memory_bytes=data.draw(st.sampled_from([305, 315, 4000])) * 2**20)
+    cluster = make_cluster(draw_sites(data, most_devices=4), memory_bytes=draw_memory_bytes(data))
     graph = make_graph(data.draw(st.integers(1, 6)))
     profile = make_profile(cluster, divisible(graph) if data.draw(st.booleans()) else graph)
     request = request_of(profile, JobSpec(global_batch=data.draw(st.integers(1, 24))))
@@ -175,15 +164,7 @@ def test_every_proposal_is_a_plan_that_fits(data, make_cluster, make_graph, make
         proposals = spantrain_proposals(request, second_level=data.draw(st.booleans()))
     except InfeasiblePlanError:
         return
-    for proposal in proposals:
-        plan = proposal.plan
-        assert plan.stages[-1].end_unit == len(profile.graph.units)
-        for stage in plan.stages:
-            held = [span for index in range(len(stage.replicas)) for span in stage.replica_spans(index)]
-            assert sum(span.size for span in held) == plan.global_batch
-        assert request.evaluate(plan).fits
-        assert proposal.own_estimate_s is not None
-        assert 0 < proposal.own_estimate_s < float("inf")
+    assert_plans_fit(request, proposals)
 
 
 def test_where_micro_batches_are_many_the_simulator_agrees(preset_profile):

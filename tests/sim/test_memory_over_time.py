@@ -1,5 +1,7 @@
 """Bytes over time: a case by hand, and that they agree with the planner's formula."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -94,3 +96,19 @@ def test_all_that_is_held_is_freed_and_activations_are_the_samples_in_flight(dat
             if all(seconds > 0 for stage in table.sample_s for seconds in stage.values()):
                 assert min(levels) == 4500
                 assert memory.peak_bytes >= 4500 + 100 * result.peak_in_flight[device]
+
+
+def test_what_w_needs_and_what_is_run_again_by_hand(make_plan) -> None:
+    """Stage 1 does F 4-6, I 6-8, W 8-10 of two samples: 40 a sample from I on, 30 more while I runs."""
+    plan = make_plan([(equal_spans(2, 2), [1.0], [2])] * 2)
+    split = replace(sizes(last=True), deferred_bytes_per_sample=40, again_bytes_per_sample=30, keeps_input=True)
+    options = SimulationOptions(held_sizes={"s0r0": replace(sizes(first=True), keeps_output=True), "s1r0": split})
+    memory = simulate(plan, costs(2), steps=1, schedule="critical-path", options=options).memory
+    base = 4500
+    # The message forward is part of the activations at both ends; the gradient's counts at the sender from I on.
+    assert memory["s0r0"].timeline == ((0.0, base + 200), (9.0, base + 202), (14.0, base))
+    assert memory["s1r0"].timeline == (
+        (0.0, base), (3.0, base + 2), (4.0, base + 200), (6.0, base + 262), (8.0, base + 82), (9.0, base + 80),
+        (10.0, base),
+    )  # fmt: skip
+    assert memory["s1r0"].tensor_bytes == base + 262 - 500

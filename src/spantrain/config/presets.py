@@ -14,6 +14,7 @@ PRESET_NAMES: tuple[str, ...] = (
     "spantrain-setting-1",
     "spantrain-setting-2",
     "spantrain-table-1",
+    "spantrain-cn",
     "asteroid-a-100",
     "asteroid-a-1000",
     "asteroid-b-100",

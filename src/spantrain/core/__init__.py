@@ -8,9 +8,11 @@ cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts
 profile     measurements
 job         how to train
+precision   the types that products are computed in
 hints       an order of work found when planning
 outer       sites that train by themselves, joined by an outer optimizer
 plan        stages, replicas, spans, predictions
+checkpoint  what a checkpoint holds, and the samples that were consumed
 messages    events and commands of policies; the address of a message
 decisions   what a policy heard and answered, as text that parses back
 trace       what happened on each lane

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 __all__ = ["LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
 
 OPTIMIZERS = ("adamw", "sgd")
-LR_SCHEDULES = ("constant", "cosine")
+LR_SCHEDULES = ("constant", "cosine", "linear")
 MOST_TRACE_STEPS = 50
 
 
@@ -20,9 +20,12 @@ class TrainJob:
     weight_decay: float = 0.01
     momentum: float = 0.9
     """Of SGD."""
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
     warmup_steps: int = 10
     lr_schedule: str = "constant"
-    """After the warm-up: `constant`, or `cosine` down to zero at `decay_steps`."""
+    """After the warm-up: `constant`, or down to zero at `decay_steps`: `cosine`, or `linear`, in a straight line."""
     decay_steps: int = 1000
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this global norm; None leaves them."""
@@ -32,6 +35,8 @@ class TrainJob:
     """Steps between evaluations on held-out data, the start and the end included; 0: never."""
     trace_steps: int = 3
     """The last so many steps go into the trace; at most 50."""
+    loss_scale: float = 65536.0
+    """Under float16: what the loss is multiplied by at first (`policy.loss_scale`)."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -42,12 +47,17 @@ class TrainJob:
             raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)}, got {self.lr_schedule!r}")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.lr_schedule == "cosine" and self.decay_steps <= self.warmup_steps:
+        if self.lr_schedule != "constant" and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm must be positive, got {self.max_grad_norm}")
         if self.trace_steps > MOST_TRACE_STEPS:
             raise ValueError(f"trace_steps must be at most {MOST_TRACE_STEPS}, got {self.trace_steps}")
+        if not (0 <= self.adam_beta1 < 1 and 0 <= self.adam_beta2 < 1):
+            raise ValueError(f"adam_beta1 and adam_beta2 must lie in 0 to 1, got {self.adam_beta1}, {self.adam_beta2}")
+        for name in ("adam_epsilon", "loss_scale"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("warmup_steps", "checkpoint_every", "evaluate_every", "trace_steps", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -11,7 +11,25 @@ from spantrain.core.outer import OuterPlan
 from spantrain.core.spans import Span, split_by_shares
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 
-__all__ = ["Alternative", "Plan", "Prediction", "ProfileReference", "Replica", "Stage", "StateSharding", "WireFormat"]
+__all__ = [
+    "Alternative",
+    "Plan",
+    "Prediction",
+    "ProfileReference",
+    "Replica",
+    "Stage",
+    "StateSharding",
+    "WireFormat",
+    "splits_backward",
+]
+
+_WHOLE_BACKWARD = ("1f1b", "1f1b-asteroid", "gpipe")
+"""Schedules that go back in B alone."""
+
+
+def splits_backward(schedule: str) -> bool:
+    """Return whether a schedule goes back in I and W on all stages but the first, and so may put W off."""
+    return schedule not in _WHOLE_BACKWARD
 
 
 class StateSharding(StrEnum):
@@ -81,6 +99,19 @@ class Stage:
     state_sharding: StateSharding = StateSharding.NONE
     wire_format: WireFormat = WireFormat.NATIVE
     """Of activations and gradients on the cut behind this stage."""
+    recompute: tuple[int, ...] = ()
+    """Indices, rising, of units whose activations are not held from F on: only what enters them, and they are run again
+    in the backward pass (`docs/memory.md`)."""
+
+    def __post_init__(self) -> None:
+        if list(self.recompute) != sorted(set(self.recompute)):
+            raise ValueError(f"recompute must name units once and in rising order, got {self.recompute}")
+        outside = [unit for unit in self.recompute if unit not in self.units]
+        if outside:
+            raise ValueError(
+                f"recompute names units {outside}; leave them out: the stage has "
+                f"{self.first_unit} to {self.end_unit - 1}"
+            )
 
     @property
     def units(self) -> range:
@@ -178,19 +209,25 @@ class Plan:
         for index, stage in enumerate(self.stages):
             if stage.first_unit != expected or stage.end_unit <= stage.first_unit:
                 raise ValueError(
-                    f"stage {index}: units must follow the stage before, from {expected}; "
-                    f"got {stage.first_unit} to {stage.end_unit}"
+                    f"stage {index}: units must follow the stage before, from {expected}; got first_unit "
+                    f"{stage.first_unit} and end_unit {stage.end_unit}; every unit must stand in one stage"
                 )
             expected = stage.end_unit
 
     def _check_devices(self) -> None:
         devices = self.devices
         if len(set(devices)) != len(devices):
-            raise ValueError(f"a device may serve one stage only, got {devices}")
+            twice = sorted({name for name in devices if devices.count(name) > 1})
+            raise ValueError(f"a device may serve one stage only, in one replica; {', '.join(twice)} stands in several")
         known = {device.name for device in self.cluster.devices}
         unknown = sorted(set(devices) - known)
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether its schedule goes back in I and W."""
+        return splits_backward(self.schedule)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -211,10 +248,16 @@ def _check_spans(index: int, stage: Stage, global_batch: int) -> None:
     covered = 0
     for span in sorted(stage.micro_batches):
         if span.lo != covered:
-            raise ValueError(f"stage {index}: micro-batches leave out or repeat samples at {covered}: {span}")
+            raise ValueError(
+                f"stage {index}: micro-batches leave out or repeat samples at {covered}: {span}; every sample of the "
+                f"global batch, 0 to {global_batch}, must stand in one"
+            )
         covered = span.hi
     if covered != global_batch:
-        raise ValueError(f"stage {index}: micro-batches hold {covered} samples, the global batch {global_batch}")
+        raise ValueError(
+            f"stage {index}: micro-batches hold {covered} samples, the global batch {global_batch}; every sample of it "
+            "must stand in one"
+        )
     for number, replica in enumerate(stage.replicas):
         largest = max((span.size for span in stage.replica_spans(number)), default=0)
         if replica.in_flight_limit < largest:

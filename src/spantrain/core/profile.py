@@ -36,7 +36,7 @@ class UnitTiming:
     unit_class: str
     kind: str
     dtype: str
-    """`float32` or `bfloat16` (autocast)."""
+    """Of `core.precision`."""
     samples: int
     forward_s: float
     backward_input_s: float

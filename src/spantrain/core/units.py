@@ -1,7 +1,7 @@
 """The model as a chain of units, the tensors that cross each cut, and the parameters that units share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 __all__ = ["ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
@@ -56,13 +56,16 @@ class Unit:
     outputs: tuple[TensorSpec, ...]
     """Every tensor alive at the cut behind this unit; the last unit's loss is not listed."""
     activation_bytes_per_sample: int
-    """Held from F to W for one sample, cut tensors included."""
+    """Held from F to I (or B) for one sample, the tensors of both cuts included."""
     shared: tuple[str, ...] = ()
     """Groups of shared parameters with a member in this unit, e.g. `wte`."""
     tensor_sums: int = 0
     """Sums of its output over a tensor-parallel group in a forward pass, and as many of its input's gradient in a
     backward pass (Shoeybi et al., Megatron-LM, 2019: two in a transformer block); 0: it cannot be divided, every
     member of the group computes the whole."""
+    deferred_bytes_per_sample: int | None = None
+    """Held from I to W for one sample: the graph, and gradients inside the unit that W starts from. None: taken to be
+    what is held before."""
 
     @property
     def cut_bytes_per_sample(self) -> int:
@@ -82,6 +85,8 @@ class UnitGraph:
     units: tuple[Unit, ...]
     shared_bytes: Mapping[str, int]
     """Bytes of each group of shared parameters."""
+    input_bytes_per_sample: int = 0
+    """Of what enters the first unit."""
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -106,17 +111,80 @@ class UnitGraph:
     def held_activation_bytes(self, unit: int, tp_share: float = 1.0) -> int:
         """Return the bytes that one sample in flight holds of a unit.
 
-        Of a unit that can be divided, a member of a tensor-parallel group holds its input and the results of sums
-        whole, and its `tp_share` of the rest (Korthikanti et al., "Reducing Activation Recomputation in Large
-        Transformer Models", 2022, section 4.2: a transformer block without sequence parallelism).
+        Of a unit that can be divided, a member of a tensor-parallel group holds whole its input, and for each sum the
+        result and what the divided layers read (of the input's size: as a rule a normalization's result). Of the rest
+        it holds its `tp_share` (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+        2022, section 4.2: the five of a transformer block without sequence parallelism and dropout).
         """
         own = self.units[unit]
         size = own.activation_bytes_per_sample
         if tp_share == 1.0 or not own.tensor_sums:
             return size
-        input_bytes = self.units[unit - 1].cut_bytes_per_sample if unit else 0
-        whole = min(size, input_bytes + own.tensor_sums * own.cut_bytes_per_sample)
+        entering_bytes = self.entering_bytes(unit)
+        whole = min(size, entering_bytes + own.tensor_sums * (entering_bytes + own.cut_bytes_per_sample))
         return whole + math.ceil(tp_share * (size - whole))
+
+    def stage_held_bytes(self, units: range, tp_share: float = 1.0, recompute: Collection[int] = ()) -> int:
+        """Return the bytes that one sample holds of consecutive units from F to I (or B), each tensor once.
+
+        A cut between two of them belongs to both. Of a recomputed unit only what enters it is held; its output is what
+        enters the next one.
+        """
+        own = {unit: self.held_activation_bytes(unit, tp_share) for unit in units}
+        own |= {unit: min(own[unit], self.entering_bytes(unit)) for unit in recompute}
+        twice = (
+            min(self.units[unit].cut_bytes_per_sample, own[unit], own[unit + 1])
+            for unit in units[:-1]
+            if unit not in recompute
+        )
+        return sum(own.values()) - sum(twice)
+
+    def stage_deferred_bytes(self, units: range, tp_share: float = 1.0, recompute: Collection[int] = ()) -> int:
+        """Return the bytes that one sample holds of consecutive units from I to W; recomputed ones are done by then."""
+        left = [unit for unit in units if unit not in recompute]
+        if any(self.units[unit].deferred_bytes_per_sample is None for unit in left):
+            whole = self.stage_held_bytes(units, tp_share)
+            return whole - sum(self._again_bytes(unit, tp_share) for unit in recompute) if recompute else whole
+        return sum(self._deferred_bytes(unit, tp_share) for unit in left)
+
+    def stage_again_bytes(
+        self, units: range, tp_share: float = 1.0, recompute: Collection[int] = (), *, splits: bool = True
+    ) -> int:
+        """Return the bytes that one sample holds besides while its recomputed units are run again, one after the other.
+
+        When a unit's turn comes, those behind it have gone back: they hold nothing more, or, if the backward pass is
+        split into I and W, what W needs.
+
+        Raises:
+            ValueError: a recomputed unit is none of these.
+        """
+        if not recompute:
+            return 0
+        if any(unit not in units for unit in recompute):
+            raise ValueError(f"recomputed units {sorted(recompute)} are not all in {units}")
+        whole, most = self.stage_held_bytes(units, tp_share, recompute), 0
+        for unit in recompute:
+            before, behind = range(units.start, unit + 1), range(unit + 1, units.stop)
+            left = [other for other in recompute if other <= unit], [other for other in recompute if other > unit]
+            held = self.stage_held_bytes(before, tp_share, left[0]) + self._again_bytes(unit, tp_share)
+            deferred = self.stage_deferred_bytes(behind, tp_share, left[1]) if splits and behind else 0
+            most = max(most, held + deferred - whole)
+        return most
+
+    def entering_bytes(self, unit: int) -> int:
+        """Return the bytes that enter a unit for one sample."""
+        return self.units[unit - 1].cut_bytes_per_sample if unit else self.input_bytes_per_sample
+
+    def _again_bytes(self, unit: int, tp_share: float) -> int:
+        return max(0, self.held_activation_bytes(unit, tp_share) - self.entering_bytes(unit))
+
+    def _deferred_bytes(self, unit: int, tp_share: float) -> int:
+        """Return what is held of one unit from I to W; of a divided one, in proportion to what is held before."""
+        own = self.units[unit]
+        size = own.deferred_bytes_per_sample or 0
+        if tp_share == 1.0 or not own.tensor_sums or not own.activation_bytes_per_sample:
+            return size
+        return math.ceil(size * self.held_activation_bytes(unit, tp_share) / own.activation_bytes_per_sample)
 
     @property
     def parameter_bytes(self) -> int:

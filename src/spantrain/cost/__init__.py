@@ -8,6 +8,7 @@ fairness     how flows that take several links share them
 sharing      which of the links on their ways pairs of devices make scarce for each other
 collectives  seconds of sums over devices: ring, tree, hierarchical; in buckets
 contention   how gradient sums of several stages slow each other down
+recompute    what a unit does in an action if its activations are computed again
 replicas     what a stage's replicas take together: actions, gradient sums, gathers of what they divide
 memory       peak bytes of a device; samples in flight that fit
 platform     another training framework: what it adds to time and memory (constants in platforms/)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from spantrain import __version__
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, DeviceKind
+from spantrain.core.precision import check_dtype
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
 
@@ -58,7 +59,7 @@ class AnalyticLaw:
     """Seconds of work on one kind of device, at a fraction of its real speed.
 
     Raises:
-        ValueError: the speed is not positive, or the dtype is not `float32` or `bfloat16`.
+        ValueError: the speed is not positive, or there is no such dtype.
     """
 
     kind: DeviceKind
@@ -68,8 +69,7 @@ class AnalyticLaw:
     def __post_init__(self) -> None:
         if self.speed <= 0:
             raise ValueError(f"speed must be positive, got {self.speed}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        check_dtype(self.dtype)
 
     @property
     def flop_per_s(self) -> float:
@@ -121,7 +121,7 @@ def analytic_profile(
     Times are at the powers of two up to `most_samples`. `created` is empty: nothing happened at any time.
 
     Raises:
-        ValueError: the dtype is not `float32` or `bfloat16`.
+        ValueError: there is no such dtype.
     """
     kinds = dict.fromkeys(device.kind for device in cluster.devices)
     laws = [AnalyticLaw(kind=cluster.kind_by_name[k], speed=cluster.emulated_speed, dtype=dtype) for k in kinds]

@@ -1,10 +1,17 @@
 """Bytes that a device needs for its part of a plan: a hard limit (DESIGN idea 5).
 
 A member of a tensor-parallel group has its share of parameters, gradients and optimizer state of the units that can be
-divided, and of their activations but for what every member has (inputs and sums); it has all of other units, and
-messages whole. State sharding (`core.plan.StateSharding`) divides gradients and optimizer state evenly among the
-replicas, zero3 the parameters too: beside its part a device then holds the largest unit's twice, one at work and one
-gathered ahead, in the type that is computed with.
+divided, and of their activations but for what every member has (`UnitGraph.held_activation_bytes`); it has all of
+other units, and messages whole. State sharding (`core.plan.StateSharding`) divides gradients and optimizer state evenly
+among the replicas, zero3 the parameters too: beside its part a device then holds the largest unit's twice, one at work
+and one gathered ahead, in the type that is computed with.
+
+Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
+what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
+with Sublinear Memory Cost", 2016; kept: run again from a held input; not: segments of many units, here each is one).
+Behind I, a span holds what W needs (`core.units.Unit.deferred_bytes_per_sample`), often more than before. A sample is
+in flight until W, so that with a schedule that splits backward it counts in a need, and in an in-flight limit, the more
+of both (`Division.splits`); not on the first stage, which goes back at once.
 """
 
 import math
@@ -13,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from spantrain.core.plan import Plan, StateSharding, WireFormat
+from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.cost.tensor import normalised
 
@@ -62,6 +70,10 @@ class Division:
     wire_before: WireFormat = WireFormat.NATIVE
     """On the cut in front of the stage."""
     wire_behind: WireFormat = WireFormat.NATIVE
+    recompute: tuple[int, ...] = ()
+    """Indices of units that are run again in the backward pass."""
+    splits: bool = False
+    """Whether the schedule may put W off (`core.plan.splits_backward`)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tp_share <= 1 or self.replicas < 1:
@@ -89,7 +101,7 @@ class MemoryNeed:
     state_bytes: int
     """Parameters, gradients, optimizer state."""
     activation_bytes: int
-    """Of the samples in flight, until W."""
+    """Of the samples in flight, until W, and of a recomputed unit at work."""
     buffer_bytes: int
     """Messages to and from both neighbours."""
     framework_bytes: int
@@ -110,11 +122,21 @@ class HeldSizes:
     optimizer_bytes: int
     framework_bytes: int
     activation_bytes_per_sample: int
-    """From F to W."""
+    """From F to I or B."""
     input_bytes_per_sample: int
     """Of the message from the stage before; 0 on the first stage."""
     output_gradient_bytes_per_sample: int
     """Of the message from the stage after; 0 on the last stage."""
+    deferred_bytes_per_sample: int | None = None
+    """From I to W; None: what is held before."""
+    again_bytes_per_sample: int = 0
+    """Besides, while B runs recomputed units again."""
+    again_split_bytes_per_sample: int | None = None
+    """The same while I does; None: as many."""
+    keeps_input: bool = False
+    """Whether what is held of an activation is the very message that brought it."""
+    keeps_output: bool = False
+    """Whether the message forward is part of the activations."""
 
     def held(self, *, activation_bytes: int = 0, received_bytes: int = 0, sending_bytes: int = 0) -> "HeldBytes":
         """Return what is held when there is so much besides that which always is."""
@@ -165,12 +187,14 @@ class MemoryCost:
         if optimizer not in OPTIMIZER_STATE_RATIO:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")
         self._profile = profile
-        # Autocast keeps float32 master weights and gradients, and a bfloat16 copy of the weights beside them.
-        low = (dtype or profile.dtype) == "bfloat16"
+        # Autocast keeps float32 master weights and gradients, and a 16-bit copy of the weights beside them.
+        low = is_low(dtype or profile.dtype)
         self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
         self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
         self.state_ratio = self._copies + 1.0 + self._optimizer_ratio
         self._held = cache(profile.graph.held_parameter_bytes)
+        self._activations = cache(profile.graph.stage_held_bytes)
+        self._deferred = cache(profile.graph.stage_deferred_bytes)
 
     def state_bytes(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
@@ -188,9 +212,15 @@ class MemoryCost:
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes
 
     def activation_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
-        """Return the bytes held for one sample in flight."""
-        held = self._profile.graph.held_activation_bytes
-        return sum(held(unit, division.tp_share) for unit in units)
+        """Return the bytes held for one sample in flight, from F to I or B."""
+        return self._activations(units, division.tp_share, division.recompute)
+
+    def in_flight_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
+        """Return the most bytes held for one sample in flight: from F to I or B, or from I to W where W is put off."""
+        held = self.activation_bytes_per_sample(units, division)
+        if not division.splits or units.start == 0:
+            return held
+        return max(held, self._deferred(units, division.tp_share, division.recompute))
 
     def buffer_bytes_per_sample(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of messages for one sample of a micro-batch: both cuts, both directions."""
@@ -205,16 +235,21 @@ class MemoryCost:
         self, units: range, device: str, in_flight: int, largest_span: int, division: Division = WHOLE
     ) -> MemoryNeed:
         """Return what a device needs for a stage's units, with so many samples in flight."""
+        per_sample = self.in_flight_bytes_per_sample(units, division)
+        again = self._profile.graph.stage_again_bytes(units, division.tp_share, division.recompute)
+        # The span whose units are run again holds, beside them, what it holds from F to I.
+        again = max(0, self.activation_bytes_per_sample(units, division) + again - per_sample)
         return MemoryNeed(
             state_bytes=self.state_bytes(units, division),
-            activation_bytes=in_flight * self.activation_bytes_per_sample(units, division),
+            activation_bytes=in_flight * per_sample + largest_span * again,
             buffer_bytes=largest_span * self.buffer_bytes_per_sample(units, division),
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
         )
 
     def held_sizes(self, units: range, device: str, division: Division = WHOLE) -> HeldSizes:
         """Return the sizes of what a device holds for a stage's units, for memory over time."""
-        graph = self._profile.graph.units
+        whole, graph = self._profile.graph, self._profile.graph.units
+        part = (units, division.tp_share, division.recompute)
         parameter_bytes, gradient_bytes, optimizer_bytes = self._state_parts(units, division)
         last, before = units.stop == len(graph), graph[units.start - 1]
         return HeldSizes(
@@ -227,6 +262,11 @@ class MemoryCost:
             output_gradient_bytes_per_sample=(
                 0 if last else division.wire_behind.backward_bytes(graph[units.stop - 1])
             ),
+            deferred_bytes_per_sample=self._deferred(*part),
+            again_bytes_per_sample=whole.stage_again_bytes(*part, splits=False),
+            again_split_bytes_per_sample=whole.stage_again_bytes(*part),
+            keeps_input=division.wire_before is WireFormat.NATIVE,
+            keeps_output=division.wire_behind is WireFormat.NATIVE and units.stop - 1 not in division.recompute,
         )
 
     def plan_held_sizes(self, plan: Plan) -> dict[str, HeldSizes]:
@@ -257,7 +297,7 @@ class MemoryCost:
         if limit_bytes is not None:
             left = min(left, limit_bytes)
         left -= self.need(units, device, 0, largest_span, division).peak_bytes
-        per_sample = self.activation_bytes_per_sample(units, division)
+        per_sample = self.in_flight_bytes_per_sample(units, division)
         if left < 0:
             return 0
         return share_samples if per_sample == 0 else min(share_samples, left // per_sample)
@@ -294,6 +334,8 @@ def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
                         replicas=len(stage.replicas),
                         wire_before=before,
                         wire_behind=stage.wire_format,
+                        recompute=stage.recompute,
+                        splits=plan.splits_backward,
                     ),
                 )
         before = stage.wire_format

@@ -25,8 +25,10 @@ from functools import cache, cached_property
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
+from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, Collectives, SumOptions
+from spantrain.cost.recompute import operations_of
 from spantrain.cost.tensor import GroupCost, normalised
 
 __all__ = ["ReplicaCost", "Ring", "rings_of"]
@@ -79,14 +81,25 @@ class ReplicaCost:
     @cached_property
     def _gathered_ratio(self) -> float:
         """Bytes that are gathered for one byte of float32 parameters."""
-        return 0.5 if self.groups.compute.dtype == "bfloat16" else 1.0
+        return 0.5 if is_low(self.groups.compute.dtype) else 1.0
 
     def action_s(self, stage: Stage, replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one action of a replica: of its compute, or of what the replicas exchange beside it."""
-        compute_s = self.groups.replica_seconds(stage.units, replica, op, samples)
+        compute_s = self._compute_s(stage, replica, op, samples)
         if stage.state_sharding is StateSharding.NONE or len(stage.replicas) < 2:
             return compute_s
         return max(compute_s, self._traffic_s(stage, op))
+
+    def _compute_s(self, stage: Stage, replica: Replica, op: Op, samples: int) -> float:
+        """Return the seconds of an action's compute, with that of units that are computed again."""
+        if not stage.recompute:
+            return self.groups.replica_seconds(stage.units, replica, op, samples)
+        held = [unit for unit in stage.units if unit not in stage.recompute]
+        again = (
+            self.groups.units_seconds(stage.recompute, replica, operation, samples)
+            for operation in operations_of(op, recomputed=True)
+        )
+        return self.groups.units_seconds(held, replica, op, samples) + sum(again)
 
     def _traffic_of(self, stage: Stage, op: Op) -> float:
         """Return the seconds of what a stage's replicas exchange beside one action."""
@@ -147,7 +160,7 @@ class ReplicaCost:
         for number, replica in enumerate(stage.replicas):
             if len(replica.devices) > 1:
                 samples = sum(span.size for span in stage.replica_spans(number))
-                summed = 2 * samples * self.groups.sent_bytes_per_sample(stage.units)
+                summed = 2 * samples * self.groups.sent_bytes_per_sample(stage.units, stage.recompute)
                 self._add_around(sent, replica.devices, summed)
         return sent
 

@@ -13,7 +13,7 @@ of device from 13 % low to 7 % high on data-centre cards, and 1 % to two thirds 
 links of their own: measure those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from spantrain.core.action import Op
@@ -65,6 +65,11 @@ class GroupCost:
         """Return the seconds of one action of a stage's units on all devices of a replica."""
         return self.seconds(units, replica.devices, replica.tp_shares, op, samples)
 
+    def units_seconds(self, units: Iterable[int], replica: Replica, op: Op, samples: int) -> float:
+        """Return the seconds of one operation of units that need not follow each other, on a replica's devices."""
+        sums = self.prefix_seconds(replica.devices, replica.tp_shares, op, samples)
+        return sum(sums[unit + 1] - sums[unit] for unit in units)
+
     def _prefix_seconds(self, devices: Group, tp_shares: tuple[float, ...], op: Op, samples: int) -> tuple[float, ...]:
         kinds = [self._devices[name].kind for name in devices]
         if len(devices) == 1:
@@ -105,10 +110,14 @@ class GroupCost:
             return 0
         return self._units[unit].tensor_sums
 
-    def sent_bytes_per_sample(self, units: range) -> int:
-        """Return the bytes of one sample that a group sums in F, I and W together: before their way through a ring."""
-        ops = (Op.FORWARD, Op.BACKWARD_INPUT)
-        return sum(self.sums(unit, op) * self._summed_bytes(unit, op) for unit in units for op in ops)
+    def sent_bytes_per_sample(self, units: range, recompute: Iterable[int] = ()) -> int:
+        """Return the bytes of one sample that a group sums in F, I and W together: before their way through a ring.
+
+        F of recomputed units counts twice.
+        """
+        forward, backward = Op.FORWARD, Op.BACKWARD_INPUT
+        runs = [(unit, op) for unit in units for op in (forward, backward)] + [(unit, forward) for unit in recompute]
+        return sum(self.sums(unit, op) * self._summed_bytes(unit, op) for unit, op in runs)
 
     def _summed_bytes(self, unit: int, op: Op) -> int:
         """Return the bytes of one sample in one sum: the unit's output in F, its input's gradient in I and B."""

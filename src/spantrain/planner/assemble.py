@@ -1,7 +1,7 @@
 """Stages, sizes and a schedule as a Plan that fits into memory: what strategies of other papers are written in."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -23,6 +23,8 @@ from spantrain.planner.tables import Array, Tables
 __all__ = ["Assembler", "StageShape"]
 
 _PROPOSED = 3
+_WHOLE = "1f1b"
+"""Stands for the static schedules: they go back at once."""
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
@@ -91,7 +93,7 @@ class Assembler:
 
     @cached_property
     def _tables(self) -> Tables:
-        return Tables(self.profile, self.job)
+        return Tables(self.profile, replace(self.job, schedule=_WHOLE))
 
     def mean_bandwidth_bytes_per_s(self, devices: Sequence[str]) -> float:
         """Return the mean rate between neighbours in this order: what planners for one network are told."""

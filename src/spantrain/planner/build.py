@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from spantrain.core.plan import Plan, Prediction, Replica, Stage
 from spantrain.core.spans import Span, equal_spans
+from spantrain.cost.memory import Division
 from spantrain.cost.step import StepEstimate
 from spantrain.planner.search import Candidate
 from spantrain.planner.tables import Tables
 
-__all__ = ["METHOD", "STRATEGY", "build_plan", "improve_cuts"]
+__all__ = ["METHOD", "STRATEGY", "build_plan", "improve_cuts", "with_prediction"]
 
 STRATEGY = "spantrain-dp"
 METHOD = "closed-form estimate (equations 1-5 on stages with I and W apart)"
@@ -36,14 +37,18 @@ def build_plan(tables: Tables, candidate: Candidate) -> tuple[Plan, StepEstimate
         schedule=tables.job.schedule,
         strategy=STRATEGY,
     )
-    estimate = tables.step_cost.estimate(plan)
+    return plan, tables.step_cost.estimate(plan)
+
+
+def with_prediction(tables: Tables, plan: Plan, estimate: StepEstimate) -> Plan:
+    """Return the plan with what the estimate and the memory model say of it."""
     prediction = Prediction(
         step_s=estimate.step_s,
         samples_per_s=plan.global_batch / estimate.step_s,
         peak_bytes=tables.memory.plan_peak_bytes(plan),
         method=METHOD,
     )
-    return replace(plan, prediction=prediction), estimate
+    return replace(plan, prediction=prediction)
 
 
 def improve_cuts(tables: Tables, candidate: Candidate, built: tuple[Plan, StepEstimate]) -> tuple[Plan, StepEstimate]:
@@ -74,7 +79,8 @@ def _stage(tables: Tables, devices: tuple[str, ...], units: range, size: int, sh
     limits = []
     for index, device in enumerate(devices):
         sizes = [span.size for span in draft.replica_spans(index)]
-        limit = tables.memory.in_flight_limit_for(units, device, sum(sizes), max(sizes))
+        division = Division(splits=tables.job.splits_backward)
+        limit = tables.memory.in_flight_limit_for(units, device, sum(sizes), max(sizes), division=division)
         if limit < max(sizes):
             return None
         limits.append(limit)

@@ -28,10 +28,6 @@ class Groups:
     first_level: tuple[Group, ...]
     message_bytes: int
 
-    def group_of(self, device: str) -> Group:
-        """Return the first-level group of a device."""
-        return next(group for group in self.first_level if device in group.devices)
-
 
 def message_seconds(
     profile: Profile, message_bytes: int, devices: Sequence[str] | None = None

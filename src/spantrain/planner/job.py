@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from spantrain.core.plan import splits_backward
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.errors import PlanError
 
@@ -31,6 +32,11 @@ class JobSpec:
         wrong = [size for size in self.micro_batches if not 1 <= size <= self.global_batch]
         if wrong:
             raise PlanError(f"micro_batches must lie in 1 to the global batch, {self.global_batch}; got {wrong}")
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether its schedule goes back in I and W."""
+        return splits_backward(self.schedule)
 
     def micro_batch_sizes(self) -> tuple[int, ...]:
         """Return the sizes to try, rising."""

@@ -80,11 +80,15 @@ class Constraints:
     """What cuts between sites may be sent as."""
     tensor_parallel: bool = False
     """Whether devices of a host may divide tensors among themselves."""
+    recompute: bool = True
+    """Whether activations may be computed again where memory is short."""
+    sharded_state: bool = False
+    """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
 
     def __post_init__(self) -> None:
         for name in ("min_samples_per_s", "max_step_s", "max_usd_per_step", "max_usd_per_hour"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise PlanError(f"{name} must be positive, got {value}")
 
     def allowed_devices(self, cluster: Cluster) -> tuple[str, ...]:
@@ -104,7 +108,12 @@ class Constraints:
         for quota in self.quotas:
             have = sum(quota.covers(device) for device in cluster.devices)
             if not 0 <= quota.count <= have:
-                problems.append(f"a quota of {quota.count} {quota.what}: {cluster.name} has {have} of them")
+                kinds = Counter(device.kind for device in cluster.devices if quota.site in (None, device.site))
+                there = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no such site"
+                problems.append(
+                    f"a quota of {quota.count} {quota.what}: {cluster.name} has {have} of them; "
+                    f"{quota.site or 'in all'}: {there}"
+                )
         out = set(self.leave_out)
         left = tuple(device for device in cluster.devices if not {device.name, device.site} & out)
         if not problems:
@@ -129,6 +138,12 @@ class Constraints:
             f"{site} is to be kept and all its devices left out"
             for site, devices in sites.items()
             if site not in self.leave_out and not names & {device.name for device in devices}
+        ]
+        found += [
+            f"{site} is to be kept, and the quotas leave none of its devices"
+            for site, devices in sites.items()
+            if any(device.name in names for device in devices)
+            and all(any(quota.count == 0 and quota.covers(device) for quota in self.quotas) for device in devices)
         ]
         for quota in self.quotas:
             count = sum(quota.covers(device) for device in kept)

@@ -12,6 +12,7 @@ from spantrain.core.spans import apportion
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
 from spantrain.cost.network import Path
 from spantrain.cost.step import StepCost
+from spantrain.planner.in_flight import in_flight_bytes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.layouts import Slot
 from spantrain.planner.shares import SampleShares
@@ -92,13 +93,15 @@ class Tables:
         run, turn, fits = np.zeros(shape), np.zeros(shape), np.tril(np.ones(shape)) == 0
         whole, left = divmod(self.job.global_batch, size)
         rests = apportion(left, samples)
-        for name, count, rest in zip(devices, samples, rests, strict=True):
-            device = self.profile.cluster.device_by_name[name]
-            total, one = self._kind_arrays(device.kind, count, whole, rest)
+        own = [self.profile.cluster.device_by_name[name] for name in devices]
+        rows = zip(own, samples, rests, strict=True)
+        alike = {(device.kind, device.backend, device.memory_bytes, count, rest) for device, count, rest in rows}
+        for kind, backend, memory_bytes, count, rest in alike:
+            total, one = self._kind_arrays(kind, count, whole, rest)
             run = np.maximum(run, total[None, :] - total[:, None])
             turn = np.maximum(turn, one[None, :] - one[:, None])
-            need = self._state + count * (self._activation + self._buffer) + framework_bytes(device.backend)
-            fits &= need <= device.memory_bytes
+            need = self._state + count * (self._activation + self._buffer) + framework_bytes(backend)
+            fits &= need <= memory_bytes
         rate = 1 / max(float(run[0, self.units]), 1e-12)
         run = run + self._sync(devices)
         return SlotTable(samples=samples, run=np.where(fits, run, np.inf), turn=turn, rate=rate)
@@ -153,7 +156,7 @@ class Tables:
         above = np.tril(np.ones_like(unique)) == 0
         buffer = BUFFERED_MICRO_BATCHES * (edges[:, None] + edges[None, :])
         state = np.rint(unique * self.memory.state_ratio)
-        activation = _between([unit.activation_bytes_per_sample for unit in graph.units])
+        activation = in_flight_bytes(graph, splits=self.job.splits_backward)
         arrays = (state, activation, buffer, parameters)
         found = tuple(np.where(above, array, 0.0) for array in arrays)
         return found[0], found[1], found[2], found[3]

@@ -291,7 +291,8 @@ class _Simulation:
             key = MessageKey(self._plan.generation, message.step, message.direction.value, cut, message.span)
             self._recorder.carried(message.route, key, transfer.size_bytes, (start_s, sent_s), self._clock.now_s)
         if self._memory is not None:
-            self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s)
+            forward = message.direction is Direction.FORWARD
+            self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s, forward=forward)
             self._memory.received(target, transfer.size_bytes, start_s + transfer.latency_s)
 
     def _result(self, step_s: float, pipeline_s: float) -> SimulationResult:

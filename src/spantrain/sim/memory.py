@@ -12,11 +12,21 @@ __all__ = ["DeviceMemory", "MemoryLog"]
 
 
 class _Part(IntEnum):
-    """What comes and goes, by the byte; activations by the sample, since members of a group hold different parts."""
+    """What comes and goes, by the byte; the first four by the sample: members of a group hold different parts."""
 
     ACTIVATIONS = 0
-    RECEIVED = 1
-    SENDING = 2
+    """From F to I or B."""
+    DEFERRED = 1
+    """From I to W."""
+    AGAIN = 2
+    """Of recomputed units, while B runs."""
+    AGAIN_SPLIT = 3
+    """The same while I does."""
+    RECEIVED = 4
+    SENDING = 5
+
+
+_BY_SAMPLE = (_Part.ACTIVATIONS, _Part.DEFERRED, _Part.AGAIN, _Part.AGAIN_SPLIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +45,20 @@ class DeviceMemory:
         """The most bytes held at once."""
         return self.peak.total_bytes
 
+    @property
+    def tensor_bytes(self) -> int:
+        """The same without what the framework itself takes, which is no tensor's."""
+        return self.peak.total_bytes - self.peak.framework_bytes
+
 
 class MemoryLog:
     """Notes what devices begin and cease to hold.
 
-    Activations count from the start of F to the end of B or W. A message counts at its sender from the start of the
-    action that makes it to its last byte sent, at its receiver from its first byte there to the end of the action
-    that uses it. What is freed at a moment is free for what begins at that moment.
+    Activations count from the start of F to the end of B, or of I, from where on counts what W needs, to its end.
+    Units that are run again count from the start to the end of I or B. A message counts at its sender from the start
+    of the action that makes it to its last byte sent, at its receiver from its first byte there to the end of the
+    action that uses it; where activations hold the very message (`HeldSizes`), to the start of F, and at the sender
+    not at all. What is freed at a moment is free for what begins at that moment.
     """
 
     def __init__(self, sizes: Mapping[str, HeldSizes]) -> None:
@@ -54,15 +71,23 @@ class MemoryLog:
         op = action.op
         if op is Op.FORWARD:
             changes.append((start_s, samples, _Part.ACTIVATIONS))
-            changes.append((end_s, -samples * sizes.input_bytes_per_sample, _Part.RECEIVED))
+            taken_s = start_s if sizes.keeps_input else end_s
+            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _Part.RECEIVED))
             return
-        if op is not Op.BACKWARD_INPUT:
-            changes.append((end_s, -samples, _Part.ACTIVATIONS))
-        if op is not Op.BACKWARD_WEIGHT:
-            changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _Part.RECEIVED))
+        if op is Op.BACKWARD_WEIGHT:
+            changes.append((end_s, -samples, _Part.DEFERRED))
+            return
+        again = _Part.AGAIN if op is Op.BACKWARD else _Part.AGAIN_SPLIT
+        changes += [(start_s, samples, again), (end_s, -samples, again)]
+        changes.append((end_s, -samples, _Part.ACTIVATIONS))
+        if op is Op.BACKWARD_INPUT:
+            changes.append((end_s, samples, _Part.DEFERRED))
+        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _Part.RECEIVED))
 
-    def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float) -> None:
+    def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float, *, forward: bool = False) -> None:
         """Note a message at its sender: when the action that makes it began, and when its last byte had left."""
+        if forward and self._sizes[device].keeps_output:
+            return
         self._changes[device] += ((made_s, size_bytes, _Part.SENDING), (sent_s, -size_bytes, _Part.SENDING))
 
     def received(self, device: str, size_bytes: int, first_byte_s: float) -> None:
@@ -76,13 +101,14 @@ class MemoryLog:
             ValueError: the sizes by the sample do not fit the sizes of messages.
         """
         sizes = self._sizes[device]
-        held, most = [0, 0, 0], [0, 0, 0]
+        held, most = [0] * len(_Part), [0] * len(_Part)
+        per_sample = _per_sample(sizes)
         base = now = highest = sizes.held().total_bytes
         peak_s = 0.0
         levels: dict[float, int] = {0.0: base}
         # At equal times what is freed comes first.
         for time_s, amount, part in sorted(self._changes[leader]):
-            size_bytes = amount * sizes.activation_bytes_per_sample if part is _Part.ACTIVATIONS else amount
+            size_bytes = amount * per_sample[part] if part in _BY_SAMPLE else amount
             held[part] += size_bytes
             now += size_bytes
             if now > highest:
@@ -92,8 +118,19 @@ class MemoryLog:
             raise ValueError(
                 f"{device} holds {now - base} bytes more after a step: its sizes are not those of messages"
             )
-        peak = sizes.held(activation_bytes=most[0], received_bytes=most[1], sending_bytes=most[2])
+        peak = sizes.held(
+            activation_bytes=sum(most[part] for part in _BY_SAMPLE),
+            received_bytes=most[_Part.RECEIVED],
+            sending_bytes=most[_Part.SENDING],
+        )
         return DeviceMemory(peak_s=peak_s, peak=peak, timeline=_changes(levels))
+
+
+def _per_sample(sizes: HeldSizes) -> tuple[int, ...]:
+    """Return the bytes of one sample of each part that goes by the sample."""
+    held, again = sizes.activation_bytes_per_sample, sizes.again_bytes_per_sample
+    deferred, split = sizes.deferred_bytes_per_sample, sizes.again_split_bytes_per_sample
+    return held, held if deferred is None else deferred, again, again if split is None else split
 
 
 def _changes(levels: Mapping[float, int]) -> tuple[tuple[float, int], ...]:

@@ -13,14 +13,14 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage, splits_backward
 from spantrain.core.spans import equal_spans
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.tensor import GroupCost
 from spantrain.planner.pools.costs import Array, Hop
 from spantrain.planner.pools.members import Member, Pool, PoolPlan, PoolStage
-from spantrain.planner.request import Objective, PlanRequest
+from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.auto_weights import weights_of
 
 __all__ = ["ProfilePools"]
@@ -46,6 +46,8 @@ class ProfilePools:
         stage lie side by side.
         """
         self.inside_hosts = inside_hosts
+        self.schedule = "1f1b" if request.restriction is Restriction.MEGATRON else request.job.schedule
+        """Of the plans."""
         self._profile, self._job, self._most_degree = request.profile, request.job, most_degree
         self._graph = request.profile.graph.units
         self.global_batch, self.units = request.job.global_batch, len(self._graph)
@@ -150,13 +152,13 @@ class ProfilePools:
                 total += samples * unit.gradient_bytes_per_sample * self._per_byte(b, a)
         return total
 
-    def plan(self, plan: PoolPlan, schedule: str) -> Plan:
+    def plan(self, plan: PoolPlan) -> Plan:
         """Return a plan with devices: groups inside hosts, in-flight limits as 1F1B needs them or as memory allows."""
         rows = self._placed(plan)
         spans = equal_spans(self.global_batch, plan.micro_batch * plan.width)
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
-            limits = [self._limit(plan, index, group, schedule) for group in groups]
+            limits = [self._limit(plan, index, group) for group in groups]
             stages.append(
                 Stage(
                     first_unit=stage.units.start,
@@ -179,7 +181,7 @@ class ProfilePools:
             global_batch=self.global_batch,
             dtype=self._groups.compute.dtype,
             stages=tuple(stages),
-            schedule=schedule,
+            schedule=self.schedule,
         )
 
     def _find_pools(self, devices: Iterable[str]) -> Iterable[Pool]:
@@ -208,7 +210,7 @@ class ProfilePools:
 
     def _state_bytes(self, member: Member) -> tuple[Array, Array, Array]:
         """Return, as [i, j], the bytes that are always there, of a sample in flight, and of a sample's messages."""
-        division = Division(tp_share=1 / member.tp_degree)
+        division = Division(tp_share=1 / member.tp_degree, splits=splits_backward(self.schedule))
         first, shape = self._devices[member.pool][0], (self.units + 1, self.units + 1)
         fixed, per_sample, edges = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for i in range(self.units):
@@ -314,14 +316,14 @@ class ProfilePools:
             taken[member.pool] += member.tp_degree
         return rows
 
-    def _limit(self, plan: PoolPlan, index: int, group: tuple[str, ...], schedule: str) -> int:
+    def _limit(self, plan: PoolPlan, index: int, group: tuple[str, ...]) -> int:
         held = min(len(plan.stages) - index, plan.micro_batches) * plan.micro_batch
-        if schedule == "1f1b":
+        if self.schedule == "1f1b":
             return held
         return self._memory.in_flight_limit_for(
             plan.stages[index].units,
             group[0],
             plan.micro_batches * plan.micro_batch,
             plan.micro_batch,
-            division=Division(tp_share=1 / len(group)),
+            division=Division(tp_share=1 / len(group), splits=splits_backward(self.schedule)),
         )

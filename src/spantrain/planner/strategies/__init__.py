@@ -44,6 +44,8 @@ auto_reasons   why its plan is as it is
 auto_score     what is best, limits counted
 auto_search    the search itself
 auto_shape     a plan in the making
+auto_shards    what it costs to divide the state of a stage, for every span of units
+auto_state     its plans whose stages divide state, where that is allowed
 auto_tensor    its plans whose replicas divide tensors, where that is allowed
 auto_weights   what an objective counts, as weights
 auto_wires     its cuts between sites sent in fewer bytes, where that is allowed

@@ -2,15 +2,16 @@
 
 1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`auto_orders`); on few
    devices, where memory is short or devices are to be kept, the plans of `spantrain-dp` and `spantrain` too.
-2. From the best few, descent along a proven lower bound of the objective (`auto_bound`): a device moved, added, dropped
-   or exchanged, stages merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Under the
-   `critical-path` order the simulated time mostly equals the bound, so that this descent is worth far more than its
-   price of some microseconds for a plan.
-3. Simulation of what could still be the best, by rising bound, corrected by how far simulation was over the bound for
-   the same stages; around each new best the search goes on. A plan whose bound is over the best is never simulated.
+2. From the best few, descent along what is expected of a plan: a device moved, added, dropped or exchanged, stages
+   merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Expected are the terms of a
+   proven lower bound of the objective (`auto_bound`), taken of the slowest replicas in the place of the fastest: under
+   the `critical-path` order that is mostly near the simulated time, for some microseconds for a plan.
+3. Simulation of what could still be the best, most promising first, corrected by how far simulation was over what was
+   expected of like plans, and the less of these the more were simulated in vain; around each new best the search goes
+   on. A plan whose bound is over the best is never simulated.
 
 Where they are allowed by name: tensors divided inside hosts (`auto_tensor`) and, as `spantrain` has it, inside sites;
-cuts between sites rounded (`auto_wires`).
+state divided among the replicas of a stage (`auto_state`); cuts between sites rounded (`auto_wires`).
 
 Of many devices (more than `_MANY`) that are mostly alike only the counts are searched over (`auto_pools`), of others
 these too; so it is where only what Megatron-like frameworks run is wanted.
@@ -19,23 +20,25 @@ Memory is a hard limit throughout: in-flight limits are what fits, and a plan th
 of simulations is limited by the number of actions in them, so that the same request always has the same answer.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan, StateSharding, WireFormat
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.explain import infeasible
 from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.auto_blocks import blocks_of, grid_of, site_distances
 from spantrain.planner.strategies.auto_cuts import Cutter
 from spantrain.planner.strategies.auto_moves import Moves
-from spantrain.planner.strategies.auto_orders import chains, divided, evened, undivided
+from spantrain.planner.strategies.auto_orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto_parts import PartCosts
 from spantrain.planner.strategies.auto_pools import count_pools, pool_proposals, restricted_proposals
 from spantrain.planner.strategies.auto_reasons import reasons_of
 from spantrain.planner.strategies.auto_score import Score, Scorer
 from spantrain.planner.strategies.auto_search import Found, Searcher, lowest
 from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder, shape_of
+from spantrain.planner.strategies.auto_state import DIVISIONS, sharded_proposals
 from spantrain.planner.strategies.auto_tensor import divided_proposals
 from spantrain.planner.strategies.auto_weights import weights_of
 from spantrain.planner.strategies.auto_wires import rounded_proposal
@@ -45,10 +48,10 @@ from spantrain.planner.tables import Tables
 
 __all__ = ["auto"]
 
-_STARTS, _STARTS_OF_A_SIZE, _STARTS_OF_MANY = 4, 2, 2
+_STARTS, _STARTS_OF_A_SIZE, _STARTS_OF_MANY = 3, 2, 2
 _TIMES_WHERE_SHORT = 3
-_NEAR = 1.25
-"""The best of a micro-batch size is a start if its bound is at most this much over the least of all."""
+_NEAR = 1.15
+"""The best of a micro-batch size is a start if at most this much over the least of all is expected of it."""
 _ROUNDS = 12
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 10_000, 1_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
@@ -97,19 +100,33 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     more: tuple[Proposal, ...] = ()
     if request.constraints.tensor_parallel:
         more = (*divided_proposals(request, None if best is None else best.score), *_divided_in_sites(request))
+    if request.constraints.sharded_state:
+        others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
+        plans = [found.plan for found in others if found is not None]
+        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans)
     if best is None:
         if more:
             return more
         raise infeasible(Tables(request.profile, request.job), request.devices)
-    ranked = sorted(search.simulated, key=lambda found: found.score)
     proposals = list(more)
-    for found in ranked[:_PROPOSED]:
+    for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
         known = search.pool.entries.get(found.shape) if found.shape is not None else None
         reasons = reasons_of(request, search, found) if found is best else ()
-        proposals.append(Proposal(plan=found.plan, own_estimate_s=None if known is None else known[1], reasons=reasons))
+        proposals.append(
+            Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
+        )
     if WireFormat.BFLOAT16 in request.constraints.wire_formats:
         proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
+
+
+def _unlike(ranked: Sequence[Found]) -> list[Found]:
+    """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
+    firsts: dict[object, Found] = {}
+    for found in ranked:
+        firsts.setdefault(tuple(stage.devices for stage in found.plan.stages), found)
+    chosen = sorted(list(firsts.values())[:_PROPOSED], key=lambda found: found.score)
+    return chosen if len(chosen) == _PROPOSED else list(ranked)
 
 
 def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -143,8 +160,12 @@ def _rounded(request: PlanRequest, scorer: Scorer, best: Found) -> list[Proposal
     return [replace(found, reasons=(*found.reasons, *reasons_of(request, search, search.best)))]
 
 
-def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE) -> Searcher:
-    """Run the search; `wire_format` is that of cuts between sites."""
+def _searcher(
+    request: PlanRequest,
+    wire_format: WireFormat = WireFormat.NATIVE,
+    state_sharding: StateSharding = StateSharding.NONE,
+) -> Searcher:
+    """Run the search; `wire_format` is that of cuts between sites, `state_sharding` that of several replicas."""
     profile, job, devices = request.profile, request.job, request.devices
     many, sizes = len(devices) > _MANY, job.micro_batch_sizes()
     if many:
@@ -156,6 +177,7 @@ def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE)
         grid_of(len(profile.graph.units)),
         exact_sums=len(devices) <= _EXACT_UP_TO,
         wire_format=wire_format,
+        state_sharding=state_sharding,
     )
     blocks = blocks_of(profile, devices, costs)
     moves, cutter = Moves(costs, blocks.blocks, blocks.classes, sizes), Cutter(costs)
@@ -164,14 +186,17 @@ def _searcher(request: PlanRequest, wire_format: WireFormat = WireFormat.NATIVE)
     search = Searcher(cutter, moves, builder, Scorer(request), budget)
     sites = [blocks.sites[group[0]] for group in blocks.groups]
     rows = chains(blocks.groups, sites, site_distances(profile, blocks), many_devices=many)
-    solved = [
-        search.pool.add(cutter.solved(size, [*divided(costs, moves, rows, size), *undivided(moves, rows, size)]))
-        for size in sizes
-    ]
+    solved = []
+    for size in sizes:
+        pipelines = [*divided(costs, moves, rows, size), *undivided(moves, rows, size)]
+        if not many:
+            pipelines += separate(moves, rows, size)
+        solved.append(search.pool.add(cutter.solved(size, pipelines)))
     best = min((row for found in solved for row in found[:1]), default=None, key=lambda row: row[0])
     short = not many and best is not None and builder.memory_is_short(best[1])
     hard = short or (not many and bool(request.constraints.keep))
-    if wire_format is WireFormat.NATIVE and (len(devices) <= _EXACT_UP_TO or hard):
+    plain = wire_format is WireFormat.NATIVE and state_sharding is StateSharding.NONE
+    if plain and (len(devices) <= _EXACT_UP_TO or hard):
         _take_over(request, search, frozenset(costs.grid), descend=hard)
     if many:
         even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]

@@ -34,8 +34,9 @@ class Moves:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
         self._class_of = [numbers[name] for name in classes]
         self._members = [[k for k, own in enumerate(classes) if own == name] for name in numbers]
+        self._all_differ = all(len(members) == 1 for members in self._members)
         self._wide = len(blocks) <= _WIDE_UP_TO
-        self._devices: dict[frozenset[int], tuple[str, ...]] = {}
+        self._parts: dict[tuple[frozenset[int], int], Part | None] = {}
 
     def structures(self, parts: Parts, size: int) -> list[Parts]:
         """Return pipelines with one block moved, added, taken away or exchanged, or with stages merged or reordered."""
@@ -43,7 +44,7 @@ class Moves:
         changed = dict.fromkeys(map(self._canonical, self._changed(sets)))
         changed.pop(sets, None)
         changed.pop((), None)
-        return [made for other in changed if (made := self.parts(other, size)) is not None]
+        return [made for other in changed if (made := self._named(other, size)) is not None]
 
     def sizes(self, parts: Parts, size: int) -> Iterator[tuple[int, Parts]]:
         """Yield the pipeline with the next smaller and the next larger micro-batches, with shares for them."""
@@ -57,22 +58,32 @@ class Moves:
 
     def parts(self, sets: Sequence[frozenset[int]], size: int) -> Parts | None:
         """Return the parts of sets of blocks with shares by capacity; None if a device would get no sample."""
+        return self._named(self._canonical(sets), size)
+
+    def _named(self, sets: Sets, size: int) -> Parts | None:
         found = []
-        for chosen in self._canonical(sets):
-            devices = self._devices.get(chosen)
-            if devices is None:
-                names = (name for number in chosen for name in self._blocks[number])
-                devices = self._devices[chosen] = tuple(sorted(names, key=self._order.__getitem__))
-            if len(devices) > size:
+        for chosen in sets:
+            key = (chosen, size)
+            if key not in self._parts:
+                self._parts[key] = self._part(chosen, size)
+            part = self._parts[key]
+            if part is None:
                 return None
-            shares = self._costs.shares(devices, size)
-            if min(shares) == 0:
-                return None
-            found.append(Part(devices, shares))
+            found.append(part)
         return tuple(found)
+
+    def _part(self, chosen: frozenset[int], size: int) -> Part | None:
+        names = (name for number in chosen for name in self._blocks[number])
+        devices = tuple(sorted(names, key=self._order.__getitem__))
+        if len(devices) > size:
+            return None
+        shares = self._costs.shares(devices, size)
+        return None if min(shares) == 0 else Part(devices, shares)
 
     def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
         """Return the sets with the blocks of each class used in their order, so that twins make no other plan."""
+        if self._all_differ:
+            return tuple(sets)
         used = [0] * len(self._members)
         found = []
         for chosen in sets:

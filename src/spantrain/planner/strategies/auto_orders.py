@@ -16,7 +16,7 @@ from spantrain.planner.strategies.auto_hops import Array, Part
 from spantrain.planner.strategies.auto_moves import Moves
 from spantrain.planner.strategies.auto_parts import PartCosts
 
-__all__ = ["Chain", "chains", "divided", "evened", "undivided"]
+__all__ = ["Chain", "chains", "divided", "evened", "separate", "undivided"]
 
 Chain = tuple[int, ...]
 """Numbers of blocks."""
@@ -35,7 +35,8 @@ def chains(
 ) -> tuple[Chain, ...]:
     """Return chains over every ordered subset of few groups; of more, those along few orders of sites.
 
-    Groups are by falling speed. Of many groups, each site has all of them, fastest first or last, or the fastest; the
+    Groups are by falling speed. Of many groups, each site has all of them, fastest first or last, or the fastest
+    (alone, every order of every few); the
     orders of sites are all of few, of more those that go on to the nearest site (`near`: how far), from each, cut at
     any length. On many devices each set of sites comes in one order only.
     """
@@ -52,7 +53,19 @@ def chains(
             rows = [[g for g, site in enumerate(site_by_group) if site == place][::sign] for place in order]
             chosen = [g for row in rows for g in (row[:1] if fastest_only else row)]
             found[tuple(block for group in chosen for block in groups[group])] = None
+    if not many_devices:
+        found |= dict.fromkeys(_inside(groups, site_by_group))
     return tuple(found)
+
+
+def _inside(groups: Sequence[Sequence[int]], site_by_group: Sequence[str]) -> Iterator[Chain]:
+    """Yield chains over every ordered subset of the few groups of each site."""
+    for site in dict.fromkeys(site_by_group):
+        own = [group for group, place in enumerate(site_by_group) if place == site]
+        if len(own) <= _ALL_GROUPS_UP_TO:
+            for count in range(1, len(own) + 1):
+                for order in permutations(own, count):
+                    yield tuple(block for group in order for block in groups[group])
 
 
 def _site_orders(sites: Sequence[str], near: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, ...]]:
@@ -106,6 +119,12 @@ def undivided(moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
     """Return each chain as a single stage: bounds flatter pipelines more, so the programme seldom ends with one."""
     sets = dict.fromkeys(frozenset(chain) for chain in rows)
     return [parts for blocks in sets if (parts := moves.parts([blocks], size)) is not None]
+
+
+def separate(moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
+    """Return each chain with every block as a stage: with few micro-batches the programme merges blocks too readily."""
+    found = (moves.parts([frozenset({block}) for block in chain], size) for chain in rows)
+    return list(dict.fromkeys(parts for parts in found if parts is not None))
 
 
 class _Division:

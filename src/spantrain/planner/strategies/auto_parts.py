@@ -7,6 +7,7 @@ by positions in that grid.
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -14,21 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.action import Op
-from spantrain.core.plan import WireFormat
+from spantrain.core.plan import StateSharding, WireFormat
 from spantrain.core.spans import apportion
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
 from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, MemoryCost, framework_bytes
+from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, WHOLE, Division, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost
+from spantrain.planner.in_flight import in_flight_bytes
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto_hops import Array, Batch, HopCosts, Part
+from spantrain.planner.strategies.auto_shards import ShardCosts, hidden
 from spantrain.planner.strategies.auto_weights import Weights
 
 __all__ = ["PART_FIELDS", "PartCosts"]
 
-PART_FIELDS = ("forward", "input", "weight", "run", "run_fi", "run_f", "run_i", "sync", "crowd", "extra")
+PART_FIELDS = (
+    *("forward", "input", "weight", "run", "run_fi", "run_f", "run_i", "sync", "crowd", "extra"),
+    *("forward_most", "input_most", "weight_most"),
+)
 """Least seconds of F, I, W of one span; seconds of the whole step, of the busiest replica: all of it, F and I, F, I;
-gradient sum; samples over in-flight limit where that is over one, else 0; what the objective counts beside time."""
+gradient sum; samples over in-flight limit where that is over one, else 0; what the objective counts beside time;
+seconds of F, I, W of a full span on the slowest replica."""
 
 _SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _ONE_BY_ONE_UP_TO = 64
@@ -39,6 +46,8 @@ class _Work(NamedTuple):
 
     least: Array
     """F, I and W of the smallest of its spans."""
+    full: Array
+    """Those of the largest."""
     total: Array
     """F, I and W of all of them."""
 
@@ -54,12 +63,13 @@ class PartCosts:
         *,
         exact_sums: bool,
         wire_format: WireFormat = WireFormat.NATIVE,
+        state_sharding: StateSharding = StateSharding.NONE,
     ) -> None:
         self.grid = tuple(grid)
         self._exact_sums = exact_sums
         self.weights = weights
         self.global_batch = request.job.global_batch
-        self._profile = request.profile
+        self._profile, self._splits = request.profile, request.job.splits_backward
         self.compute = ComputeCost(request.profile, request.job.dtype)
         self.network = NetworkCost(request.profile)
         self.memory = MemoryCost(request.profile, request.job.optimizer, self.compute.dtype)
@@ -70,10 +80,21 @@ class PartCosts:
         )
         self.wire_format = self._hop_costs.wire_format
         """What is sent between two parts."""
+        self.shards: ShardCosts | None = None
+        """How replicas divide state; None: each has its stage's whole."""
+        if state_sharding is not StateSharding.NONE:
+            self.shards = ShardCosts(
+                request.profile.graph,
+                self.memory,
+                self.grid,
+                state_sharding,
+                dtype=self.compute.dtype,
+                gather=self._gathers_s,
+            )
         self._parts: dict[tuple[Part, int], Array] = {}
         self._hops: dict[tuple[Part, Part, int], Array] = {}
         self._works: dict[tuple[str, int, int, Batch], _Work] = {}
-        self._crowds: dict[tuple[str, int, int, int], Array] = {}
+        self._crowds: dict[tuple[str, int, int, int, int], Array] = {}
         self._shares: dict[tuple[tuple[str, ...], int], tuple[int, ...]] = {}
         self._sums: dict[tuple[str, ...], Array] = {}
         self._seconds: dict[tuple[str, int], float] = {}
@@ -87,6 +108,11 @@ class PartCosts:
     def batch(self, size: int) -> Batch:
         """Return how the global batch is cut into micro-batches of a size."""
         return Batch.of(self.global_batch, size)
+
+    def division(self, replicas: int) -> Division:
+        """Return what one of so many replicas has of a stage."""
+        division = WHOLE if self.shards is None else self.shards.division(replicas)
+        return replace(division, splits=self._splits)
 
     def shares(self, devices: tuple[str, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch so that the slowest replica ends soonest on the whole model; some may get nothing."""
@@ -186,26 +212,30 @@ class PartCosts:
 
     def _part(self, part: Part, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)
+        shards = self.shards if len(part.devices) > 1 else None
+        beside = None if shards is None else shards.beside(part.devices, batch)
         rows = set()
         works = []
         for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
             device = self.devices[name]
-            works.append((self.weights.busy_by_device[name], self._work(device.kind, count, rest, batch)))
+            works.append((self.weights.busy_by_device[name], self._work(device.kind, count, rest, batch, beside)))
             rows.add((device.backend, device.memory_bytes, count, count * batch.whole + rest))
         extra = sum(weight * work.total.sum(axis=0) for weight, work in works if weight)
         distinct = list({id(work): work for _, work in works}.values())
         least = distinct[0].least if len(distinct) == 1 else np.minimum.reduce([work.least for work in distinct])
         totals = [(w.total.sum(axis=0), w.total[0] + w.total[1], w.total[0], w.total[1]) for w in distinct]
         runs = [np.maximum.reduce(column) if len(distinct) > 1 else column[0] for column in zip(*totals, strict=True)]
-        crowd = np.maximum.reduce([self._crowd(*row) for row in sorted(rows)])
+        crowd = np.maximum.reduce([self._crowd(*row, len(part.devices)) for row in sorted(rows)])
         found = np.empty((len(PART_FIELDS), *self._shape))
         found[:3] = least
         for index, run in enumerate(runs):
             found[3 + index] = run
         found[3][~np.isfinite(crowd) | self._backwards] = np.inf
-        found[7] = self._sum(part.devices)
+        ends_s = None if shards is None else shards.end_of_step_s(part.devices, self._parameter_bytes)
+        found[7] = self._sum(part.devices) if ends_s is None else ends_s
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
+        found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
         return found
 
     @property
@@ -216,14 +246,19 @@ class PartCosts:
     def _backwards(self) -> NDArray[np.bool_]:
         return np.tril(np.ones(self._shape)) > 0
 
-    def _work(self, kind: str, count: int, rest: int, batch: Batch) -> _Work:
+    def _work(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None) -> _Work:
+        """Return a device's work; each of its actions takes at least as long as what goes on beside it."""
         key = (kind, count, rest, batch)
-        found = self._works.get(key)
+        found = self._works.get(key) if beside is None else None
         if found is None:
             full, last = self._spans_of(kind, count), self._spans_of(kind, rest) if rest else None
+            if beside is not None:
+                full, last = hidden(full, beside), None if last is None else hidden(last, beside)
             least = full if last is None else np.minimum(full, last)
             total = batch.whole * full if last is None else batch.whole * full + last
-            found = self._works[key] = _Work(least, total)
+            found = _Work(least, full, total)
+            if beside is None:
+                self._works[key] = found
         return found
 
     def _spans_of(self, kind: str, samples: int) -> Array:
@@ -231,12 +266,13 @@ class PartCosts:
         spans: Array = np.maximum(sums[:, None, :] - sums[:, :, None], 0.0)
         return spans
 
-    def _crowd(self, backend: str, memory_bytes: int, count: int, samples: int) -> Array:
+    def _crowd(self, backend: str, memory_bytes: int, count: int, samples: int, replicas: int) -> Array:
         """Return how often the in-flight limit must be filled; 0 where all fits, infinite where not one span does."""
-        key = (backend, memory_bytes, count, samples)
+        key = (backend, memory_bytes, count, samples, 1 if self.shards is None else replicas)
         found = self._crowds.get(key)
         if found is None:
-            state, held, buffers = self._memory_arrays
+            whole, held, buffers = self._memory_arrays
+            state = whole if self.shards is None else self.shards.state_bytes(replicas)
             left = memory_bytes - framework_bytes(backend) - state - count * buffers
             fits = np.floor(left / np.maximum(held, 1.0))
             limit = np.minimum(np.where((held == 0) & (left >= 0), samples, fits), samples)
@@ -255,7 +291,7 @@ class PartCosts:
         own = self._between([float(unit.parameter_bytes) for unit in units])
         for name, size in self._profile.graph.shared_bytes.items():
             own = own - size * np.maximum(self._between([float(name in unit.shared) for unit in units]) - 1, 0)
-        held = self._between([float(unit.activation_bytes_per_sample) for unit in units])
+        held = in_flight_bytes(self._profile.graph, self.grid, splits=self._splits)
         edge = np.zeros(len(units) + 1)
         edge[1:-1] = [unit.cut_bytes_per_sample + unit.gradient_bytes_per_sample for unit in units[:-1]]
         edge = edge[self._points]
@@ -283,17 +319,26 @@ class PartCosts:
             self._sums[devices] = found
         return found
 
-    def _about(self, devices: tuple[str, ...], size: Array) -> Array:
+    def _about(self, devices: tuple[str, ...], size: Array, bucket_bytes: int | None = RUNTIME_BUCKET_BYTES) -> Array:
         """Return nearly the seconds of a ring: each turn takes its slowest hop, or the mean of all, at least."""
         pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
         latency_s = sum(self._latency_s(*pair) for pair in pairs) / len(pairs)
-        whole = min(float(size.max()), RUNTIME_BUCKET_BYTES) / len(devices)
+        most = float("inf") if bucket_bytes is None else bucket_bytes
+        whole = min(float(size.max()), most) / len(devices)
         busy_s = self.network.busy_together_s(pairs, max(whole, 1.0))
         mean_s, slowest_s = (seconds / max(whole, 1.0) for seconds in (sum(busy_s) / len(pairs), max(busy_s)))
         piece, turns = size / len(devices), 2 * (len(devices) - 1)
-        buckets = np.maximum(np.ceil(size / RUNTIME_BUCKET_BYTES), 1.0)
+        buckets = np.maximum(np.ceil(size / most), 1.0)
         found: Array = turns * np.maximum(piece * slowest_s, piece * mean_s + buckets * latency_s)
         return found
+
+    def _gathers_s(self, devices: tuple[str, ...], size: Array, bucket_bytes: int | None) -> Array:
+        """Return the seconds of half a ring for each size."""
+        if not self._exact_sums:
+            return self._about(devices, size, bucket_bytes) / 2
+        gather_s, options = self.network.collectives.gather_s, SumOptions(bucket_bytes=bucket_bytes)
+        values, where = np.unique(np.maximum(size, 0.0), return_inverse=True)
+        return np.array([gather_s(devices, value, options) if value else 0.0 for value in values])[where]
 
     def _ring_s(self, devices: tuple[str, ...], size_bytes: float) -> float:
         options = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES)

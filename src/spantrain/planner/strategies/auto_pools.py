@@ -60,7 +60,7 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
             break
         ranked = PoolSearch(costs, goal, divides=True, deep=not restricted).ranked()
         for entry in ranked[:_SIMULATED]:
-            plan = costs.plan(entry.plan, "1f1b" if restricted else request.job.schedule)
+            plan = costs.plan(entry.plan)
             scored = scorer.score(plan)
             if scored is not None and scored[1].fits:
                 reasons = (_reason(entry.plan, len(ranked), restricted=restricted),)

@@ -26,7 +26,7 @@ def reasons_of(request: PlanRequest, search: Searcher, chosen: Found) -> tuple[s
             lines.append(_why_out(request, search, chosen, site.name))
     lines.append(
         f"{len(search.pool.entries)} plans were bounded, {len(search.simulated)} simulated, the best bound is "
-        f"{_figure(request, min(bound for bound, _ in search.pool.entries.values()).value)}."
+        f"{_figure(request, min(entry.bound for entry in search.pool.entries.values()).value)}."
         if search.pool.entries
         else f"{len(search.simulated)} plans were simulated."
     )
@@ -67,7 +67,7 @@ def _compared(
 ) -> str:
     """Say what the best simulated plan of some kind comes to, else what no plan looked at can be under."""
     simulated = min((found.score for found in search.simulated if fits(found.plan.devices)), default=None)
-    bound = min((bound for shape, (bound, _) in search.pool.entries.items() if fits(shape.devices)), default=None)
+    bound = min((entry.bound for shape, entry in search.pool.entries.items() if fits(shape.devices)), default=None)
     if simulated is not None:
         return f"the best plan {what} that was simulated {_against(request, simulated, chosen.score)}."
     if bound is not None:
@@ -77,7 +77,8 @@ def _compared(
 
 def _against(request: PlanRequest, other: Score, chosen: Score, *, least: bool = False) -> str:
     figure = _figure(request, other.value)
-    more = f", {100 * (other.value / chosen.value - 1):.0f} % more" if 0 < chosen.value < float("inf") else ""
+    percent = 100 * (other.value / chosen.value - 1) if 0 < chosen.value < float("inf") else None
+    more = "" if percent is None else f", {abs(percent):.0f} % {'less' if percent < 0 else 'more'}"
     broken = ", and breaks a limit" if other.broken > chosen.broken else ""
     return f"can be under {figure}{more}{broken}" if least else f"takes {figure}{more}{broken}"
 

@@ -33,6 +33,8 @@ class Scorer:
         if any(limit is not None for limit in money):
             self._usd = weights_of(request.profile.cluster, Objective.COST, request.job.global_batch)
         self._by_devices: dict[frozenset[str], tuple[float, float]] = {}
+        self.is_free = request.constraints == Constraints()
+        """Whether there are no constraints that a plan could break."""
         self.simulated = 0
         """How many plans have been simulated."""
 
@@ -62,7 +64,7 @@ class Scorer:
 
     def least_broken(self, devices: tuple[str, ...], step_s: float) -> float:
         """Return by how much a plan on these devices breaks limits at least, if its step takes at least so long."""
-        if self._request.constraints == Constraints():
+        if self.is_free:
             return 0.0
         key = frozenset(devices)
         known = self._by_devices.get(key)

@@ -3,6 +3,8 @@
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
+from typing import NamedTuple
 
 from spantrain.core.plan import Plan
 from spantrain.planner.request import Evaluation
@@ -11,15 +13,15 @@ from spantrain.planner.strategies.auto_moves import Moves
 from spantrain.planner.strategies.auto_score import Score, Scorer
 from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder
 
-__all__ = ["Found", "Pool", "Searcher", "lowest"]
+__all__ = ["Entry", "Found", "Pool", "Searcher", "lowest"]
 
 _SAME = 1 - 1e-9
-_PATIENCE = 20
+_PATIENCE = 25
 """Simulations without a new best after which the search ends."""
 _NEAR = 1.1
 _FAR = 1.25
-"""What is expected to be so much over the best is not simulated."""
-_EXPANSIONS = 10
+"""What is expected to be so much over the best is not simulated; of n like plans before, so much less by sqrt(n)."""
+_EXPANSIONS = 15
 """Around so many plans that are at most that much over the best the search goes on; around a new best always."""
 _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
@@ -40,27 +42,42 @@ class Found:
     """None where the plan is not one that a shape can say."""
 
 
+class Entry(NamedTuple):
+    """What is known of a shape that was not simulated."""
+
+    bound: Score
+    """The least that it breaks and costs."""
+    expected: Score
+    """What it may come to."""
+    expected_s: float
+    """Seconds of its step, likewise."""
+
+
 @dataclass(kw_only=True)
 class Pool:
-    """All shapes that were looked at, each once, with the least that they break and cost."""
+    """All shapes that were looked at, each once."""
 
     scorer: Scorer
-    entries: dict[Shape, tuple[Score, float]] = field(default_factory=dict)
-    """By shape: bounds on its score and on its step."""
+    entries: dict[Shape, Entry] = field(default_factory=dict)
     waiting: list[tuple[Score, int, Shape]] = field(default_factory=list)
     """A heap of shapes by what is expected of them; of equal ones the first that was found comes first."""
     _count: int = 0
 
     def add(self, found: Iterable[Bounded]) -> list[tuple[Score, Shape]]:
-        """Add shapes; return them with their bounds, best first."""
+        """Add shapes; return them with what is expected of them, best first."""
         rows = []
         for entry in found:
             known = self.entries.get(entry.shape)
             if known is None:
-                broken = self.scorer.least_broken(entry.shape.devices, entry.step_s)
-                known = self.entries[entry.shape] = (Score(broken, entry.value), entry.step_s)
-                self.wait(known[0], entry.shape)
-            rows.append((known[0], entry.shape))
+                broken = likely = 0.0
+                if not self.scorer.is_free:
+                    devices = entry.shape.devices
+                    broken = self.scorer.least_broken(devices, entry.step_s)
+                    likely = self.scorer.least_broken(devices, entry.expected_s)
+                known = Entry(Score(broken, entry.value), Score(likely, entry.expected_value), entry.expected_s)
+                self.entries[entry.shape] = known
+                self.wait(known.expected, entry.shape)
+            rows.append((known.expected, entry.shape))
         rows.sort(key=lambda row: row[0])
         return rows
 
@@ -71,7 +88,7 @@ class Pool:
 
 
 class Searcher:
-    """Descends along bounds, then simulates within a budget of actions."""
+    """Descends along what is expected of plans, then simulates within a budget of actions."""
 
     def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
         self._cutter, self._moves, self._builder = cutter, moves, builder
@@ -83,7 +100,8 @@ class Searcher:
         self._seen: set[tuple[object, ...]] = set()
         self._looked_around: set[tuple[int, Parts]] = set()
         self._ratio: dict[tuple[object, ...], float] = {}
-        self._ratios: dict[tuple[int, int], list[float]] = {}
+        self._least_ratio: dict[tuple[int, int], float] = {}
+        self._counts: dict[tuple[int, int], int] = {}
 
     @property
     def best(self) -> Found | None:
@@ -91,9 +109,9 @@ class Searcher:
         return min(self.simulated, key=lambda found: found.score, default=None)
 
     def descend(self, start: Shape, most_rounds: int) -> Shape:
-        """Go to the best neighbour by its bound as long as there is a better one; return where that ends."""
+        """Go to the most promising neighbour as long as there is a better one; return where that ends."""
         here = start
-        score = self._bound(here)
+        score = self._expected(here)
         for _ in range(most_rounds):
             rows = self._around(here)
             if not rows or not rows[0][0] < score:
@@ -122,11 +140,11 @@ class Searcher:
                     self._around(shape)
 
     def _look_further(self) -> bool:
-        """Look around the shape with the least bound of which that was not done, good as the best or not.
+        """Look around the most promising shape of which that was not done, good as the best or not.
 
         Returns whether there was one.
         """
-        here = [(bound, shape) for shape, (bound, _) in self.pool.entries.items() if self._is_new(shape)]
+        here = [(entry.expected, shape) for shape, entry in self.pool.entries.items() if self._is_new(shape)]
         if not here or self._expansions <= 0:
             return False
         self._expansions -= 1
@@ -149,11 +167,11 @@ class Searcher:
         if plan is None or (looks := _looks(plan)) in self._seen:
             return False
         self._seen.add(looks)
-        bound = self.pool.entries.get(shape)
+        entry = self.pool.entries.get(shape)
         if not self.take(plan, shape):
             return False
-        if bound is not None and bound[1] > 0:
-            self._learn(shape, self.simulated[-1].evaluation.step_s / bound[1])
+        if entry is not None and entry.expected_s > 0:
+            self._learn(shape, self.simulated[-1].evaluation.step_s / entry.expected_s)
         return True
 
     def take(self, plan: Plan, shape: Shape | None) -> bool:
@@ -170,11 +188,11 @@ class Searcher:
         self.simulated.append(Found(score=score, plan=plan, evaluation=evaluation, shape=shape))
         return True
 
-    def _bound(self, shape: Shape) -> Score:
+    def _expected(self, shape: Shape) -> Score:
         if shape not in self.pool.entries:
             self.pool.add(self._cutter.bounded([shape]))
         known = self.pool.entries.get(shape)
-        return Score(float("inf"), float("inf")) if known is None else known[0]
+        return Score(float("inf"), float("inf")) if known is None else known.expected
 
     def _around(self, shape: Shape) -> list[tuple[Score, Shape]]:
         """Add the neighbours of a shape to the pool; return those found now, best first."""
@@ -187,44 +205,51 @@ class Searcher:
             solved += self._cutter.solved(size, [parts])
         rows += self.pool.add(solved)
         rows.sort(key=lambda row: row[0])
-        for _, near in rows[:_SHARES_OF_BEST]:
-            rows += self.pool.add(self._cutter.bounded([*self._moves.cuts(near), *self._moves.shares(near)]))
+        best = [near for _, near in rows[:_SHARES_OF_BEST]]
+        nearer = [other for near in best for other in (*self._moves.cuts(near), *self._moves.shares(near))]
+        rows += self.pool.add(self._cutter.bounded(nearer))
         rows.sort(key=lambda row: row[0])
         return rows
 
     def _learn(self, shape: Shape, ratio: float) -> None:
-        """Note by how much simulation was over the bound."""
+        """Note by how much simulation was over what was expected."""
         key = (shape.size, *_structure(shape))
         self._ratio[key] = min(ratio, self._ratio.get(key, ratio))
-        self._ratios.setdefault((shape.size, len(shape.parts)), []).append(ratio)
+        alike = (shape.size, len(shape.parts))
+        self._least_ratio[alike] = min(ratio, self._least_ratio.get(alike, ratio))
+        self._counts[alike] = self._counts.get(alike, 0) + 1
 
     def _expected_ratio(self, shape: Shape) -> float:
-        """Return that of the same stages, else the mean of as many stages with such micro-batches."""
+        """Return the least of as many stages with such micro-batches; of the same stages half of what they add."""
+        alike = self._least_ratio.get((shape.size, len(shape.parts)), 1.0)
         known = self._ratio.get((shape.size, *_structure(shape)))
-        if known is not None:
-            return known
-        alike = self._ratios.get((shape.size, len(shape.parts)))
-        return 1.0 if alike is None else sum(alike) / len(alike)
+        return alike if known is None else (alike + known) / 2
 
     def _most_promising(self) -> Shape | None:
-        """Return the shape with the least bound, corrected by what its structure made of bounds before.
+        """Return the shape of which the least is expected, corrected by what simulation made of like ones before.
 
         None if by that correction nothing comes near the best.
         """
         best = self.best
         while self.pool.waiting:
             expected, _, shape = heapq.heappop(self.pool.waiting)
-            bound, _ = self.pool.entries[shape]
-            if shape in self._done or (best is not None and not self._can_beat(bound, best.score)):
+            entry = self.pool.entries[shape]
+            if shape in self._done or (best is not None and not self._can_beat(entry.bound, best.score)):
                 continue
-            guess = Score(bound.broken, bound.value * self._expected_ratio(shape))
-            if guess <= expected:
-                if best is None or guess <= Score(best.score.broken, _FAR * best.score.value):
-                    return shape
+            guess = Score(entry.expected.broken, entry.expected.value * self._expected_ratio(shape))
+            if guess > expected:
+                self.pool.wait(guess, shape)
+            elif best is None or guess <= Score(best.score.broken, self._far(shape) * best.score.value):
+                return shape
+            elif guess > Score(best.score.broken, _FAR * best.score.value):
                 self.pool.wait(guess, shape)
                 return None
-            self.pool.wait(guess, shape)
         return None
+
+    def _far(self, shape: Shape) -> float:
+        """Return what over the best may be simulated: the less, the more such shapes were."""
+        count = self._counts.get((shape.size, len(shape.parts)), 0)
+        return 1 + (_FAR - 1) / sqrt(max(1, count))
 
     def _can_beat(self, bound: Score, score: Score) -> bool:
         return bound.broken < score.broken or (bound.broken == score.broken and bound.value < score.value * _SAME)

@@ -91,15 +91,22 @@ class ShapeBuilder:
         )
 
     def _stage(self, part: Part, units: range, size: int) -> Stage | None:
-        batch = self._costs.batch(size)
+        batch, division = self._costs.batch(size), self._costs.division(len(part.devices))
         rests = apportion(batch.rest, part.samples)
         replicas = []
         for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
-            limit = self._costs.memory.in_flight_limit_for(units, name, count * batch.whole + rest, count)
+            held = count * batch.whole + rest
+            limit = self._costs.memory.in_flight_limit_for(units, name, held, count, division=division)
             if limit < count:
                 return None
             replicas.append(Replica(devices=(name,), sample_share=float(count), in_flight_limit=limit))
         spans = self._spans.get(size)
         if spans is None:
             spans = self._spans[size] = equal_spans(self._costs.global_batch, size)
-        return Stage(first_unit=units.start, end_unit=units.stop, replicas=tuple(replicas), micro_batches=spans)
+        return Stage(
+            first_unit=units.start,
+            end_unit=units.stop,
+            replicas=tuple(replicas),
+            micro_batches=spans,
+            state_sharding=division.state_sharding,
+        )

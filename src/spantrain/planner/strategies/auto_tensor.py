@@ -206,7 +206,11 @@ class _Search:
         """Return how many samples may be in flight: as many as the member with the least room can hold."""
         return min(
             self._memory.in_flight_limit_for(
-                units, name, self._job.global_batch, samples, division=Division(tp_share=share)
+                units,
+                name,
+                self._job.global_batch,
+                samples,
+                division=Division(tp_share=share, splits=self._job.splits_backward),
             )
             for name, share in zip(group.devices, group.shares, strict=True)
         )

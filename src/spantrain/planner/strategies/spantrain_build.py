@@ -67,8 +67,11 @@ def _limit(tables: WayTables, stage: Stage, index: int) -> int | None:
     """Return how many samples a replica may hold, all of its devices; None if that is under its largest micro-batch."""
     replica = stage.replicas[index]
     sizes = [span.size for span in stage.replica_spans(index)]
+    splits = tables.job.splits_backward
     least = min(
-        tables.memory.in_flight_limit_for(stage.units, name, sum(sizes), max(sizes), division=Division(tp_share=share))
+        tables.memory.in_flight_limit_for(
+            stage.units, name, sum(sizes), max(sizes), division=Division(tp_share=share, splits=splits)
+        )
         for name, share in zip(replica.devices, normalised(replica.tp_shares), strict=True)
     )
     return least if least >= max(sizes) else None

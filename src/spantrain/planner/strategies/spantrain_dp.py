@@ -13,7 +13,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.build import build_plan, improve_cuts
+from spantrain.planner.build import build_plan, improve_cuts, with_prediction
 from spantrain.planner.explain import infeasible, reasons
 from spantrain.planner.groups import Groups, group_devices
 from spantrain.planner.job import JobSpec
@@ -80,7 +80,7 @@ def plan_on_devices(profile: Profile, job: JobSpec, devices: Sequence[str]) -> P
     groups = group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit=_IMPROVE)
     best = ranked[0]
-    plan = _with_reasons(groups, found, best)
+    plan = _described(tables, groups, found, best)
     return PlanResult(
         plan=plan,
         estimate=best.estimate,
@@ -98,7 +98,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     """
     tables, groups = Tables(profile, job), group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit)
-    plans = (_with_reasons(groups, found, entry) for entry in ranked)
+    plans = (_described(tables, groups, found, entry) for entry in ranked)
     return tuple(
         Proposal(plan=plan, own_estimate_s=entry.estimate.step_s, reasons=plan.reasons)
         for plan, entry in zip(plans, ranked, strict=True)
@@ -139,9 +139,10 @@ def _varied(solved: Sequence[Candidate], limit: int) -> list[Candidate]:
     return taken
 
 
-def _with_reasons(groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
+def _described(tables: Tables, groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
+    """Return the plan with its reasons and what is predicted of it."""
     texts = reasons(groups, found, entry.candidate, (entry.plan, entry.estimate))
-    return replace(entry.plan, reasons=texts)
+    return with_prediction(tables, replace(entry.plan, reasons=texts), entry.estimate)
 
 
 def _considered(found: SearchResult, ranked: Sequence[_Ranked]) -> tuple[Considered, ...]:

@@ -12,6 +12,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.spans import apportion
 from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.cost.tensor import GroupCost, normalised
+from spantrain.planner.in_flight import in_flight_bytes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.spantrain_hops import HopRates, RingRate, hop_rates
 from spantrain.planner.strategies.spantrain_ways import Member, Slot, Way
@@ -99,7 +100,6 @@ class WayTables:
         self._twins: dict[object, Member] = {}
         graph = profile.graph.units
         self._above = np.tril(np.ones((self.units + 1, self.units + 1))) == 0
-        self._divides = np.array([unit.tensor_sums > 0 for unit in graph])
         self._edge_up = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
         self._edge_down = np.array([0.0, *(float(unit.gradient_bytes_per_sample) for unit in graph)])
         self._buffer = np.array(
@@ -279,10 +279,8 @@ class WayTables:
 
     def _bytes_of(self, share: float) -> tuple[Array, Array]:
         """Return the bytes of state, and of activations of one sample, that a tensor share holds, as [i, j]."""
-        activations = [unit.activation_bytes_per_sample for unit in self.profile.graph.units]
-        held = np.where(self._divides, share, 1.0) * np.array(activations, dtype=np.float64)
-        sums = np.concatenate([[0.0], np.cumsum(held)])
-        return self._parameters(share) * self.memory.state_ratio, _over_spans(sums)
+        held = in_flight_bytes(self.profile.graph, splits=self.job.splits_backward, tp_share=share)
+        return self._parameters(share) * self.memory.state_ratio, held
 
     def _parameters_of(self, share: float) -> Array:
         """Return the bytes of parameters that a tensor share holds, what several units share once, as [i, j]."""

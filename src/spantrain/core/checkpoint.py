@@ -1,0 +1,101 @@
+"""What a checkpoint holds: tensors of the unsplit model, whole or in parts, and the samples that were consumed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.parts import TensorPart
+
+__all__ = ["CheckpointContent", "LedgerEntry", "SampleLedger", "StoredFile", "StoredTensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """One tensor in a file: which part of the whole one, and of which type."""
+
+    part: TensorPart
+    dtype: str
+    """`float32`, `bfloat16`, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """What one device wrote."""
+
+    device: str
+    """That wrote it, on its own machine."""
+    sha256: str
+    size_bytes: int
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """By name: `parameter/NAME`, `optimizer/KEY/NAME`, `random/KIND`, with NAME as in the unsplit model."""
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) != 64:
+            raise ValueError(f"sha256 has 64 hexadecimal digits, got {self.sha256!r}")
+        if self.size_bytes < 0:
+            raise ValueError(f"size_bytes must not be negative, got {self.size_bytes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContent:
+    """All that devices must know of a checkpoint to begin with it."""
+
+    step: int
+    """Steps done."""
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
+    """By name in the checkpoint's folder."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """State that is a number and the same on all devices, such as the loss scale of float16."""
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"step must not be negative, got {self.step}")
+        strange = [name for name in self.files if "/" in name or name.startswith(".")]
+        if strange:
+            raise ValueError(f"files lie in the checkpoint's own folder, got {strange}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """From this step on, until the next entry, each step took so many samples."""
+
+    first_step: int
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        if self.first_step < 0 or self.global_batch < 1:
+            raise ValueError(f"a ledger entry needs first_step >= 0 and global_batch >= 1, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleLedger:
+    """Which samples were consumed: positions in the sampler's one endless sequence, whoever read them.
+
+    It does not depend on the number of readers, and a run may go on with another global batch.
+
+    >>> ledger = SampleLedger().extended(0, 16).extended(10, 24)
+    >>> ledger.samples_before(10), ledger.samples_before(12), ledger.extended(12, 24) == ledger
+    (160, 208, True)
+    """
+
+    entries: tuple[LedgerEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        steps = [entry.first_step for entry in self.entries]
+        if steps and (steps[0] != 0 or steps != sorted(set(steps))):
+            raise ValueError(f"a ledger's entries begin at step 0 and rise, got first steps {steps}")
+
+    def samples_before(self, step: int) -> int:
+        """Return the number of samples that all steps before this one took."""
+        total = 0
+        ends = [entry.first_step for entry in self.entries[1:]] + [step]
+        for entry, end in zip(self.entries, ends, strict=False):
+            total += max(0, min(end, step) - entry.first_step) * entry.global_batch
+        return total
+
+    def extended(self, step: int, global_batch: int) -> "SampleLedger":
+        """Return the ledger of a run that goes on from this step with this global batch."""
+        kept = tuple(entry for entry in self.entries if entry.first_step < step)
+        if kept and kept[-1].global_batch == global_batch:
+            return SampleLedger(entries=kept)
+        assert kept or step == 0, f"the ledger does not know what was read before step {step}"
+        return SampleLedger(entries=(*kept, LedgerEntry(first_step=step, global_batch=global_batch)))

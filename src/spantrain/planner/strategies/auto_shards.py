@@ -1,0 +1,99 @@
+"""What it costs to divide a stage's state among its replicas, for every span of units, as `cost.replicas` has it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from spantrain.core.plan import StateSharding
+from spantrain.core.precision import is_low
+from spantrain.core.units import UnitGraph
+from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
+from spantrain.cost.memory import Division, MemoryCost
+from spantrain.planner.strategies.auto_hops import Array, Batch
+
+__all__ = ["Gather", "ShardCosts", "hidden"]
+
+Gather = Callable[[tuple[str, ...], Array, int | None], Array]
+"""Returns the seconds in which devices that hold a part each get all of so many bytes, for many sizes at once; in
+buckets of so many bytes, or whole."""
+
+
+class ShardCosts:
+    """Bytes and seconds of one way to divide state, as arrays over positions in a grid of units."""
+
+    def __init__(
+        self,
+        graph: UnitGraph,
+        memory: MemoryCost,
+        grid: Sequence[int],
+        sharding: StateSharding,
+        *,
+        dtype: str,
+        gather: Gather,
+    ) -> None:
+        self.sharding = sharding
+        self._graph, self._memory, self._grid, self._gather = graph, memory, tuple(grid), gather
+        self._gathered_ratio = 0.5 if is_low(dtype) else 1.0
+        self._state: dict[int, Array] = {}
+        self._gathers: dict[tuple[tuple[str, ...], float], Array] = {}
+
+    def division(self, replicas: int) -> Division:
+        """Return what a replica has of a stage's state; there is nothing to divide where it is alone."""
+        return Division(state_sharding=self.sharding if replicas > 1 else StateSharding.NONE, replicas=replicas)
+
+    def state_bytes(self, replicas: int) -> Array:
+        """Return the bytes of state of one of so many replicas, by first and last position."""
+        found = self._state.get(replicas)
+        if found is None:
+            division, grid = self.division(replicas), self._grid
+            found = np.zeros((len(grid), len(grid)))
+            for i, first in enumerate(grid):
+                for j in range(i + 1, len(grid)):
+                    found[i, j] = self._memory.state_bytes(range(first, grid[j]), division)
+            self._state[replicas] = found
+        return found
+
+    def beside(self, devices: tuple[str, ...], batch: Batch) -> Array:
+        """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
+        count = batch.whole + bool(batch.rest)
+        gathered = np.zeros((len(self._grid), len(self._grid)))
+        if self.sharding is StateSharding.ZERO3:
+            gathered = self._gathered_s(devices, self._gathered_ratio)
+        summed = self._gathered_s(devices, 1.0) * (count - 1) / count
+        return np.stack([gathered, gathered, summed])
+
+    def end_of_step_s(self, devices: tuple[str, ...], parameter_bytes: Array) -> Array | None:
+        """Return the seconds at the end of the step, by begin and end; None if they are those of the whole sum."""
+        if self.sharding is not StateSharding.ZERO3:
+            return None
+        sizes = np.array([self._held(first)[0] if self._held(first) else 0 for first in self._grid], dtype=np.float64)
+        first_s = self._gather(devices, sizes * self._gathered_ratio, None)
+        summed_s = self._gather(devices, parameter_bytes.ravel(), RUNTIME_BUCKET_BYTES).reshape(parameter_bytes.shape)
+        found: Array = summed_s + first_s[:, None]
+        return found
+
+    def _gathered_s(self, devices: tuple[str, ...], ratio: float) -> Array:
+        """Return the seconds in which the parameters go half round a ring, unit by unit, by begin and end."""
+        found = self._gathers.get((devices, ratio))
+        if found is None:
+            grid = np.array(self._grid)
+            found = np.zeros((len(grid), len(grid)))
+            for i, first in enumerate(self._grid[:-1]):
+                seconds = self._gather(devices, ratio * np.array(self._held(first), dtype=np.float64), None)
+                sums = np.concatenate([[0.0], np.cumsum(seconds)])
+                found[i, i:] = sums[grid[i:] - first]
+            self._gathers[devices, ratio] = found
+        return found
+
+    def _held(self, first: int) -> tuple[int, ...]:
+        return self._graph.held_parameter_bytes(range(first, len(self._graph.units)))
+
+
+def hidden(compute: Array, beside: Array) -> Array:
+    """Return the least seconds of F, I and W of which each takes the longer of its compute and what goes on beside it.
+
+    Where I and W are one action, they may hide more: so much is taken off W.
+    """
+    forward, inputs = np.maximum(compute[:2], beside[:2])
+    both = np.maximum(compute[1] + compute[2], beside[1] + beside[2])
+    return np.stack([forward, inputs, both - inputs])

@@ -1,0 +1,117 @@
+"""State divided among replicas: only where it is allowed, never worse than `zero2` and `fsdp`; its bounds hold."""
+
+from collections.abc import Callable
+
+import pytest
+
+from spantrain.app.evaluate import Evaluator
+from spantrain.core.plan import StateSharding
+from spantrain.core.profile import Profile
+from spantrain.cost.memory import FRAMEWORK_BYTES
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints, Objective, PlanRequest, Proposal
+from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.auto_cuts import Cutter
+from spantrain.planner.strategies.auto_hops import Part
+from spantrain.planner.strategies.auto_parts import PartCosts
+from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder
+from spantrain.planner.strategies.auto_weights import weights_of
+from spantrain.planner.strategies.fsdp import fsdp
+from spantrain.planner.strategies.zero2 import zero2
+
+JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
+ALLOWED = Constraints(sharded_state=True)
+
+
+def request_of(profile: Profile, constraints: Constraints) -> PlanRequest:
+    return PlanRequest(profile=profile, job=JOB, constraints=constraints, evaluate=Evaluator(profile, JOB))
+
+
+def divides(proposal: Proposal) -> bool:
+    return any(stage.state_sharding is not StateSharding.NONE for stage in proposal.plan.stages)
+
+
+@pytest.fixture
+def profile(make_cluster: Callable, make_graph: Callable, make_profile: Callable) -> Callable[[float], Profile]:
+    """Three unlike devices of one site, each with room for some part of the model's state."""
+
+    def build(room: float) -> Profile:
+        graph = make_graph(blocks=2, hidden=512)
+        memory_bytes = FRAMEWORK_BYTES["cuda"] + int(room * 4 * graph.parameter_bytes)
+        cluster = make_cluster({"a": {"a0": 1.0, "a1": 0.6, "a2": 0.6}}, memory_bytes=memory_bytes)
+        return make_profile(cluster, graph)
+
+    return build
+
+
+def test_state_is_divided_only_where_allowed(profile: Callable[[float], Profile]) -> None:
+    assert not any(divides(proposal) for proposal in auto(request_of(profile(4.0), Constraints())))
+
+
+@pytest.mark.parametrize("room", [0.8, 1.2, 4.0])
+def test_never_worse_than_strategies_that_divide_state(profile: Callable[[float], Profile], room: float) -> None:
+    request = request_of(profile(room), ALLOWED)
+
+    def best_s(proposals: tuple[Proposal, ...]) -> float:
+        found = (request.evaluate(proposal.plan) for proposal in proposals)
+        return min(entry.step_s for entry in found if entry.fits)
+
+    ours = best_s(auto(request))
+    for strategy in (zero2, fsdp):
+        try:
+            proposals = strategy(request)
+        except InfeasiblePlanError:
+            continue
+        assert ours <= best_s(proposals) * (1 + 1e-9)
+    assert ours <= best_s(auto(request_of(profile(room), Constraints()))) * (1 + 1e-9)
+
+
+def test_a_model_that_fits_only_divided_is_divided(
+    make_cluster: Callable, make_graph: Callable, make_profile: Callable
+) -> None:
+    graph = make_graph(blocks=1, hidden=1024)
+    memory_bytes = FRAMEWORK_BYTES["cuda"] + int(0.8 * 4 * max(unit.parameter_bytes for unit in graph.units))
+    cluster = make_cluster({"a": {f"a{k}": 1.0 for k in range(4)}}, memory_bytes=memory_bytes)
+    profile = make_profile(cluster, graph)
+    with pytest.raises(InfeasiblePlanError):
+        auto(request_of(profile, Constraints()))
+    request = request_of(profile, ALLOWED)
+    (found,) = auto(request)
+    assert divides(found)
+    assert request.evaluate(found.plan).fits
+    assert any("its replicas divide" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("sharding", StateSharding)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_no_simulation_is_under_the_bound(
+    profile: Callable[[float], Profile], sharding: StateSharding, size: int
+) -> None:
+    request = request_of(profile(4.0), Constraints())
+    weights = weights_of(request.profile.cluster, Objective.THROUGHPUT, JOB.global_batch)
+    units = len(request.profile.graph.units)
+    costs = PartCosts(request, weights, range(units + 1), exact_sums=True, state_sharding=sharding)
+    cutter, builder = Cutter(costs), ShapeBuilder(request, costs, "auto")
+    wide = Part(("a0", "a1", "a2"), (size - 2 * (size // 3 or 1), *(size // 3 or 1,) * 2))
+    two = Part(("a1", "a2"), (size // 2, size - size // 2))
+    shapes = [Shape(size=size, parts=(Part(("a0",), (size,)), two), begins=(0, cut, units)) for cut in range(1, units)]
+    if min(wide.samples) > 0:
+        shapes.append(Shape(size=size, parts=(wide,), begins=(0, units)))
+    for shape in shapes:
+        (found,) = cutter.bounded([shape])
+        plan = builder.plan(shape)
+        assert plan is not None
+        assert found.step_s <= request.evaluate(plan).step_s * (1 + 1e-9)
+        assert found.step_s <= found.expected_s * (1 + 1e-9)
+
+
+def test_of_few_cuts_the_best_is_taken(profile: Callable[[float], Profile]) -> None:
+    request = request_of(profile(4.0), Constraints())
+    weights = weights_of(request.profile.cluster, Objective.THROUGHPUT, JOB.global_batch)
+    units = len(request.profile.graph.units)
+    cutter = Cutter(PartCosts(request, weights, range(units + 1), exact_sums=True))
+    parts = (Part(("a0",), (4,)), Part(("a1", "a2"), (2, 2)))
+    (found,) = cutter.solved(4, [parts])
+    others = cutter.bounded([Shape(size=4, parts=parts, begins=(0, cut, units)) for cut in range(1, units)])
+    assert found.expected_s == pytest.approx(min(other.expected_s for other in others))
