@@ -70,6 +70,10 @@ def test_link_loads_count_every_byte(profile, plans):
         assert sum(load.size_bytes for load in loads.values()) >= sum(result.link_bytes.values())
         for load in loads.values():
             assert load.busy_ratio == pytest.approx(load.size_bytes / load.bandwidth_bytes_per_s / result.step_s)
+        evaluator = Evaluator(profile, JOB)
+        assert {name: load.size_bytes for name, load in evaluator.link_loads(plan).items()} == {
+            name: load.size_bytes for name, load in loads.items()
+        }
 
 
 def test_a_described_profile_is_the_law_and_the_description(profile):

@@ -29,28 +29,20 @@ def compared(profile):
     return make_plan(profile, JOB, PlanWishes(strategies=BOTH))
 
 
-def test_a_faster_plan_that_divides_tensors_is_shown_and_not_chosen(compared):
+def test_a_plan_that_divides_tensors_can_be_trained_and_is_chosen(compared):
     ours, others = (compared.strategies[name] for name in BOTH)
     assert ours.step_s < others.step_s
-    assert "--allow-tensor-parallel" in ours.only_to_compare
-    assert not others.only_to_compare
-    assert compared.chosen == "spantrain-dp"
+    assert not ours.only_to_compare
+    assert compared.chosen == "spantrain"
+    assert any(len(replica.devices) > 1 for stage in compared.plan.stages for replica in stage.replicas)
     assert not_trained_yet(compared.plan) == ()
-
-
-def test_it_is_chosen_where_that_is_allowed(profile, compared):
-    wishes = PlanWishes(strategies=BOTH, constraints=Constraints(tensor_parallel=True))
-    allowed = make_plan(profile, JOB, wishes)
-    assert allowed.chosen == "spantrain"
-    assert allowed.step_s_predicted < compared.step_s_predicted
-    assert any("divides tensors" in line for line in not_trained_yet(allowed.plan))
 
 
 def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
     found = make_plan(profile, JOB, PlanWishes(strategies=("fsdp",)))
     assert found.chosen == "fsdp"
     assert any("for comparison" in reason and "state" in reason for reason in found.reasons)
-    assert "state" in only_to_compare(found.plan, Constraints(tensor_parallel=True))
+    assert "state" in only_to_compare(found.plan, Constraints())
 
 
 def test_training_refuses_it_with_the_stages_named(profile, tmp_path):

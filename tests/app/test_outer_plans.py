@@ -50,7 +50,7 @@ def test_each_slow_boundary_has_all_three_ways(shown):
         assert reason.endswith(("the pipeline is taken.", "left out."))
 
 
-def test_where_allowed_and_better_every_site_has_its_plan(profile, tmp_path):
+def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
     out = tmp_path / "plan.json"
     outcome = plan_file(profile, None, JOB, PlanWishes(allow_outer=True), out)
     assert outcome.chosen == "outer"
@@ -67,6 +67,35 @@ def test_where_allowed_and_better_every_site_has_its_plan(profile, tmp_path):
         assert local.prediction.step_s == pytest.approx(group.step_s)
     with pytest.raises(PlanError, match=r"outer optimizer.*--allow-outer"):
         new_run(out, TrainJob(steps=1), None, tmp_path / "run")
+
+
+def near_and_far():
+    """The office and the home joined as well as each is inside; the lab far from them, and slow inside."""
+    cluster = load_preset("laptop")
+    links = tuple(
+        replace(link, bandwidth_bytes_per_s=125e6, latency_s=2e-4) if "lab" not in (link.source, link.target) else link
+        for link in cluster.links
+    )
+    slow = replace(cluster.sites[0], bandwidth_bytes_per_s=1e6, latency_s=20e-3)
+    return replace(cluster, links=links, sites=(slow, *cluster.sites[1:]))
+
+
+def test_groups_are_by_network_not_by_site(tmp_path):
+    profile = described_profile(near_and_far(), resolve_model("gpt2-tiny"))
+    out = tmp_path / "plan.json"
+    outcome = plan_file(profile, None, JOB, PlanWishes(strategies=("ddp",), allow_outer=True), out)
+    assert {group.name for group in outcome.outer.groups} == {"lab#1", "lab#2", "office+home"}
+    assert (tmp_path / "plan.office+home.json").exists()
+    (site,) = {
+        profile.cluster.device_by_name[name].site
+        for group in outcome.outer.groups
+        if group.name == "lab#2"
+        for name in group.devices
+    }
+    assert site == "lab"
+    found = [reason.split(" (")[0] for reason in outcome.reasons if " | " in reason]
+    assert found == ["lab#1 | lab#2", "lab#1 | office+home", "lab#2 | office+home"]
+    assert sum(reason.startswith("office+home is in: by itself") for reason in outcome.reasons) == 1
 
 
 def test_rare_exchanges_are_better_and_limits_hold(profile):

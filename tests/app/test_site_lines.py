@@ -1,10 +1,13 @@
 """A site's uplink in what is shown of a plan, and in what-ifs."""
 
+from dataclasses import replace
+
 import pytest
 
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
 from spantrain.app.evaluate import link_loads
-from spantrain.app.what_if import with_faster_link
+from spantrain.app.explain import explain_plan
+from spantrain.app.what_if import Line, with_faster_line, with_faster_link
 from spantrain.cost.network import NetworkCost
 
 
@@ -25,3 +28,26 @@ def test_a_faster_link_does_not_widen_the_line_before_it(measured: bool) -> None
     assert faster.link("a", "c").bandwidth_bytes_per_s == 1.5 * RATE
     assert faster.link("c", "a").bandwidth_bytes_per_s == 2 * RATE
     assert {shared.name: shared.bandwidth_bytes_per_s for shared in faster.route("a", "c")}["lab up"] == 1.5 * RATE
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_wider_line_gives_its_pairs_what_the_links_behind_it_carry(measured: bool) -> None:
+    rates = {("lab", "office"): 0.7 * RATE, ("lab", "home"): 0.2 * RATE}
+    profile = sites_profile(sites_cluster(rates, lab_up=0.4 * RATE, office_up=0.5 * RATE), measured=measured)
+    wider = NetworkCost(with_faster_line(profile, "lab", Line.UPLINK, 2.0))
+    assert wider.link("a", "c").bandwidth_bytes_per_s == pytest.approx(0.7 * RATE)
+    assert wider.link("a", "d").bandwidth_bytes_per_s == pytest.approx(0.2 * RATE), "it did not fill the line"
+    assert wider.link("c", "a").bandwidth_bytes_per_s == pytest.approx(0.5 * RATE), "another way"
+    shared = {way.name: way.bandwidth_bytes_per_s for way in wider.route("a", "c")}
+    assert shared["lab up"] == pytest.approx(0.8 * RATE)
+    with pytest.raises(ValueError, match="has no downlink"):
+        with_faster_line(profile, "lab", Line.DOWNLINK, 2.0)
+
+
+def test_of_a_line_that_limits_a_plan_more_is_said_to_help() -> None:
+    profile = sites_profile(sites_cluster(lab_up=0.1 * RATE, office_down=50 * RATE), measured=False)
+    plan = replace(two_stages(profile.cluster, "ab", "cd"), schedule="gpipe")
+    helps = {entry.change: entry for entry in explain_plan(plan, profile).helps}
+    assert helps["twice the uplink of lab"].kind == "line"
+    assert helps["twice the uplink of lab"].times_as_fast == max(entry.times_as_fast for entry in helps.values())
+    assert "twice the downlink of office" not in helps

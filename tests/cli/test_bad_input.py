@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from spantrain.app.describe import described_profile
+from spantrain.app.plan import PlanWishes, plan_file
+from spantrain.config.presets import load_preset
+from spantrain.models.catalog import resolve_model
+from spantrain.planner.job import JobSpec
+
 CLUSTER = """\
 name: two
 sites:
@@ -77,6 +83,7 @@ def test_cluster_files(old, new, says, refused):
 
 PROFILE = ("profile", "--out", "p")
 LAPTOP = (*PROFILE, "--preset", "laptop")
+QUICK = ("train", "--preset", "laptop", "--out", "run", "--model")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ LAPTOP = (*PROFILE, "--preset", "laptop")
         ((*PROFILE, "--cluster", "x.yaml", "--model", "gpt2-tiny"), ("x.yaml",)),
         ((*PROFILE, "--preset", "labtop", "--model", "gpt2-tiny"), ("labtop", "laptop")),
         ((*LAPTOP, "--model", "gpt2-tiney"), ("gpt2-tiney", "gpt2-tiny")),
-        ((*LAPTOP, "--model", "gpt2-tiny", "--dtype", "float16"), ("float16", "bfloat16")),
+        ((*LAPTOP, "--model", "gpt2-tiny", "--dtype", "float8"), ("float8", "bfloat16")),
         ((*LAPTOP, "--model", "gpt2-tiny", "--max-samples", "0"), ("--max-samples",)),
         ((*LAPTOP, "--model", "gpt2-tiny", "--data", "no-such-text"), ("no-such-text",)),
         ((*LAPTOP, "--model", "resnet-tiny", "--data", "."), ("images",)),
@@ -106,6 +113,18 @@ LAPTOP = (*PROFILE, "--preset", "laptop")
         (("train", "plan.json", "--lr-schedule", "cos", "--out", "run"), ("cos", "cosine")),
         (("train", "plan.json", "--learning-rate", "-1", "--out", "run"), ("learning_rate", "-1")),
         (("train", "--resume", "run"), ("run", "checkpoint")),
+        (("train", "--model", "gpt2-tiny"), ("--preset NAME", "--cluster FILE")),
+        (("train", "plan.json", "--model", "gpt2-tiny"), ("plan", "--model")),
+        (("train", "plan.json", "--preset", "laptop", "--out", "run"), ("--preset", "--model")),
+        ((*QUICK, "gpt2-tiney"), ("gpt2-tiney", "gpt2-tiny")),
+        ((*QUICK, "gpt2-tiny", "--dtype", "half"), ("half", "float16")),
+        ((*QUICK, "gpt2-tiny", "--data", "nowhere.py:samples"), ("nowhere.py", "FILE.py:FUNCTION")),
+        ((*QUICK, "gpt2-tiny", "--data", "images:."), ("reads text", "images")),
+        ((*QUICK, "gpt2-tiny", "--tokenizer", "."), ("tokenizer.json",)),
+        ((*QUICK, "gpt2-tiny", "--global-batch", "0"), ("--global-batch",)),
+        ((*QUICK, "gpt2-tiny", "--schedule", "1f1"), ("1f1", "1f1b")),
+        ((*QUICK, "nowhere.py:build"), ("nowhere.py",)),
+        ((*QUICK, "nowhere.py"), ("nowhere.py", "FILE.py:FUNCTION")),
         (("worker", "--join", "127.0.0.1:1", "--token", "x"), ("--name",)),
         (("worker", "--join", "127.0.0.1:1", "--token", "x", "--name", "a"), ("token",)),
         (("worker", "--join", "here", "--token", "x", "--name", "a"), ("here", "HOST:PORT")),
@@ -113,6 +132,50 @@ LAPTOP = (*PROFILE, "--preset", "laptop")
 )
 def test_options(words, says, refused):
     refused(*words, says=says)
+
+
+FACTORIES = """\
+import sys
+
+from torch import nn, zeros
+
+
+def raises():
+    raise UserWarning("no weights today")
+
+
+def leaves():
+    sys.exit(7)
+
+
+def nonsense():
+    return 3
+
+
+def frozen():
+    return nn.Linear(8, 4).requires_grad_(False), zeros(2, 8)
+
+
+def short():
+    return nn.Linear(8, 4).half(), zeros(2, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("raises", ("UserWarning: no weights today", "w.py:7 in raises")),
+        ("leaves", ("SystemExit: 7", "w.py:11 in leaves")),
+        ("nonsense", ("returned int", "wanted (module, batch)")),
+        ("frozen", ("nothing to train",)),
+        ("short", ("weight is float16", "wanted float32", "--dtype")),
+        ("missing", ("no function missing",)),
+    ],
+)
+def test_factories_that_will_not_do_are_refused_before_anything_is_started(refused, name, says):
+    Path("w.py").write_text(FACTORIES)
+    refused(*QUICK, f"w.py:{name}", says=("w.py", *says))
+    refused(*LAPTOP, "--model", f"w.py:{name}", says=("w.py", *says))
 
 
 def test_files_in_the_place_of_others(refused, profile_path):
@@ -146,6 +209,77 @@ def plan_path(spantrain, profile_path, tmp_path) -> Path:
     path = tmp_path / "plan.json"
     assert spantrain("plan", profile_path, "--global-batch", "64", "--out", path).code == 0
     return path
+
+
+def stage_of(content: dict, index: int = 0) -> dict:
+    return content["stages"][index]
+
+
+def replica_of(content: dict, stage: int = 0) -> dict:
+    return stage_of(content, stage)["replicas"][0]
+
+
+EDITS = {
+    "unknown device": (
+        lambda content: replica_of(content).update(devices=["lab-9"]),
+        ("lab-9", "it has", "lab-0"),
+    ),
+    "device in two stages": (
+        lambda content: replica_of(content, 1).update(devices=replica_of(content)["devices"]),
+        ("one stage only", "stands in several"),
+    ),
+    "units in two stages": (
+        lambda content: stage_of(content, 1).update(first_unit=stage_of(content, 1)["first_unit"] - 1),
+        ("stage 1", "first_unit", "must stand in one stage"),
+    ),
+    "more units than there are": (
+        lambda content: stage_of(content, -1).update(end_unit=99),
+        ("unit 99 of gpt2-tiny", "end_unit", "14 units", "plan again"),
+    ),
+    "share of nothing": (
+        lambda content: replica_of(content).update(sample_share=-1),
+        ("stages[0].replicas[0]", "sample_share must be positive", "-1"),
+    ),
+    "span left out": (
+        lambda content: stage_of(content)["micro_batches"].pop(),
+        ("stage 0", "the global batch 64", "must stand in one"),
+    ),
+    "span from the middle left out": (
+        lambda content: stage_of(content)["micro_batches"].pop(0),
+        ("stage 0", "leave out or repeat samples at 0"),
+    ),
+    "limit under a micro-batch": (
+        lambda content: replica_of(content).update(in_flight_limit=1),
+        ("stage 0, replica 0", "in_flight_limit 1"),
+    ),
+    "unknown schedule": (
+        lambda content: content.update(schedule="1f1"),
+        ("schedule", "'1f1'", "1f1b"),
+    ),
+    "no replicas": (lambda content: stage_of(content).pop("replicas"), ("stages[0].replicas", "is missing")),
+    "no stages": (lambda content: content.update(stages=[]), ("at least one stage",)),
+}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> dict:
+    """A plan of several stages, beside its profile."""
+    folder = tmp_path_factory.mktemp("planned")
+    profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
+    wishes = PlanWishes(strategies=("1f1b",))
+    plan_file(profile, None, JobSpec(global_batch=64), wishes, folder / "plan.json")
+    return {"folder": folder, "text": (folder / "plan.json").read_text()}
+
+
+@pytest.mark.parametrize("command", ["explain", "simulate"])
+@pytest.mark.parametrize("name", EDITS)
+def test_plans_edited_by_hand(refused, planned, command, name):
+    change, says = EDITS[name]
+    content = json.loads(planned["text"])
+    change(content)
+    path = planned["folder"] / "edited.json"
+    path.write_text(json.dumps(content))
+    refused(command, path, says=("edited.json", *says))
 
 
 def test_runs_that_cannot_be(refused, plan_path, tmp_path):

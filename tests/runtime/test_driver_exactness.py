@@ -19,9 +19,12 @@ from spantrain.models.device import CpuDevice
 from spantrain.models.stage import StageExecutor
 from spantrain.policy.dispatch import make_policy
 from spantrain.policy.tasks import replica_tasks
-from spantrain.runtime.driver import DeviceClock, StepDriver
+from spantrain.runtime.driver import StepDriver
 from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.following import Followers
+from spantrain.runtime.groups import Alone
 from spantrain.runtime.recorder import Recorder
+from spantrain.runtime.work import DeviceClock, ReplicaWork
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
@@ -58,13 +61,19 @@ def run_plan(plan: Plan, steps: int = 1) -> Ran:
         stage, replica = plan.place(name)
         mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
         recorder = Recorder(name, steps=steps)
+        device = CpuDevice()
         driver = StepDriver(
             plan=plan,
             name=name,
-            executor=executors[name],
-            clock=DeviceClock(device=CpuDevice(), seconds=lambda _op, _samples: None),
+            work=ReplicaWork(
+                executor=executors[name],
+                feed=SampledFeed(data, global_batch=plan.global_batch, seed=SEED),
+                is_first=stage == 0,
+                is_last=stage == len(plan.stages) - 1,
+            ),
+            clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             mailbox=mailboxes[name],
-            feed=SampledFeed(data, global_batch=plan.global_batch, seed=SEED),
+            followers=Followers(Alone(), device.torch_device),
             recorder=recorder,
             check_abort=lambda: None,
         )

@@ -118,6 +118,16 @@ def plan_path(tmp_path_factory, make_plan, spec_of, law_profile) -> Path:
 
 
 @pytest.fixture(scope="module")
+def divided_plan_path(tmp_path_factory, make_plan, spec_of, law_profile) -> Path:
+    """Three workers in two stages; the first stage's two divide tensors, s0r0 leads."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 1], [1]], [SPANS] * 2, "critical-path")
+    first, last = plan.stages
+    group = replace(first.replicas[0], devices=("s0r0", "s0r1"), tp_shares=(2.0, 1.0))
+    plan = replace(plan, stages=(replace(first, replicas=(group,)), last))
+    return written(plan, law_profile, tmp_path_factory.mktemp("divided"))
+
+
+@pytest.fixture(scope="module")
 def slow_plan_path(tmp_path_factory, make_plan, spec_of, law_profile) -> Path:
     """Emulated devices so slow that no step ends while a test waits."""
     plan = make_plan(spec_of("gpt2"), [0, 5], [[1]], [SPANS], "critical-path")
@@ -147,6 +157,26 @@ def test_lost_worker_is_named_with_its_log(number, how, start, plan_path, tmp_pa
     assert "device s1r0" in last
     assert how in last
     assert str(tmp_path / "logs/s1r0.log") in last
+    assert "Traceback" not in said
+    nothing_is_left(program)
+
+
+@pytest.mark.tensor_parallel
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "no heartbeat")],
+    ids=["killed", "stopped"],
+)
+def test_lost_follower_is_named_with_its_log(number, how, start, divided_plan_path, tmp_path):
+    program = start("train", divided_plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+    program.wait_to_hear("step 1/")
+    program.worker("s0r1").send_signal(number)
+    code, said = program.end()
+    assert code == 1
+    last = said[said.index("Error:") :]
+    assert "device s0r1" in last
+    assert how in last
+    assert str(tmp_path / "logs/s0r1.log") in last
     assert "Traceback" not in said
     nothing_is_left(program)
 

@@ -4,8 +4,10 @@ session     a coordinator with workers: here, on an emulated network, or on mach
 profile     measure compute, network and runtime: cluster and model in, profile out
 rehearsal   what the runtime itself costs, from a few steps of a small model
 plan        strategies propose, the simulator ranks: profile, job and wishes in, plan and comparison out
+plan_memory   whether a plan fits over time, where W is put off
 plan_outcome  what is wished of a plan, and what came of planning
-outer       sites that train by themselves, joined by an outer optimizer: the third way over slow boundaries
+outer       groups that train by themselves, joined by an outer optimizer: the third way over slow boundaries
+plan_files  a plan file with its profile, checked against each other
 plan_reasons  why a plan was chosen, which sites are in or out
 plan_reference  plans for what other frameworks run, on figures measured by others
 evaluate    what a plan would do, on the scale that all strategies share
@@ -20,9 +22,13 @@ validate    measured runs of others through the cost model and the simulator: pr
 validate_run  a live run compared with its prediction, its decisions made again
 requests    files into a training request: a plan, or an earlier run's checkpoint
 train       train a plan: losses, figures of devices and links, trace out
+export      from a run's checkpoint to a folder that the transformers library loads
+import_     from a folder of weights to a checkpoint
+steps       train on batches that a user's own loop gives, one step at a time
 trainable   what of a plan training cannot do yet
 run_folder  what a run leaves in its folder: plan, profile, trace, decisions, figures of its steps
 emulation   whether emulated devices had the time that emulation needs
+quick       from a model's name to training in one go
 demo        all of it in one go, on the demonstration's cluster
 worker      serve one device of this machine to a coordinator
 reporter    what a use case tells the person who waits

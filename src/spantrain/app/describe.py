@@ -20,7 +20,7 @@ def described_profile(cluster: Cluster, model: ModelSpec, *, dtype: str = "float
     """Return what the kinds' data sheets and the described network let one expect; no torch for models that ship.
 
     Raises:
-        ValueError: the dtype is not `float32` or `bfloat16`.
+        ValueError: there is no such dtype.
     """
     return analytic_profile(cluster, model, _graph(model, dtype), dtype=dtype)
 

@@ -1,7 +1,7 @@
 """What a plan would do, on the scale that all strategies share: event simulator, memory, money, energy."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spantrain.app.predict import costs_of
@@ -13,13 +13,15 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.replicas import ReplicaCost
+from spantrain.errors import ProfileError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.fold import FoldedResult, simulate_whole
 
-__all__ = ["Evaluator", "LinkLoad", "link_loads"]
+__all__ = ["Evaluator", "LinkLoad", "check_kinds", "link_loads"]
 
+_Key = tuple[tuple[Stage, ...], str, DispatchHints | None]
 _FEW = 64
 """Devices up to which every pair of them is asked for how long agreeing takes."""
 
@@ -39,11 +41,13 @@ class Evaluator:
         self._replicas: dict[str, ReplicaCost] = {}
         """By dtype."""
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
-        self._seen: dict[tuple[tuple[Stage, ...], str, DispatchHints | None], tuple[Plan, Evaluation]] = {}
+        self._seen: dict[_Key, tuple[Plan, Evaluation]] = {}
+        self._sent: dict[_Key, dict[tuple[str, str], int]] = {}
+        """Bytes that devices send each other in a step, of the plans seen."""
 
     def __call__(self, plan: Plan) -> Evaluation:
         """Return what a plan would do in the steady state."""
-        key = (plan.stages, plan.schedule, plan.hints)
+        key = _key(plan)
         found = self._seen.get(key)
         if found is None:
             found = self._seen[key] = (plan, self._evaluate(plan))
@@ -53,6 +57,11 @@ class Evaluator:
         """Yield every plan evaluated so far."""
         yield from self._seen.values()
 
+    def link_loads(self, plan: Plan) -> dict[str, "LinkLoad"]:
+        """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`)."""
+        evaluation = self(plan)
+        return _loads(NetworkCost(self._profile), self._sent[_key(plan)], evaluation.step_s)
+
     def _evaluate(self, plan: Plan) -> Evaluation:
         replicas = self._replicas.get(plan.dtype)
         if replicas is None:
@@ -61,7 +70,7 @@ class Evaluator:
         # Without updates that take time, all steps are alike, so one is enough (sim.engine).
         steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
         result = simulate_whole(plan, costs, steps=steps)
-        sent = _sent_bytes(result, costs)
+        sent = self._sent[_key(plan)] = _sent_bytes(result, costs)
         cluster = self._profile.cluster
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
@@ -76,6 +85,10 @@ class Evaluator:
             peak_bytes=peaks,
             over_memory=tuple(device for device, size in peaks.items() if size > self._own_bytes[device]),
         )
+
+
+def _key(plan: Plan) -> _Key:
+    return plan.stages, plan.schedule, plan.hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +106,19 @@ def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
     """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`), by first use."""
     costs = _costs(plan, profile, ReplicaCost(profile, plan.dtype))
     result = simulate_whole(plan, costs)
-    network = NetworkCost(profile)
+    return _loads(NetworkCost(profile), _sent_bytes(result, costs), result.step_s)
+
+
+def _loads(network: NetworkCost, sent: Mapping[tuple[str, str], int], step_s: float) -> dict[str, LinkLoad]:
     sizes: dict[str, int] = {}
     rates: dict[str, float] = {}
-    for pair, size_bytes in _sent_bytes(result, costs).items():
+    for pair, size_bytes in sent.items():
         between, *rest = network.route(*pair)
         for way in (between, *(line for line in rest if line.between_sites)):
             sizes[way.name] = sizes.get(way.name, 0) + size_bytes
             rates[way.name] = way.bandwidth_bytes_per_s
     return {
-        name: LinkLoad(
-            size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / result.step_s
-        )
+        name: LinkLoad(size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / step_s)
         for name, size in sizes.items()
     }
 
@@ -133,3 +147,23 @@ def _sent_bytes(result: FoldedResult, costs: ProfileCosts) -> dict[tuple[str, st
     for pair, size_bytes in costs.end_of_step_bytes().items():
         sent[pair] = sent.get(pair, 0) + size_bytes
     return sent
+
+
+def check_kinds(profile: Profile, devices: Sequence[str], job: JobSpec) -> None:
+    """Refuse a profile that lacks the times of a kind of device that may be used.
+
+    Raises:
+        ProfileError: kinds and the command that measures them are in the message.
+    """
+    dtype = job.dtype or profile.dtype
+    known = {(timing.unit_class, timing.kind) for timing in profile.timings if timing.dtype == dtype}
+    classes = {unit.unit_class for unit in profile.graph.units}
+    kinds = dict.fromkeys(profile.cluster.device_by_name[name].kind for name in devices)
+    missing = {kind: sorted(unit for unit in classes if (unit, kind) not in known) for kind in kinds}
+    lacking = [f"{kind} ({len(units)} of {len(classes)} unit classes)" for kind, units in missing.items() if units]
+    if lacking:
+        raise ProfileError(
+            f"the profile lacks {dtype} times of {profile.model.name} for {', '.join(lacking)}; measure them with "
+            f"`spantrain profile --cluster FILE --model {profile.model.name} --dtype {dtype} --out DIR`, or leave "
+            "these devices out with --leave-out"
+        )

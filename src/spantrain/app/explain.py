@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spantrain.app.evaluate import LinkLoad, link_loads
+from spantrain.app.plan_files import check_fits_profile
 from spantrain.app.predict import costs_of, with_best_order
-from spantrain.app.what_if import with_faster_link, with_more_of
+from spantrain.app.what_if import Line, line_rate, with_faster_line, with_faster_link, with_more_of
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
 from spantrain.cost.step import StepCost
-from spantrain.errors import PlanError
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search import SearchEffort
@@ -32,7 +32,7 @@ class WhatIf:
 
     change: str
     kind: str
-    """`link`, `latency`, `more devices`, `faster devices` or `memory`."""
+    """`link`, `line` (a site's uplink or downlink), `latency`, `more devices`, `faster devices` or `memory`."""
     step_s: float
     times_as_fast: float
 
@@ -74,12 +74,7 @@ def explain_plan(plan: Plan, profile: Profile) -> Explanation:
         PlanError: the plan is of another model than the profile.
         ProfileError: the profile lacks what the plan needs.
     """
-    have, want = len(profile.graph.units), plan.stages[-1].end_unit
-    if have != want or plan.model.name != profile.model.name:
-        raise PlanError(
-            f"the plan is for {plan.model.name} with {want} units, the profile has {profile.model.name} with {have}; "
-            "plan again with `spantrain plan`"
-        )
+    check_fits_profile(plan, profile)
     now = _simulate(plan, profile)
     tried = [
         WhatIf(change=change, kind=kind, step_s=step_s, times_as_fast=now.step_s / step_s)
@@ -146,7 +141,10 @@ Change = tuple[str, str, Callable[[], tuple[Plan, Profile]]]
 
 
 def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
-    """Yield each way between or inside sites with twice the bandwidth, and those between with half the latency."""
+    """Yield each way between or inside sites with twice the bandwidth, and those between with half the latency.
+
+    And each line of a site that the cluster has with twice the bandwidth.
+    """
     used = [site.name for site in plan.cluster.sites if any(_site(plan, name) == site.name for name in plan.devices)]
     for number, a in enumerate(used):
         for b in used[number:]:
@@ -161,6 +159,11 @@ def _network_changes(plan: Plan, profile: Profile) -> Iterator[Change]:
                         change,
                         partial(_on, plan, partial(with_faster_link, profile, (a, b), *factors)),
                     )
+    for name in used if len(used) > 1 else ():
+        for line in Line:
+            if line_rate(plan.cluster.site_by_name[name], line) is not None:
+                wider = partial(with_faster_line, profile, name, line, _TWICE)
+                yield "line", f"twice the {line} of {name}", partial(_on, plan, wider)
 
 
 def _device_changes(plan: Plan, profile: Profile) -> Iterator[Change]:

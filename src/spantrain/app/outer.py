@@ -1,4 +1,4 @@
-"""The other way over a slow boundary: each site trains by itself, an outer optimizer joins them every H steps."""
+"""The other way over a slow boundary: each group trains by itself, an outer optimizer joins them every H steps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,126 +10,184 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.spans import equal_spans
 from spantrain.cost.network import NetworkCost
-from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
+from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
+from spantrain.planner.groups import Group
 from spantrain.planner.job import JobSpec
-from spantrain.planner.outer import Exchange, best_join, exchange_of
+from spantrain.planner.outer import Boundary, Exchange, best_join, boundary_between, clusters_of, exchange_of
 from spantrain.planner.request import Constraints, Evaluation
 from spantrain.planner.strategies.spantrain_dp import candidates
 
-__all__ = ["OuterOutcome", "PairRates", "join_sites", "pair_rates", "sites_of"]
+__all__ = ["LocalPlans", "OuterOutcome", "PairRates", "join_groups", "local_plans", "pair_rates", "slow_boundaries"]
 
 Evaluated = tuple[Plan, Evaluation]
 PairRates = Mapping[frozenset[str], float]
-"""Samples per second by two sites."""
+"""Samples per second by two groups."""
 _TRIED = 2
-"""Of the plans inside a site, so many of the fastest are tried with the site's part of the batch."""
+"""Of the plans inside a group, so many of the fastest are tried with the group's part of the batch."""
 _SEARCHED = 4
-"""Plans that a site's own search proposes, where the outer optimizer may be chosen."""
+"""Plans that a group's own search proposes: where nothing inside it was simulated, or it may be chosen."""
+_SEARCHED_UP_TO = 32
+"""Devices of a group, up to which it is searched."""
 _NOT_ALLOWED = "only with --allow-outer: it does not compute what one device would"
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalPlans:
+    """A first-level group, and the plans inside it that fit."""
+
+    group: Group
+    searched: tuple[str, ...]
+    """Its devices that a search for it may use; none where they are too many."""
+    plans: tuple[Evaluated, ...]
+    """The fastest first; empty where none was found."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the fastest plan."""
+        return self.plans[0][1].samples_per_s
+
+    @property
+    def leader(self) -> str:
+        """The device that speaks for the group."""
+        return self.plans[0][0].devices[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OuterOutcome:
-    """Sites joined by an outer optimizer, with the plan of each."""
+    """Groups joined by an outer optimizer, with the plan of each."""
 
     outer: OuterPlan
     plans: Mapping[str, Evaluated]
-    """By site."""
+    """By group."""
 
     @property
     def leading(self) -> Evaluated:
-        """The plan of the site that does most samples in a step."""
+        """The plan of the group that does most samples in a step."""
         return max(self.plans.values(), key=lambda entry: entry[0].global_batch)
 
 
-def sites_of(plan: Plan) -> frozenset[str]:
-    """Return the sites that a plan uses."""
-    return frozenset(plan.cluster.device_by_name[name].site for name in plan.devices)
+def local_plans(
+    profile: Profile, job: JobSpec, constraints: Constraints, seen: Iterable[Evaluated], evaluate: Evaluator
+) -> tuple[LocalPlans, ...]:
+    """Return the first-level groups with the plans inside them that were simulated; small ones without are searched."""
+    within = set(constraints.devices_within_quotas(profile.cluster))
+    groups = clusters_of(profile, constraints.allowed_devices(profile.cluster))
+    inside = _inside(groups, seen)
+    found = []
+    for group in groups:
+        devices = (
+            tuple(name for name in group.devices if name in within) if len(group.devices) <= _SEARCHED_UP_TO else ()
+        )
+        plans = inside[group.name]
+        if not plans and devices and len(groups) > 1:
+            plans = _fitting(_proposed(profile, job, devices), evaluate)
+        ranked = tuple(sorted(plans, key=lambda entry: entry[1].step_s))
+        found.append(LocalPlans(group=group, searched=devices, plans=ranked))
+    return tuple(found)
 
 
-def join_sites(
+def join_groups(
     profile: Profile,
     job: JobSpec,
     constraints: Constraints,
-    seen: Iterable[Evaluated],
+    local: Sequence[LocalPlans],
     *,
     inner_steps: int,
     allowed: bool,
 ) -> OuterOutcome | None:
-    """Return the best set of sites for an outer optimizer, by the plans inside them that were simulated.
+    """Return the best set of groups for an outer optimizer, by the plans inside them.
 
-    Where it may be chosen (`allowed`), every site is also searched with its part of the batch. None if no two sites can
-    train the model by themselves.
+    Where it may be chosen (`allowed`), every group is also searched with its part of the batch. None if no two groups
+    can train the model by themselves.
     """
-    inside = _inside_sites(seen)
-    if len(inside) < 2:
+    able = {entry.group.name: entry for entry in local if entry.plans}
+    if len(able) < 2:
         return None
     network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
-    speeds = {site: entries[0][1].samples_per_s for site, entries in inside.items()}
-    leaders = {site: entries[0][0].devices[0] for site, entries in inside.items()}
+    speeds = {name: entry.samples_per_s for name, entry in able.items()}
+    leaders = {name: entry.leader for name, entry in able.items()}
     joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
     if joined is None:
         return None
     plans = {}
-    for site, samples in joined.samples.items():
-        found = _local(profile, replace(job, global_batch=samples, micro_batches=()), inside[site], search=allowed)
+    for name, samples in joined.samples.items():
+        part = replace(job, global_batch=samples, micro_batches=())
+        found = _with_part(profile, part, able[name], search=allowed)
         if found is None:
             return None
-        plans[site] = found
+        plans[name] = found
     exchange = exchange_of(network, [plan.devices[0] for plan, _ in plans.values()], parameter_bytes)
     outer = _described(plans, exchange, inner_steps, job.global_batch)
     reason = _not_to_be_chosen(profile, constraints, outer) if allowed else _NOT_ALLOWED
     return OuterOutcome(outer=replace(outer, allowed=allowed, reason=reason), plans=plans)
 
 
-def pair_rates(profile: Profile, job: JobSpec, seen: Iterable[Evaluated], inner_steps: int) -> PairRates:
-    """Return the samples per second of every two sites joined by an outer optimizer.
+def pair_rates(profile: Profile, job: JobSpec, local: Sequence[LocalPlans], inner_steps: int) -> PairRates:
+    """Return the samples per second of every two groups joined by an outer optimizer.
 
-    Each site is taken to be as fast with its part of the global batch as with all of it. Sites in which no plan that
-    fits was simulated are left out.
+    Each group is taken to be as fast with its part of the global batch as with all of it. Groups without a plan are
+    left out.
     """
-    inside = _inside_sites(seen)
     network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
     found = {}
-    for pair in combinations(inside, 2):
-        speeds = {site: inside[site][0][1].samples_per_s for site in pair}
-        leaders = {site: inside[site][0][0].devices[0] for site in pair}
+    for pair in combinations([entry for entry in local if entry.plans], 2):
+        speeds = {entry.group.name: entry.samples_per_s for entry in pair}
+        leaders = {entry.group.name: entry.leader for entry in pair}
         joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
         if joined is not None:
-            found[frozenset(pair)] = joined.samples_per_s
+            found[frozenset(speeds)] = joined.samples_per_s
     return found
 
 
-def _inside_sites(seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
-    """Return the plans that fit and stay inside a site, by site, the fastest first."""
-    found: dict[str, list[Evaluated]] = {}
-    for plan, evaluation in seen:
-        sites = sites_of(plan)
-        if evaluation.fits and len(sites) == 1:
-            found.setdefault(next(iter(sites)), []).append((plan, evaluation))
-    for entries in found.values():
-        entries.sort(key=lambda entry: entry[1].step_s)
-    return found
-
-
-def _local(profile: Profile, job: JobSpec, known: Sequence[Evaluated], *, search: bool) -> Evaluated | None:
-    """Return the best plan of a site for its part of the batch."""
-    evaluate = Evaluator(profile, job)
-    plans = [cut for plan, _ in known[:_TRIED] for cut in _with_batch(plan, job.global_batch)]
-    if search:
-        devices = dict.fromkeys(name for plan, _ in known for name in plan.devices)
+def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) -> tuple[Boundary, ...]:
+    """Return the ways between groups, the slowest first, so many at the most; those not measured are left out."""
+    network, found = NetworkCost(profile), []
+    for a, b in combinations(local, 2):
         try:
-            plans += [entry.plan for entry in candidates(profile, job, tuple(devices), limit=_SEARCHED)]
-        except InfeasiblePlanError:
-            plans += []
+            found.append(boundary_between(network, a.group, b.group))
+        except ProfileError:
+            continue
+    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:most])
+
+
+def _inside(groups: Sequence[Group], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
+    """Return the plans that fit and stay inside a group, by group."""
+    group_of = {device: group.name for group in groups for device in group.devices}
+    found: dict[str, list[Evaluated]] = {group.name: [] for group in groups}
+    for plan, evaluation in seen:
+        names = {group_of.get(device) for device in plan.devices}
+        name = next(iter(names))
+        if evaluation.fits and len(names) == 1 and name is not None:
+            found[name].append((plan, evaluation))
+    return found
+
+
+def _proposed(profile: Profile, job: JobSpec, devices: Sequence[str]) -> list[Plan]:
+    """Return the plans that a search on some devices proposes."""
+    try:
+        return [entry.plan for entry in candidates(profile, job, devices, limit=_SEARCHED)]
+    except InfeasiblePlanError:
+        return []
+
+
+def _fitting(plans: Iterable[Plan], evaluate: Evaluator) -> list[Evaluated]:
+    """Evaluate plans; return those that fit and can run."""
     found = []
     for plan in plans:
         try:
             found.append((plan, evaluate(plan)))
         except (PlanError, ScheduleError):
             continue
-    fitting = [entry for entry in found if entry[1].fits]
-    return min(fitting, key=lambda entry: entry[1].step_s, default=None)
+    return [entry for entry in found if entry[1].fits]
+
+
+def _with_part(profile: Profile, job: JobSpec, local: LocalPlans, *, search: bool) -> Evaluated | None:
+    """Return the best plan of a group for its part of the batch."""
+    plans = [cut for plan, _ in local.plans[:_TRIED] for cut in _with_batch(plan, job.global_batch)]
+    if search:
+        known = dict.fromkeys(name for plan, _ in local.plans for name in plan.devices)
+        plans += _proposed(profile, job, local.searched or tuple(known))
+    return min(_fitting(plans, Evaluator(profile, job)), key=lambda entry: entry[1].step_s, default=None)
 
 
 def _with_batch(plan: Plan, samples: int) -> Iterator[Plan]:
@@ -150,13 +208,13 @@ def _with_batch(plan: Plan, samples: int) -> Iterator[Plan]:
 def _described(plans: Mapping[str, Evaluated], exchange: Exchange, inner_steps: int, global_batch: int) -> OuterPlan:
     groups = tuple(
         OuterGroup(
-            name=site,
+            name=name,
             devices=plan.devices,
             global_batch=plan.global_batch,
             step_s=evaluation.step_s,
             stages=_in_short(plan),
         )
-        for site, (plan, evaluation) in plans.items()
+        for name, (plan, evaluation) in plans.items()
     )
     outer = OuterPlan(
         groups=groups,

@@ -5,18 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.evaluate import Evaluator, link_loads
-from spantrain.app.outer import OuterOutcome, join_sites, pair_rates, sites_of
+from spantrain.app.evaluate import Evaluator, check_kinds
+from spantrain.app.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
+from spantrain.app.plan_memory import over_time
 from spantrain.app.plan_outcome import PlanOutcome, PlanWishes, StrategyFigures
-from spantrain.app.plan_reasons import boundaries, choices, outer_sites, sites_in_and_out, verdict
+from spantrain.app.plan_reasons import boundaries, choices, outer_groups, sites_in_and_out, sites_of, verdict
 from spantrain.app.predict import with_best_spans
 from spantrain.app.trainable import only_to_compare
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.outer import OuterPlan
 from spantrain.core.plan import Alternative, Plan, Prediction, Stage
 from spantrain.core.profile import Profile
-from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
+from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.job import JobSpec
+from spantrain.planner.recompute import proposals_of
 from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, strategies_named
 from spantrain.schedule.registry import SCHEDULE_NAMES
@@ -24,6 +26,8 @@ from spantrain.sim.search import SearchEffort
 
 __all__ = ["PlanOutcome", "PlanWishes", "StrategyFigures", "make_plan", "plan_file"]
 
+_BOUNDARIES = 6
+"""Of more slow boundaries than that, the slowest are told of."""
 _METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is wished."""
@@ -37,12 +41,16 @@ _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT = SearchEffort(most_runs=60, most_actions=60_000)
 """For the order of a plan: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+_MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
+"""Of the default strategy, orders are searched for so many more plans that are at most that much over its best."""
+_EFFORT_MORE = SearchEffort(most_runs=12, most_actions=12_000)
+"""For the order of these."""
 
 
 def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
     """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
 
-    Where sites train by themselves, the plan of each is written beside, as `plan.SITE.json`.
+    Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
 
     Raises:
         UsageError: as `make_plan`; or a file cannot be written.
@@ -54,8 +62,8 @@ def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes:
         write_profile(profile, profile_path)
     reference = reference_to_profile(profile_path, out)
     plan = replace(outcome.plan, profile=reference)
-    for site, local in outcome.outer_plans.items():
-        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{site}.json"))
+    for group, local in outcome.outer_plans.items():
+        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"))
     write_plan(plan, out)
     return replace(outcome, plan=plan)
 
@@ -102,7 +110,7 @@ class _Planning:
 
     def run(self) -> PlanOutcome:
         asked = strategies_named(self._wishes.strategies or (DEFAULT_STRATEGY,))
-        _check_kinds(self._profile, self._request.devices, self._job)
+        check_kinds(self._profile, self._request.devices, self._job)
         small = len(self._request.devices) <= _COMPARED_UP_TO
         answers = {
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
@@ -117,7 +125,7 @@ class _Planning:
     def _answer(self, name: str) -> _Answer:
         started_s = time.perf_counter()
         try:
-            proposals = STRATEGIES[name].propose(self._request)
+            proposals = proposals_of(STRATEGIES[name].propose, self._request, improves=name == DEFAULT_STRATEGY)
         except InfeasiblePlanError as error:
             return _Answer(figures=_no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []
@@ -140,15 +148,26 @@ class _Planning:
         least = min(firsts.values(), default=(False, False, 0.0, 0.0))
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
-            few = len(answers[name].ranked[0][0].plan.devices) <= _ORDERED_UP_TO
-            if few and broken == least[0] and value <= _ORDER_MAY_GAIN * least[2]:
-                started_s = time.perf_counter()
-                first, *rest = answers[name].ranked
-                ranked, figures = (self._ordered(*first), *rest), answers[name].figures
+            if broken == least[0] and value <= _ORDER_MAY_GAIN * least[2]:
+                started_s, figures = time.perf_counter(), answers[name].figures
+                ranked = self._reordered(answers[name].ranked, 1 + _MORE_ORDERED * (name == DEFAULT_STRATEGY))
                 seconds = figures.search_s + time.perf_counter() - started_s
                 figures = replace(self._figures(ranked, figures.plans, started_s), search_s=seconds)
                 found[name] = _Answer(figures=figures, ranked=ranked)
         return found
+
+    def _reordered(
+        self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
+    ) -> tuple[tuple[Proposal, Evaluation], ...]:
+        """Search the order of work of the first of several proposals, and of a few others that are near it."""
+        near = _ORDER_OFTEN_GAINS * self._value(ranked[0][1])[0]
+        rows, tried = list(ranked), 0
+        for index, (proposal, evaluation) in enumerate(ranked):
+            few = len(proposal.plan.devices) <= _ORDERED_UP_TO
+            if tried < most and few and (index == 0 or self._value(evaluation)[0] <= near):
+                rows[index] = self._ordered(proposal, evaluation, _EFFORT if index == 0 else _EFFORT_MORE)
+                tried += 1
+        return tuple(sorted(rows, key=self._rank))
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
         """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
@@ -193,7 +212,7 @@ class _Planning:
         return bool(self._broken(plan, evaluation)), bool(self._only_to_compare(plan)), *self._value(evaluation)
 
     def _only_to_compare(self, plan: Plan) -> str:
-        return only_to_compare(plan, self._wishes.constraints, self._wishes.restriction)
+        return only_to_compare(plan, self._wishes.constraints)
 
     def _value(self, evaluation: Evaluation) -> tuple[float, float]:
         return evaluation.value(self._wishes.objective), evaluation.step_s
@@ -246,11 +265,19 @@ class _Planning:
     def _outcome(self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str]) -> PlanOutcome:
         proposal, evaluation = answers[chosen].ranked[0]
         (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
-        joined = self._joined()
+        local = self._local_plans()
+        joined = join_groups(
+            self._profile,
+            self._job,
+            self._wishes.constraints,
+            local,
+            inner_steps=self._wishes.outer_every,
+            allowed=self._wishes.allow_outer,
+        )
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
         compared = self._only_to_compare(proposal.plan)
         reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
-        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer)
+        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
         plan, outer_plans = replace(proposal.plan, strategy=chosen), dict[str, Plan]()
         samples_per_s = evaluation.samples_per_s
         if taken is not None:
@@ -259,6 +286,7 @@ class _Planning:
             plan, evaluation = taken.leading
             plan = replace(plan, strategy=chosen, outer=taken.outer)
         reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
+        reasons += over_time(plan, self._profile, self._job.optimizer)
         plan = replace(self._predicted(plan, evaluation), alternatives=(device, site), reasons=reasons)
         return PlanOutcome(
             plan=plan,
@@ -268,7 +296,7 @@ class _Planning:
             step_s_predicted=evaluation.step_s,
             samples_per_s_predicted=samples_per_s,
             peak_bytes=evaluation.peak_bytes,
-            links=link_loads(plan, self._profile),
+            links=self._evaluator.link_loads(plan),
             best_single_device=device,
             best_single_site=site,
             reasons=reasons,
@@ -278,7 +306,9 @@ class _Planning:
             outer_plans=outer_plans,
         )
 
-    def _reasons(self, name: str, answer: _Answer, outer: OuterPlan | None) -> tuple[str, ...]:
+    def _reasons(
+        self, name: str, answer: _Answer, outer: OuterPlan | None, local: Sequence[LocalPlans]
+    ) -> tuple[str, ...]:
         """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
         proposal, evaluation = answer.ranked[0]
         constraints, objective, every = self._wishes.constraints, self._wishes.objective, self._wishes.outer_every
@@ -289,33 +319,26 @@ class _Planning:
             if not self._broken(*entry) and not self._only_to_compare(entry[0])
         ]
         if outer is not None:
-            why = outer_sites(proposal.plan.cluster, outer, name, evaluation.samples_per_s)
+            why = outer_groups([entry.group for entry in local], outer, name, evaluation.samples_per_s)
         else:
             why = (
                 *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
                 *own_reasons,
                 *sites_in_and_out(proposal.plan, evaluation, seen, objective, own_reasons),
             )
-        table = self._profile.cluster.device_by_name
-        allowed = {table[name].site for name in self._request.devices}
-        out = [site.name for site in self._profile.cluster.sites if site.name not in allowed]
-        rates = pair_rates(self._profile, self._job, seen, every)
+        rates = pair_rates(self._profile, self._job, local, every)
+        ways = slow_boundaries(self._profile, local, _BOUNDARIES)
+        groups = {device: entry.group.name for entry in local for device in entry.group.devices}
         return (
             *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
             *why,
-            *boundaries((proposal.plan, evaluation), seen, rates, every, outer, out),
+            *boundaries((proposal.plan, evaluation), seen, ways, groups, rates, every, outer),
         )
 
-    def _joined(self) -> OuterOutcome | None:
-        """Return sites that train by themselves, joined by an outer optimizer: the third way over slow boundaries."""
-        return join_sites(
-            self._profile,
-            self._job,
-            self._wishes.constraints,
-            self._evaluator.seen(),
-            inner_steps=self._wishes.outer_every,
-            allowed=self._wishes.allow_outer,
-        )
+    def _local_plans(self) -> tuple[LocalPlans, ...]:
+        """Return the groups that could train by themselves: the third way over slow boundaries."""
+        seen = [entry for entry in self._evaluator.seen() if not self._only_to_compare(entry[0])]
+        return local_plans(self._profile, self._job, self._wishes.constraints, seen, self._evaluator)
 
     def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
         """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""
@@ -331,14 +354,14 @@ class _Planning:
         )
         return replace(plan, prediction=prediction)
 
-    def _ordered(self, proposal: Proposal, evaluation: Evaluation) -> tuple[Proposal, Evaluation]:
+    def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
         if len(proposal.plan.stages) == 1:
             return proposal, evaluation
         key = (proposal.plan.stages, proposal.plan.schedule)
         plan = self._orders.get(key)
         if plan is None:
-            plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=_EFFORT)
+            plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=effort)
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
@@ -368,19 +391,3 @@ class _Planning:
 
 def _no_figures(reason: str, started_s: float) -> StrategyFigures:
     return StrategyFigures(fits=False, reason=reason, search_s=time.perf_counter() - started_s)
-
-
-def _check_kinds(profile: Profile, devices: Sequence[str], job: JobSpec) -> None:
-    """Refuse a profile that lacks the times of a kind of device that may be used."""
-    dtype = job.dtype or profile.dtype
-    known = {(timing.unit_class, timing.kind) for timing in profile.timings if timing.dtype == dtype}
-    classes = {unit.unit_class for unit in profile.graph.units}
-    kinds = dict.fromkeys(profile.cluster.device_by_name[name].kind for name in devices)
-    missing = {kind: sorted(unit for unit in classes if (unit, kind) not in known) for kind in kinds}
-    lacking = [f"{kind} ({len(units)} of {len(classes)} unit classes)" for kind, units in missing.items() if units]
-    if lacking:
-        raise ProfileError(
-            f"the profile lacks {dtype} times of {profile.model.name} for {', '.join(lacking)}; measure them with "
-            f"`spantrain profile --cluster FILE --model {profile.model.name} --dtype {dtype} --out DIR`, or leave "
-            "these devices out with --leave-out"
-        )

@@ -1,20 +1,19 @@
 """Why a plan was chosen, in sentences: what won among its likes, which sites are in or out, what it gains."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from spantrain.core.cluster import Cluster, Link
 from spantrain.core.outer import OuterPlan
 from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds
+from spantrain.planner.groups import Group
+from spantrain.planner.outer import Boundary
 from spantrain.planner.request import Evaluation, Objective
 
-__all__ = ["boundaries", "choices", "outer_sites", "sites_in_and_out", "verdict"]
+__all__ = ["boundaries", "choices", "outer_groups", "sites_in_and_out", "sites_of", "verdict"]
 
 Evaluated = tuple[Plan, Evaluation]
 
 _MANY_TIMES = 3.0
-_BOUNDARIES = 6
-"""Of more slow boundaries than that, the slowest are told of."""
 _NAMED = 8
 """Of more devices than that, only the first few are named."""
 
@@ -39,7 +38,7 @@ def sites_in_and_out(
     Sites of which the strategy has `said` it already are left to it: it may know bounds of plans not simulated.
     """
     lines = []
-    used = _sites(plan)
+    used = sites_of(plan)
     if len(plan.cluster.sites) < 2:
         return ()
     for site in plan.cluster.sites:
@@ -49,7 +48,7 @@ def sites_in_and_out(
         others = [
             (found.value(objective), other)
             for other, found in seen
-            if found.fits and (site.name in _sites(other)) != inside
+            if found.fits and (site.name in sites_of(other)) != inside
         ]
         text = f"Site {site.name} is {'in' if inside else 'out'}: "
         if not others:
@@ -65,60 +64,61 @@ def sites_in_and_out(
     return tuple(lines)
 
 
-def outer_sites(cluster: Cluster, outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
-    """Say what an outer optimizer that was chosen gains over another strategy's plan, and what each site does in it."""
+def outer_groups(groups: Sequence[Group], outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
+    """Say what the outer optimizer that was chosen gains over the best plan without, and what each group does in it."""
     lines = [
         f"An outer optimizer every {outer.inner_steps} steps does {_speed(outer.samples_per_s)} samples/s, the best "
         f"plan without ({other}) {_speed(samples_per_s)}. It was allowed; it does not compute what one device would."
     ]
-    groups = {group.name: group for group in outer.groups}
-    for site in cluster.sites:
-        group = groups.get(site.name)
-        if group is None:
-            lines.append(f"{site.name} is out: no outer optimizer that joins it too does more samples a second.")
-        else:
-            lines.append(
-                f"{site.name} is in: by itself it does {group.global_batch} of the {outer.global_batch} samples of an "
-                f"inner step, in {format_seconds(group.step_s)} ({group.stages})."
-            )
+    joined = {group.name: group for group in outer.groups}
+    for name in (group.name for group in groups):
+        if name not in joined:
+            lines.append(f"{name} is out: no outer optimizer that joins it too does more samples a second.")
+            continue
+        part = joined[name]
+        lines.append(
+            f"{name} is in: by itself it does {part.global_batch} of the {outer.global_batch} samples of an "
+            f"inner step, in {format_seconds(part.step_s)} ({part.stages})."
+        )
     return tuple(lines)
 
 
 def boundaries(
     best: Evaluated,
     seen: Sequence[Evaluated],
+    ways: Sequence[Boundary],
+    group_of: Mapping[str, str],
     rates: Mapping[frozenset[str], float],
     inner_steps: int,
     outer: OuterPlan | None,
-    out: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Say of each slow boundary between sites what the three ways come to: across it, on one side, an outer optimizer.
+    """Say of each slow boundary between groups what three ways come to: across it, on one side, an outer optimizer.
 
-    `rates` are samples per second of two sites that an outer optimizer joins; `outer` is there if it was chosen.
-    Of sites that are to be left `out` nothing is said.
+    `group_of` is by device; `rates` are samples per second of two groups that an outer optimizer joins; `outer` is
+    there if it was chosen.
     """
-    plan = best[0]
-    known = [(found.samples_per_s, other) for other, found in (best, *seen) if found.fits]
+    known = [(found.samples_per_s, _groups(other, group_of)) for other, found in (best, *seen) if found.fits]
+    used = _groups(best[0], group_of)
     lines = []
-    for link in _slow_links(plan.cluster, out):
-        ends = frozenset((link.source, link.target))
-        across = max((rate for rate, other in known if ends <= _sites(other)), default=None)
-        alone = max(((rate, other) for rate, other in known if len(ends & _sites(other)) == 1), key=_rate, default=None)
-        ways = ["a pipeline across it was not worth simulating"]
+    for way in ways:
+        ends = frozenset(way.groups)
+        across = max((rate for rate, groups in known if ends <= groups), default=None)
+        alone = max(((rate, groups) for rate, groups in known if len(ends & groups) == 1), key=_rate, default=None)
+        said = ["a pipeline across it was not worth simulating"]
         if across is not None:
-            ways = [f"a pipeline across it does {_speed(across)} samples/s"]
+            said = [f"a pipeline across it does {_speed(across)} samples/s"]
         if alone is None:
-            ways.append("neither side can do without the other")
+            said.append("neither side can do without the other")
         else:
-            ways.append(f"without {', '.join(ends - _sites(alone[1]))} {_speed(alone[0])}")
+            said.append(f"without {', '.join(ends - alone[1])} {_speed(alone[0])}")
         if ends in rates:
             rate = f"{_speed(rates[ends])} (what it costs in learning is not reckoned)"
-            ways.append(f"an outer optimizer every {inner_steps} steps {rate}")
+            said.append(f"an outer optimizer every {inner_steps} steps {rate}")
         else:
-            ways.append("an outer optimizer cannot join them, one holds no whole model")
+            said.append("an outer optimizer cannot join them, no plan inside each of them is known to fit")
         lines.append(
-            f"{link.source} | {link.target} ({format_bandwidth(link.bandwidth_bytes_per_s)}, "
-            f"{format_seconds(link.latency_s)}): {', '.join(ways)}; {_taken(ends, plan, outer)}."
+            f"{' | '.join(way.groups)} ({format_bandwidth(way.bandwidth_bytes_per_s)}, "
+            f"{format_seconds(way.latency_s)}): {', '.join(said)}; {_taken(ends, used, outer)}."
         )
     return tuple(lines)
 
@@ -127,39 +127,23 @@ def _speed(samples_per_s: float) -> str:
     return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
 
 
-def _rate(entry: tuple[float, Plan]) -> float:
+def _rate(entry: tuple[float, frozenset[str]]) -> float:
     return entry[0]
 
 
-def _taken(ends: frozenset[str], plan: Plan, outer: OuterPlan | None) -> str:
+def _groups(plan: Plan, group_of: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(group_of[name] for name in plan.devices if name in group_of)
+
+
+def _taken(ends: frozenset[str], used: frozenset[str], outer: OuterPlan | None) -> str:
     """Say which way was taken over a boundary."""
     if outer is not None:
         joined = ends <= {group.name for group in outer.groups}
         return "the outer optimizer is taken" if joined else "it is not crossed"
-    return "the pipeline is taken" if ends <= _sites(plan) else _left(ends, plan)
-
-
-def _left(ends: frozenset[str], plan: Plan) -> str:
-    out = sorted(ends - _sites(plan))
+    if ends <= used:
+        return "the pipeline is taken"
+    out = sorted(ends - used)
     return f"{' and '.join(out)} {'is' if len(out) == 1 else 'are'} left out"
-
-
-def _slow_links(cluster: Cluster, out: Collection[str]) -> list[Link]:
-    """Return for each two sites the slower direction between them, the slowest first; of many only the first few.
-
-    Slow is what carries less than either site does inside.
-    """
-    found = []
-    inside = {site.name: site.bandwidth_bytes_per_s for site in cluster.sites}
-    for link in cluster.links:
-        if {link.source, link.target} & set(out):
-            continue
-        back = next(other for other in cluster.links if (other.source, other.target) == (link.target, link.source))
-        slower = link.bandwidth_bytes_per_s < back.bandwidth_bytes_per_s
-        first = link.bandwidth_bytes_per_s == back.bandwidth_bytes_per_s and link.source < link.target
-        if (slower or first) and link.bandwidth_bytes_per_s < min(inside[link.source], inside[link.target]):
-            found.append(link)
-    return sorted(found, key=lambda link: link.bandwidth_bytes_per_s)[:_BOUNDARIES]
 
 
 def _compared(ratio: float, objective: Objective) -> str:
@@ -199,7 +183,8 @@ def _names(devices: Sequence[str]) -> str:
     return f"{', '.join(devices[: _NAMED - 2])} and {len(devices) - _NAMED + 2} more"
 
 
-def _sites(plan: Plan) -> frozenset[str]:
+def sites_of(plan: Plan) -> frozenset[str]:
+    """Return the sites that a plan uses."""
     return frozenset(plan.cluster.device_by_name[name].site for name in plan.devices)
 
 

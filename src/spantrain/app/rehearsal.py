@@ -65,10 +65,15 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
         can_checkpoint=False,
     )
     order = TrainOrder(
-        plan=plan, job=job, peers=session.coordinator.peers(devices), schedule=plan.schedule, output_dir=""
+        plan=plan,
+        graph=graph,
+        job=job,
+        peers=session.coordinator.peers(devices),
+        schedule=plan.schedule,
+        output_dir="",
     )
     answers = session.coordinator.train(
-        dict.fromkeys(devices, order), barrier, lambda *_saved: None, should_abort=lambda: False
+        dict.fromkeys(devices, order), barrier, lambda _saved: (), should_abort=lambda: False
     )
     results = [from_json(TrainResult, answers[name]["result"], f"result of {name}") for name in devices]
     trace = Trace.joined([result.trace for result in results], "wall")

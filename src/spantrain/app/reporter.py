@@ -23,6 +23,9 @@ class Reporter(Protocol):
     def step(self, outcome: StepOutcome, total_steps: int) -> None:
         """Say that a training step has ended."""
 
+    def saved(self, folder: str) -> None:
+        """Say that a checkpoint is complete."""
+
     def note(self, text: str) -> None:
         """Say something that should stay to be read."""
 
@@ -40,6 +43,9 @@ class SilentReporter:
         """Say nothing."""
 
     def step(self, outcome: StepOutcome, total_steps: int) -> None:
+        """Say nothing."""
+
+    def saved(self, folder: str) -> None:
         """Say nothing."""
 
     def note(self, text: str) -> None:

@@ -71,7 +71,7 @@ class RunRecord:
     busy_s: Mapping[str, float] = field(default_factory=dict)
     peak_held_samples: Mapping[str, int] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device: the most that its allocator had given out at once, where it can tell (CUDA)."""
+    """By device: the most that its tensors held at once (`runtime.memory`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.simulate import check_fits_profile
-from spantrain.config.artefacts import profile_of_plan, read_plan
+from spantrain.app.plan_files import open_plan
+from spantrain.config.artefacts import read_plan
 from spantrain.config.files import read_text
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
@@ -110,9 +110,7 @@ def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
         ScheduleError: the plan's limits stop the pipeline.
     """
     check_schedule(schedule)
-    plan = read_plan(plan_path)
-    profile = profile_of_plan(plan, plan_path)
-    check_fits_profile(plan, profile)
+    plan, profile = open_plan(plan_path)
     costs = ProfileCosts(profile, plan)
     return _shown(schedule, plan, costs, steps=3)
 

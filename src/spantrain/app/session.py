@@ -30,6 +30,8 @@ class SessionOptions:
     """Emulate the links between sites; False: all on loopback, unshaped."""
     encrypted: bool = True
     """Encrypt and authenticate the data between workers."""
+    functions: tuple[str, ...] = ()
+    """Users' functions for model, data and loss that workers started here may call."""
     join_timeout_s: float = 600.0
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
@@ -139,6 +141,7 @@ def _placement(
         backend=device.backend,
         data_address=testbed.address(device.host) if testbed else "127.0.0.1",
         encrypted=options.encrypted,
+        functions=options.functions,
         heartbeat_timeout_s=_LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     return Placement(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.plan_files import check_fits_profile
 from spantrain.app.predict import with_best_order
 from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
@@ -30,7 +31,6 @@ __all__ = [
     "ScheduleOutcome",
     "SimulateRequest",
     "SimulationReport",
-    "check_fits_profile",
     "run_simulation",
     "write_simulated_trace",
 ]
@@ -117,29 +117,6 @@ def run_simulation(request: SimulateRequest) -> SimulationReport:
         reasons = dict.fromkeys(outcome.reason for outcome in outcomes.values())
         raise InfeasiblePlanError(f"cannot run {' or '.join(outcomes)}: {'; '.join(reasons)}")
     return SimulationReport(schedules=outcomes, results=results)
-
-
-def check_fits_profile(plan: Plan, profile: Profile) -> None:
-    """Refuse a plan that is not for the units and devices of a profile.
-
-    Raises:
-        PlanError: it is for another model, another configuration of it, or devices that the profile does not have.
-    """
-    have, want = len(profile.graph.units), plan.stages[-1].end_unit
-    again = "plan again with `spantrain plan`"
-    if have != want or plan.model.name != profile.model.name:
-        raise PlanError(
-            f"the plan is for {plan.model.name} with {want} units, the profile has {profile.model.name} with {have}; "
-            f"{again}"
-        )
-    if plan.model.config != profile.model.config:
-        mine, theirs = plan.model.config, profile.model.config
-        differ = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
-        told = ", ".join(f"{name} {mine.get(name)!r} (profile: {theirs.get(name)!r})" for name in differ)
-        raise PlanError(f"the plan is for another {plan.model.name} than the profile: {told}; {again}")
-    strangers = sorted(set(plan.devices) - set(profile.cluster.device_by_name))
-    if strangers:
-        raise PlanError(f"the plan uses {', '.join(strangers)}, which the profile's cluster does not have; {again}")
 
 
 class _Case:

@@ -7,20 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
+from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.predict import optimizer_state, predict
 from spantrain.app.reporter import Reporter
 from spantrain.app.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.session import Session
 from spantrain.app.tensorboard import ScalarWriter
 from spantrain.config.artefacts import from_json
+from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
+from spantrain.cost.tensor import normalised
+from spantrain.errors import ConfigError
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.checkpoint import Manifest, finish_checkpoint
+from spantrain.runtime.checkpoint.complete import CheckpointSet
+from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.given import GIVEN, BatchDesk
 from spantrain.runtime.orders import TrainOrder, TrainResult
+from spantrain.sim.engine import SimulationResult
 
 __all__ = [
     "DeviceFigures",
@@ -66,8 +73,11 @@ class Resume:
 
     folder: Path
     """Of its checkpoint."""
-    steps_done: int
+    content: CheckpointContent
+    """Its steps among it."""
     losses: tuple[float, ...]
+    ledger: SampleLedger
+    """Which samples were consumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +92,12 @@ class TrainRequest:
     schedule: str
     out: Path
     checkpoints: bool = True
+    keep_checkpoints: int = 2
+    """So many complete ones stay, the newest."""
     resume: Resume | None = None
     tensorboard: Path | None = None
+    batches: BatchDesk | None = None
+    """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +108,17 @@ class DeviceFigures:
     stage: int
     sample_share: float
     """Of the stage's samples."""
+    tensor_share: float
+    """Of each tensor that its replica divides, as planned; 1 on a device alone."""
     utilisation: float
     """Device time computing, over step time."""
     utilisation_predicted: float
     bubble_ratio: float
     peak_held_samples: int
+    peak_bytes: int | None
+    """The most that its tensors held at once; by its allocator on CUDA, else without passing needs of operations."""
+    peak_bytes_predicted: int
+    """The same by the memory model over the simulated steps (`docs/memory.md`)."""
     real_compute_ratio: float
     """Seconds of real computation per second of device time (1 on real devices)."""
     overrun_actions: int
@@ -158,8 +178,14 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
     """Run the plan's devices until the steps are done or a stop is asked for.
 
     Raises:
+        ConfigError: the plan is of a run whose batches came from a user's own loop.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
+    if request.batches is None and request.plan.model.dataset == GIVEN:
+        raise ConfigError(
+            "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
+            "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
+        )
     return _Run(session, request, stop, reporter).run()
 
 
@@ -171,7 +197,12 @@ class _Run:
         self._reporter = reporter
         self._outcomes: list[StepOutcome] = []
         self._losses = list(request.resume.losses) if request.resume else []
-        self._saved: dict[int, dict[str, str]] = {}
+        self._first_step = request.resume.content.step if request.resume else 0
+        before = request.resume.ledger if request.resume else SampleLedger()
+        self._ledger = before.extended(self._first_step, request.plan.global_batch)
+        self._checkpoints = CheckpointSet(
+            request.out, request.plan.devices, keep=request.keep_checkpoints, describe=self._manifest
+        )
         self._checkpoint = ""
         self._scalars = ScalarWriter(request.tensorboard)
 
@@ -190,7 +221,11 @@ class _Run:
         self._reporter.run_begins(plan)
         try:
             answers = self._session.coordinator.train(
-                {name: self._order() for name in plan.devices}, barrier, self._on_saved, lambda: self._stop.at_once
+                {name: self._order() for name in plan.devices},
+                barrier,
+                self._on_saved,
+                lambda: self._stop.at_once,
+                request.batches,
             )
         finally:
             self._scalars.close()
@@ -203,12 +238,15 @@ class _Run:
         request = self._request
         return TrainOrder(
             plan=replace(request.plan, alternatives=(), reasons=()),
+            graph=request.profile.graph,
             job=request.job,
             peers=self._session.coordinator.peers(request.plan.devices),
             schedule=request.schedule,
             output_dir=str(request.out.resolve()) if request.checkpoints else "",
-            first_step=request.resume.steps_done if request.resume else 0,
+            first_step=self._first_step,
+            samples_before=self._ledger.samples_before(self._first_step),
             resume_from=str(request.resume.folder.resolve()) if request.resume else "",
+            checkpoint=request.resume.content if request.resume else None,
         )
 
     def _on_step(self, outcome: StepOutcome) -> None:
@@ -218,32 +256,42 @@ class _Run:
             self._reporter.step(outcome, self._request.job.steps)
         self._scalars.write(outcome, self._request.plan.global_batch)
 
-    def _on_saved(self, _device: str, step: int, name: str, digest: str) -> None:
-        """Finish a checkpoint when every stage has written its part."""
+    def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
+        """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
+        self._session.coordinator.later(lambda: self._note_saved(saved))
+        return self._checkpoints.dropped
+
+    def _note_saved(self, saved: SavedFile) -> None:
+        folder = self._checkpoints.on_saved(saved)
+        if folder is not None:
+            self._checkpoint = str(folder)
+            self._reporter.saved(self._checkpoint)
+
+    def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         request = self._request
-        files = self._saved.setdefault(step, {})
-        files[name] = digest
-        if len(files) < len(request.plan.stages):
-            return
-        manifest = Manifest(
-            step=step,
+        return Manifest(
+            step=saved.step,
+            model=request.plan.model,
             plan=request.plan,
             job=request.job,
             schedule=request.schedule,
             profile=request.profile_path,
-            losses=tuple(self._losses[:step]),
+            losses=tuple(self._losses[: saved.step]),
+            ledger=self._ledger,
+            scalars=saved.scalars,
             files=files,
         )
-        self._checkpoint = str(finish_checkpoint(request.out, manifest))
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
         request = self._request
         plan = request.plan
         measured_s = measured_step_s(self._outcomes)
-        predicted = predict(plan, request.profile, request.schedule)
+        predicted = predict(plan, request.profile, request.schedule, optimizer=optimizer_state(request.job))
         ratio = max(result.real_compute_ratio for result in results.values())
         if plan.cluster.emulated and ratio > MOST_REAL_COMPUTE:
             self._reporter.note(too_fast(plan.cluster, ratio))
+        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
+            self._reporter.note(notice)
         self._write(results)
         refused: dict[str, int] = {}
         for result in results.values():
@@ -256,7 +304,7 @@ class _Run:
             prediction_error_ratio=measured_s / predicted.step_s - 1.0,
             samples_per_s=plan.global_batch / measured_s,
             steps=len(self._losses),
-            devices={name: self._device(name, results[name], predicted.utilisation[name]) for name in plan.devices},
+            devices={name: self._device(name, results[name], predicted) for name in plan.devices},
             links=self._links(results),
             generation=plan.generation,
             schedule=request.schedule,
@@ -269,7 +317,7 @@ class _Run:
             ),
             refused_messages=refused,
             interrupted=self._stop.wanted,
-            emulated=what_is_emulated(self._session),
+            emulated=what_is_emulated(plan, self._session.network),
         )
 
     def _write(self, results: Mapping[str, TrainResult]) -> None:
@@ -293,10 +341,11 @@ class _Run:
         )
         write_run(request.out, content)
 
-    def _device(self, name: str, result: TrainResult, predicted: float) -> DeviceFigures:
+    def _device(self, name: str, result: TrainResult, predicted: SimulationResult) -> DeviceFigures:
         plan = self._request.plan
         stage_index, replica_index = plan.place(name)
         replicas = plan.stages[stage_index].replicas
+        own = replicas[replica_index]
         steady = _steady(self._outcomes)
         utilisation = statistics.fmean(outcome.busy_s[name] for outcome in steady) / statistics.fmean(
             outcome.duration_s for outcome in steady
@@ -304,11 +353,14 @@ class _Run:
         return DeviceFigures(
             kind=plan.cluster.device_by_name[name].kind,
             stage=stage_index,
-            sample_share=replicas[replica_index].sample_share / sum(replica.sample_share for replica in replicas),
+            sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
+            tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
             utilisation=utilisation,
-            utilisation_predicted=predicted,
+            utilisation_predicted=predicted.utilisation[name],
             bubble_ratio=max(0.0, 1.0 - utilisation),
             peak_held_samples=max(outcome.peak_held_samples[name] for outcome in self._outcomes),
+            peak_bytes=result.peak_bytes,
+            peak_bytes_predicted=predicted.memory[name].tensor_bytes,
             real_compute_ratio=result.real_compute_ratio,
             overrun_actions=result.overrun_actions,
             overhead_median_s=_quantile(result.overhead_s, 0.5),
@@ -343,15 +395,3 @@ def _steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
     trained = [outcome for outcome in outcomes if outcome.loss is not None]
     calm = [outcome for outcome in trained if outcome.evaluation_loss is None]
     return calm[_WARM_UP_STEPS:] or calm or trained
-
-
-def what_is_emulated(session: Session) -> str:
-    """Say what of a run was emulated and what was real."""
-    emulated = sum(session.cluster.device_by_name[name].emulated for name in session.devices)
-    devices = (
-        f"devices: {emulated} of {len(session.devices)} emulated (real computation, made-up time)"
-        if emulated
-        else "devices: real"
-    )
-    links = {"testbed": "links: emulated (real TCP through a shaping router)", "real": "links: real"}
-    return f"{devices}; {links.get(session.network, 'links: loopback, unshaped')}; gradients, losses, messages: real"

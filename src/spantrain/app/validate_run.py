@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from spantrain.app.plan_files import open_plan
 from spantrain.app.predict import costs_of, predict
 from spantrain.app.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
-from spantrain.config.artefacts import profile_of_plan, read_plan
 from spantrain.config.decision_log import read_decisions
 from spantrain.config.files import read_text
 from spantrain.core.action import Action
@@ -17,7 +17,7 @@ from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Interval, Trace
-from spantrain.errors import ConfigError, PlanError
+from spantrain.errors import ConfigError
 from spantrain.schedule.perfetto import read_trace
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.engine import SimulationResult
@@ -93,9 +93,7 @@ def validate_run(folder: Path) -> RunValidation:
     """
     record = read_run_record(folder)
     plan_path = folder / (record.plan if record else "plan.json")
-    plan = read_plan(plan_path)
-    profile = profile_of_plan(plan, plan_path)
-    _check_units(plan, plan_path, profile)
+    plan, profile = open_plan(plan_path)
     trace = _read_trace(folder / TRACE_FILE, plan)
     logs = _read_logs(folder, plan)
     schedule = check_schedule(record.schedule if record else logs[0].schedule if logs else plan.schedule)
@@ -116,16 +114,6 @@ def validate_run(folder: Path) -> RunValidation:
         differences=tuple(map(str, compare_all(plan, logs or (), replay))),
         order_differences=tuple(map(str, compare_all(plan, logs or (), simulated_order))),
     )
-
-
-def _check_units(plan: Plan, path: Path, profile: Profile) -> None:
-    have, want = len(profile.graph.units), plan.stages[-1].end_unit
-    if have != want or plan.model.name != profile.model.name:
-        raise PlanError(
-            f"{path}: stages end at unit {want} of {plan.model.name} (stages[{len(plan.stages) - 1}].end_unit), its "
-            f"profile has {profile.model.name} with {have} units; put the plan and the profile of one run together, "
-            "or plan again with `spantrain plan`"
-        )
 
 
 def _read_trace(path: Path, plan: Plan) -> Trace:
@@ -216,16 +204,11 @@ def _devices(
             busy_s_measured=record.busy_s[name] if record and name in record.busy_s else _busy_s(trace, name),
             peak_held_samples_predicted=predicted.peak_in_flight[name],
             peak_held_samples_measured=record.peak_held_samples.get(name) if record else None,
-            peak_bytes_predicted=_allocated_bytes(predicted, name) if name in measured_bytes else None,
+            peak_bytes_predicted=predicted.memory[name].tensor_bytes if name in measured_bytes else None,
             peak_bytes_measured=measured_bytes.get(name),
         )
         for name in plan.devices
     }
-
-
-def _allocated_bytes(predicted: SimulationResult, device: str) -> int:
-    peak = predicted.memory[device].peak
-    return peak.total_bytes - peak.framework_bytes
 
 
 def _busy_s(trace: Trace, device: str) -> float:

@@ -1,13 +1,27 @@
-"""Profiles and plans with one thing changed: a faster link, one more device."""
+"""Profiles and plans with one thing changed: a faster link, a wider line of a site, one more device."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 
-from spantrain.core.cluster import Cluster, Device
+from spantrain.core.cluster import Cluster, Device, Site
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.profile import LinkMeasurement, Profile
+from spantrain.cost.network import SAME_RATIO
 
-__all__ = ["with_faster_link", "with_more_of"]
+__all__ = ["Line", "line_rate", "with_faster_line", "with_faster_link", "with_more_of"]
+
+
+class Line(StrEnum):
+    """A site's way to all others, or from them."""
+
+    UPLINK = "uplink"
+    DOWNLINK = "downlink"
+
+
+def line_rate(site: Site, line: Line) -> float | None:
+    """Return the bytes per second of a site's line; None if the cluster has none."""
+    return site.uplink_bandwidth_bytes_per_s if line is Line.UPLINK else site.downlink_bandwidth_bytes_per_s
 
 
 def with_faster_link(
@@ -46,6 +60,47 @@ def with_faster_link(
         for site in cluster.sites
     )
     return replace(profile, cluster=replace(cluster, links=described, sites=places), links=links)
+
+
+def with_faster_line(profile: Profile, site: str, line: Line, factor: float) -> Profile:
+    """Return a profile whose site has a wider uplink or downlink; the links behind it stay as they are.
+
+    Pairs that were measured to fill the line get what it then carries, up to the link between their sites and the
+    line at its other end.
+
+    Raises:
+        ValueError: the site has no such line.
+    """
+    cluster = profile.cluster
+    rate = line_rate(cluster.site_by_name[site], line)
+    if rate is None:
+        raise ValueError(f"{site} of {cluster.name} has no {line}: it cannot be made faster")
+    sites = tuple(_with_line(own, line, factor * rate) if own.name == site else own for own in cluster.sites)
+    wider = replace(cluster, sites=sites)
+    links = tuple(
+        _through_wider_line(link, wider, factor) if _fills(cluster, link, site, line, rate) else link
+        for link in profile.links
+    )
+    return replace(profile, cluster=wider, links=links)
+
+
+def _with_line(site: Site, line: Line, bandwidth_bytes_per_s: float) -> Site:
+    if line is Line.UPLINK:
+        return replace(site, uplink_bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    return replace(site, downlink_bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+
+
+def _fills(cluster: Cluster, link: LinkMeasurement, site: str, line: Line, rate: float) -> bool:
+    """Whether a pair passes a line and was measured to fill it."""
+    source, target = (cluster.device_by_name[name].site for name in (link.source, link.target))
+    passes = source != target and site == (source if line is Line.UPLINK else target)
+    return passes and link.bandwidth_bytes_per_s > SAME_RATIO * rate
+
+
+def _through_wider_line(link: LinkMeasurement, wider: Cluster, factor: float) -> LinkMeasurement:
+    own = link.bandwidth_bytes_per_s
+    described = wider.link(link.source, link.target).bandwidth_bytes_per_s
+    return replace(link, bandwidth_bytes_per_s=max(own, min(factor * own, described)), curve=None)
 
 
 def _faster(cluster: Cluster, link: LinkMeasurement, factor: float) -> float:

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections.abc import Sequence
 
 import torch
 
@@ -16,7 +17,14 @@ __all__ = ["serve"]
 
 
 def serve(
-    *, join: str, token: str, name: str | None, backend: str | None, data_address: str | None, encrypted: bool
+    *,
+    join: str,
+    token: str,
+    name: str | None,
+    backend: str | None,
+    data_address: str | None,
+    encrypted: bool,
+    functions: Sequence[str] = (),
 ) -> None:
     """Join, carry out orders, and return when the coordinator has no more.
 
@@ -37,6 +45,7 @@ def serve(
         backend=backend,
         data_address=data_address or _address_towards(join),
         encrypted=encrypted,
+        functions=tuple(functions),
     )
     Worker(settings).run()
 

@@ -3,15 +3,19 @@
 main        the command table; where errors become exit codes
 commands    demo, profile, groups, worker
 plan        decide what runs where
+plan_options  its options, and the job and the wishes that they make
 explain     what limits a plan, and what would help
 simulate    what a plan would do, under one schedule or all
 train       train, and going on where a run stopped
+export      weights for others, and weights of others
 validate    how far predictions are from what was measured: runs of others, or a run of ours
 schedule    look at an order of work, and check one
 testbed     the commands that build, change and end an emulated network
 options     options that several commands share
 interrupt   Ctrl-C and SIGTERM: end at once, or after this step with a checkpoint
 render      live progress on standard error, tables on standard output
-render_plan  strategies in a table, a plan as a picture in text
+render_plan  a plan as a picture in text, and why
+render_strategies  strategies in a table as wide as the terminal
+text        lines, numbers and short lists for people
 render_validation  a live run beside its prediction
 """

@@ -8,20 +8,25 @@ import typer
 from spantrain.cli.interrupt import clean_interrupt
 from spantrain.cli.options import (
     ClusterFile,
+    Data,
+    Dtype,
     Insecure,
     Json,
     Listen,
     NoNetwork,
     Out,
     Preset,
+    SequenceLength,
+    Tokenizer,
     at_speed,
+    check_dtype,
     check_folder,
     chosen_cluster,
+    chosen_model,
     print_json,
     session_options,
 )
 from spantrain.config.json_codec import to_json
-from spantrain.errors import ConfigError
 
 __all__ = ["demo", "groups", "profile", "worker"]
 
@@ -55,8 +60,10 @@ def profile(
     out: Out,
     preset: Preset = None,
     cluster: ClusterFile = None,
-    data: Annotated[Path | None, typer.Option(help="Your own text, a file or a folder.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 (autocast).")] = "float32",
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    sequence_length: SequenceLength = None,
+    dtype: Dtype = "float32",
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
     emulated_speed: Annotated[
@@ -74,18 +81,18 @@ def profile(
     if emulated_speed is not None:
         chosen = at_speed(chosen, emulated_speed)
     check_folder("--out", out)
-    _check_dtype(dtype)
-    from spantrain.models.catalog import resolve_model
-
-    spec = resolve_model(model, data_path=data)
+    check_dtype(dtype)
+    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
     from spantrain.app.profile import ProfileOptions, measure_profile
     from spantrain.app.session import open_session
     from spantrain.cli.render import TerminalReporter
     from spantrain.config.artefacts import write_profile
+    from spantrain.models.build import unit_names
 
+    unit_names(spec)  # a model that cannot be had or cut is refused before anything is written or started
     options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
     names = tuple(device.name for device in chosen.devices)
-    where = session_options(no_network=no_network, listen=listen, insecure=insecure)
+    where = session_options(no_network=no_network, listen=listen, insecure=insecure, model=spec)
     with (
         clean_interrupt("profiling"),
         TerminalReporter(tables=not json_) as reporter,
@@ -129,15 +136,25 @@ def worker(
     name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
     backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
+    ] = None,
+    function: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Serve one device of this machine to a coordinator."""
     from spantrain.app.worker import serve
 
     with clean_interrupt("the worker"):
-        serve(join=join, token=token, name=name, backend=backend, data_address=data_address, encrypted=not insecure)
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in ("float32", "bfloat16"):
-        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+        serve(
+            join=join,
+            token=token,
+            name=name,
+            backend=backend,
+            data_address=data_address,
+            encrypted=not insecure,
+            functions=(*(function or ()), *([model] if model else ())),
+        )

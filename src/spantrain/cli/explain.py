@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import Json, print_json
-from spantrain.config.artefacts import profile_of_plan, read_plan
 from spantrain.config.json_codec import to_json
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 
@@ -25,9 +24,10 @@ def explain(
 ) -> None:
     """Say what limits a plan (stage, link or memory), and what would help most, by re-simulation."""
     from spantrain.app.explain import explain_plan
+    from spantrain.app.plan_files import open_plan
 
-    plan = read_plan(plan_path)
-    explanation = explain_plan(plan, profile_of_plan(plan, plan_path))
+    plan, profile = open_plan(plan_path)
+    explanation = explain_plan(plan, profile)
     if json_:
         print_json(to_json(explanation))
     else:
@@ -35,26 +35,28 @@ def explain(
 
 
 def _show(explanation: "Explanation") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PLAIN_WIDTH)
+    from spantrain.cli.text import console_for_people, few, say, short_way
+
+    console = console_for_people(_PLAIN_WIDTH)
     console.print(f"A step takes {format_seconds(explanation.step_s)}, simulated.", highlight=False)
     console.print(f"Limited by {explanation.limited_by}.", highlight=False, markup=False)
     for index, stage in enumerate(explanation.stages):
         memory = "; memory limits its samples in flight" if stage.held_by_memory else ""
         sums = f", gradient sum {format_seconds(stage.gradient_sum_s)}" if stage.gradient_sum_s else ""
-        console.print(f"  stage {index}: busy {stage.busy_ratio:.0%}{sums}{memory}", highlight=False)
+        say(console, f"stage {index} ({few(stage.devices)}): busy {stage.busy_ratio:.0%}{sums}{memory}")
     for name, load in sorted(explanation.links.items(), key=lambda entry: -entry[1].busy_ratio)[:_SHOWN]:
         rate = format_bandwidth(load.bandwidth_bytes_per_s)
-        text = f"  {name}: busy {load.busy_ratio:.0%} ({format_bytes(load.size_bytes)} a step at {rate})"
-        console.print(text, highlight=False, markup=False)
+        say(
+            console, f"{short_way(name)}: busy {load.busy_ratio:.0%} ({format_bytes(load.size_bytes)} a step at {rate})"
+        )
     if not explanation.helps:
         console.print(f"None of {explanation.tried} single changes makes this plan faster.", highlight=False)
         return
-    table = Table(title=f"What would help, the same plan simulated ({explanation.tried} changes tried)")
+    table = Table(
+        title=f"What would help, the same plan simulated ({explanation.tried} changes tried)", title_justify="left"
+    )
     table.add_column("change")
     table.add_column("s/step", justify="right")
     table.add_column("times as fast", justify="right")

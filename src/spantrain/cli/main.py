@@ -8,6 +8,7 @@ import typer
 from spantrain import __version__
 from spantrain.cli import commands, schedule, testbed
 from spantrain.cli.explain import explain
+from spantrain.cli.export import export, import_
 from spantrain.cli.plan import plan
 from spantrain.cli.simulate import simulate
 from spantrain.cli.train import train
@@ -30,6 +31,8 @@ app.command("plan")(plan)
 app.command("explain")(explain)
 app.command("simulate")(simulate)
 app.command("train")(train)
+app.command("export")(export)
+app.command("import")(import_)
 app.command("validate")(validate)
 app.command("worker")(commands.worker)
 app.add_typer(schedule.app, name="schedule")

@@ -12,25 +12,33 @@ import typer
 from spantrain.config.cluster_file import load_cluster
 from spantrain.config.presets import PRESET_NAMES, load_preset
 from spantrain.core.cluster import Cluster
+from spantrain.core.precision import DTYPES
 from spantrain.errors import ConfigError
 
 __all__ = [
     "ClusterFile",
+    "Data",
+    "Dtype",
     "Insecure",
     "Json",
     "Listen",
     "NoNetwork",
     "Out",
     "Preset",
+    "SequenceLength",
+    "Tokenizer",
     "at_speed",
+    "check_dtype",
     "check_folder",
     "chosen_cluster",
+    "chosen_model",
     "print_json",
     "session_options",
 ]
 
 if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
+    from spantrain.core.units import ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
@@ -43,6 +51,18 @@ Listen = Annotated[
     typer.Option(help="HOST:PORT on which to wait for workers of other machines, instead of starting them here."),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own: a text file or folder, a .jsonl file, a folder of a `datasets` set, images:FOLDER, "
+        "FILE.py:FUNCTION (docs/data.md)."
+    ),
+]
+Tokenizer = Annotated[
+    Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
+]
+SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when missing.")]
 
 
@@ -66,6 +86,25 @@ def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:
     return load_cluster(cluster_file)
 
 
+def check_dtype(dtype: str) -> None:
+    """Refuse a dtype that is none."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+
+
+def chosen_model(
+    model: str, *, data: str | None = None, tokenizer: Path | None = None, sequence_length: int | None = None
+) -> "ModelSpec":
+    """Return the model of that name, on the data that is wished.
+
+    Raises:
+        ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
+    """
+    from spantrain.models.data_choice import model_on_data
+
+    return model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+
+
 def check_folder(option: str, folder: Path) -> None:
     """Refuse a folder to write to that cannot be made, before any work is done for it; make nothing yet."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -75,11 +114,15 @@ def check_folder(option: str, folder: Path) -> None:
         raise ConfigError(f"{option} {folder}: {nearest} cannot be written to; choose another place")
 
 
-def session_options(*, no_network: bool = False, listen: str | None = None, insecure: bool = False) -> "SessionOptions":
-    """Return where workers run, as the options say."""
+def session_options(
+    *, no_network: bool = False, listen: str | None = None, insecure: bool = False, model: "ModelSpec | None" = None
+) -> "SessionOptions":
+    """Return where workers run, as the options say; those of this machine may call the functions that a model names."""
     from spantrain.app.session import SessionOptions
+    from spantrain.models.data_choice import user_functions
 
-    return SessionOptions(listen=listen, network=not no_network, encrypted=not insecure)
+    functions = user_functions(model) if model else ()
+    return SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
 
 
 def print_json(value: Any) -> None:

@@ -1,18 +1,15 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from spantrain.cli.options import ClusterFile, Json, Preset, check_folder, chosen_cluster, print_json
+from spantrain.cli import plan_options as options
+from spantrain.cli.options import ClusterFile, Json, Preset, check_dtype, check_folder, chosen_cluster, print_json
 from spantrain.config.json_codec import to_json
-from spantrain.core.plan import WireFormat
-from spantrain.errors import ConfigError, PlanError
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, Quota, Restriction
-from spantrain.schedule.registry import check_schedule
+from spantrain.errors import ConfigError
+from spantrain.planner.request import Objective, Restriction
 
 if TYPE_CHECKING:
     from spantrain.app.plan import PlanOutcome
@@ -20,82 +17,43 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-_STATE_OF = {"sgd": "momentum"}
-"""The optimizer by the state that it keeps: SGD is run with momentum."""
-
-_QUOTA = re.compile(r"(?:(?P<site>[^/=]+)/)?(?P<kind>[^/=]+)=(?P<count>\d+)")
 _NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
 
 
 def plan(
-    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.", min=1)],
-    profile_path: Annotated[
-        Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The plan file to write; left out: nothing is.")] = None,
+    context: typer.Context,
+    global_batch: options.GlobalBatch,
+    profile_path: options.ProfilePath = None,
+    out: options.PlanOut = None,
     preset: Preset = None,
     cluster: ClusterFile = None,
-    model: Annotated[str | None, typer.Option(help="With --preset or --cluster: the model, e.g. gpt2-small.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None,
-    strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = "",
-    objective: Annotated[Objective, typer.Option(help="What is wanted least or most of.")] = Objective.THROUGHPUT,
-    schedule: Annotated[
-        str, typer.Option(help="Order of work the plan is made for; `auto`: try all on the best plans.")
-    ] = "critical-path",
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
-    min_throughput: Annotated[float | None, typer.Option(help="Samples per second, at least.")] = None,
-    max_step_s: Annotated[float | None, typer.Option(help="Seconds per step, at most.")] = None,
-    max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None,
-    max_money_per_hour: Annotated[float | None, typer.Option(help="US dollars per hour, at most.")] = None,
-    quota: Annotated[
-        list[str] | None, typer.Option(help="KIND=N or SITE/KIND=N: the most devices of a kind; repeatable.")
-    ] = None,
-    leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None,
-    keep: Annotated[list[str] | None, typer.Option(help="A device or site that must be used; repeatable.")] = None,
-    allow_wire: Annotated[
-        list[WireFormat] | None, typer.Option("--allow-wire", help="What cuts between sites may be rounded to.")
-    ] = None,
-    allow_tensor_parallel: Annotated[
-        bool, typer.Option("--allow-tensor-parallel", help="Devices of a host may divide tensors (not trained yet).")
-    ] = False,
-    allow_outer: Annotated[
-        bool, typer.Option("--allow-outer", help="Sites may train by themselves, joined by an outer optimizer.")
-    ] = False,
-    outer_every: Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1)] = 100,
-    restrict: Annotated[
-        Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
-    ] = Restriction.NONE,
+    model: options.Model = None,
+    dtype: options.Dtype = None,
+    strategy: options.StrategyNames = "",
+    objective: options.Wanted = Objective.THROUGHPUT,
+    schedule: options.Schedule = "critical-path",
+    optimizer: options.Optimizer = "adamw",
+    min_throughput: options.MinThroughput = None,
+    max_step_s: options.MaxStepS = None,
+    max_money_per_step: options.MaxMoneyPerStep = None,
+    max_money_per_hour: options.MaxMoneyPerHour = None,
+    quota: options.Quotas = None,
+    leave_out: options.LeaveOut = None,
+    keep: options.Keep = None,
+    allow_wire: options.AllowWire = None,
+    allow_tensor_parallel: options.AllowTensorParallel = False,
+    allow_sharded_state: options.AllowShardedState = False,
+    recompute: options.Recompute = True,
+    allow_outer: options.AllowOuter = False,
+    outer_every: options.OuterEvery = 100,
+    restrict: options.Restrict = Restriction.NONE,
     json_: Json = False,
 ) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
-    from spantrain.app.plan import PlanWishes, make_plan, plan_file
+    from spantrain.app.plan import make_plan, plan_file
 
     _check_out(out)
-    job = JobSpec(
-        global_batch=global_batch,
-        optimizer=_STATE_OF.get(optimizer, optimizer),
-        dtype=dtype,
-        schedule="critical-path" if schedule == "auto" else check_schedule(schedule),
-    )
-    wishes = PlanWishes(
-        objective=objective,
-        constraints=Constraints(
-            min_samples_per_s=min_throughput,
-            max_step_s=max_step_s,
-            max_usd_per_step=max_money_per_step,
-            max_usd_per_hour=max_money_per_hour,
-            quotas=tuple(_quota(text) for text in quota or ()),
-            leave_out=tuple(leave_out or ()),
-            keep=tuple(keep or ()),
-            wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(allow_wire or ())))),
-            tensor_parallel=allow_tensor_parallel,
-        ),
-        strategies=tuple(name.strip() for name in strategy.split(",") if name.strip()),
-        any_schedule=schedule == "auto",
-        restriction=restrict,
-        allow_outer=allow_outer,
-        outer_every=outer_every,
-    )
+    job, wishes = options.job_of(context.params), options.wishes_of(context.params)
     profile, profile_path = _profile(profile_path, preset, cluster, model, dtype)
     if out is None:
         outcome = make_plan(profile, job, wishes)
@@ -119,8 +77,8 @@ def _profile(
         return read_profile(path), path
     if model is None:
         raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ConfigError(f"--dtype {dtype}: give float32 or bfloat16")
+    if dtype is not None:
+        check_dtype(dtype)
     from spantrain.app.describe import described_profile
     from spantrain.models.catalog import resolve_model
 
@@ -151,10 +109,3 @@ def _check_out(out: Path | None) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name the file to write, e.g. {out / 'plan.json'}")
     check_folder("--out", out.parent)
-
-
-def _quota(text: str) -> Quota:
-    found = _QUOTA.fullmatch(text)
-    if found is None:
-        raise PlanError(f"--quota {text}: write KIND=N or SITE/KIND=N, e.g. --quota cloud/a100=4")
-    return Quota(kind=found["kind"], count=int(found["count"]), site=found["site"])

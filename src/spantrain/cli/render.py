@@ -73,6 +73,9 @@ class TerminalReporter:
         if self._live is None and (outcome.step % _LOG_EVERY_STEPS == 0 or outcome.step + 1 == total_steps):
             self._console.print(line, soft_wrap=True)
 
+    def saved(self, folder: str) -> None:
+        """Say nothing: the end of the run names the newest."""
+
     def note(self, text: str) -> None:
         """Print something that stays."""
         self._console.print(text, soft_wrap=True, highlight=False)
@@ -104,7 +107,12 @@ class TerminalReporter:
         self._close_live()
         self._output.print(_run_table(outcome, plan))
         self._output.print(_device_table(outcome))
-        self._output.print(_link_table(outcome.links))
+        if outcome.links:
+            self._output.print(_link_table(outcome.links))
+        if any(len({plan.cluster.device_by_name[name].site for name in stage.devices}) > 1 for stage in plan.stages):
+            self._output.print(
+                "  gradient sums between sites go by torch.distributed, which does not count bytes", style="dim"
+            )
         self._output.print(f"  {outcome.emulated}", style="dim", highlight=False)
         if outcome.trace:
             self._output.print(f"  trace: {outcome.trace} (open it at ui.perfetto.dev)", highlight=False)
@@ -121,6 +129,8 @@ class TerminalReporter:
     def _step_line(self, outcome: StepOutcome, total_steps: int) -> Text:
         mean_s = sum(entry.duration_s for entry in self._recent) / len(self._recent)
         parts = [f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  |grad| {outcome.grad_norm:.2f}"]
+        if outcome.skipped:
+            parts[0] += "  (not updated: gradients overflowed)"
         if self._plan is not None:
             parts[0] += f"  {self._plan.global_batch / mean_s:.1f} samples/s"
             parts.append(f"  bubble  {_stage_bubbles(self._plan, outcome)}")
@@ -148,7 +158,7 @@ def _site_rates(plan: Plan, previous: StepOutcome, outcome: StepOutcome) -> str:
                 before = previous.sent_bytes.get(source, {}).get(target, 0)
                 moved[pair] = moved.get(pair, 0) + size - before
     rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
-    return "  ".join(rates) or "nothing"
+    return "  ".join(rates) or "no activations"
 
 
 def _console(*, stderr: bool) -> Console:
@@ -233,8 +243,11 @@ def _run_table(outcome: TrainOutcome, plan: Plan) -> Table:
 
 
 def _device_table(outcome: TrainOutcome) -> Table:
+    """Return the figures of devices; what part of tensors each has, where any are divided."""
+    divided = any(figures.tensor_share < 1.0 for figures in outcome.devices.values())
     table = Table(title="Devices")
-    for column in ("device", "kind", "stage", "share", "busy predicted", "busy measured", "bubble", "real compute"):
+    shares = ("samples", "tensors") if divided else ("samples",)
+    for column in ("device", "kind", "stage", *shares, "busy predicted", "busy measured", "bubble", "real compute"):
         table.add_column(column)
     for name, figures in outcome.devices.items():
         table.add_row(
@@ -242,6 +255,7 @@ def _device_table(outcome: TrainOutcome) -> Table:
             figures.kind,
             str(figures.stage),
             f"{figures.sample_share:.0%}",
+            *([f"{figures.tensor_share:.0%}"] if divided else []),
             f"{figures.utilisation_predicted:.0%}",
             f"{figures.utilisation:.0%}",
             f"{figures.bubble_ratio:.0%}",

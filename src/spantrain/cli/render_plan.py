@@ -1,10 +1,11 @@
-"""A plan for people: strategies in one table, what runs where as a picture in text, and why."""
+"""A plan for people: what runs where as a picture in text, and why."""
 
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
+from spantrain.cli.render_strategies import left_out_line, outer_lines, reason_lines, strategy_table
+from spantrain.cli.text import console_for_people, say, short_way
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.cost.analytic import ANALYTIC_METHOD
@@ -12,110 +13,39 @@ from spantrain.cost.analytic import ANALYTIC_METHOD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spantrain.app.plan_outcome import PlanOutcome, StrategyFigures
-    from spantrain.core.outer import OuterPlan
+    from spantrain.app.plan_outcome import PlanOutcome
     from spantrain.core.profile import Profile
 
 __all__ = ["picture_lines", "print_plan", "show_plan"]
 
 _PLAIN_WIDTH = 150
-_REASON_LENGTH = 160
 _ENDS_SHOWN = 3
 """Of many replicas, so many from each end are named."""
 
 
 def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
     """Print on standard output, with a word on where the figures come from."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PLAIN_WIDTH)
+    console = console_for_people(_PLAIN_WIDTH)
     print_plan(outcome, console)
     if profile.provenance.method == ANALYTIC_METHOD:
-        console.print(f"  By data sheets: {ANALYTIC_METHOD}.", style="dim", highlight=False, markup=False)
+        say(console, f"By data sheets: {ANALYTIC_METHOD}.")
 
 
 def print_plan(outcome: "PlanOutcome", console: Console) -> None:
     """Print the strategies, the chosen plan, and why."""
-    console.print(_strategy_table(outcome))
-    for name, figures in outcome.strategies.items():
-        if figures.reason:
-            verb = "breaks a constraint" if figures.fits else "has no plan"
-            console.print(f"  {name} {verb}: {_short(figures.reason)}", highlight=False, markup=False)
-        elif figures.only_to_compare:
-            console.print(f"  {name} is to compare: {figures.only_to_compare}", highlight=False, markup=False)
+    console.print(strategy_table(outcome, console.width))
+    left_out = left_out_line(outcome, console.width)
+    if left_out:
+        say(console, left_out)
+    for line in reason_lines(outcome):
+        say(console, line)
     if outcome.outer is not None:
-        for line in _outer_lines(outcome.outer):
-            console.print(line, highlight=False, markup=False)
+        for line in outer_lines(outcome.outer):
+            say(console, line)
     for line in picture_lines(outcome):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for reason in outcome.reasons:
-        console.print(f"  · {reason}", highlight=False, markup=False)
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON_LENGTH else f"{reason[:_REASON_LENGTH]}…"
-
-
-def _strategy_table(outcome: "PlanOutcome") -> Table:
-    plan = outcome.plan
-    table = Table(title=f"{plan.model.name}, global batch {plan.global_batch}, on {plan.cluster.name}: simulated")
-    table.add_column("strategy", no_wrap=True)
-    for column in (
-        "samples/s", "s/step", "own estimate", "bubble", "memory", "USD/step", "J/sample", "devices", "search", "fits",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
-    for name, figures in sorted(outcome.strategies.items(), key=lambda entry: entry[1].step_s or float("inf")):
-        table.add_row(("✓ " if name == outcome.chosen else "  ") + name, *_cells(figures))
-    if outcome.outer is not None:
-        mark = "✓ " if outcome.chosen == "outer" else "  "
-        table.add_row(f"{mark}outer (every {outcome.outer.inner_steps} steps)", *_outer_cells(outcome.outer))
-    return table
-
-
-def _speed(samples_per_s: float) -> str:
-    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
-
-
-def _outer_cells(outer: "OuterPlan") -> tuple[str, ...]:
-    """Return what is known of it: seconds are those in which it does a global batch."""
-    devices = sum(len(group.devices) for group in outer.groups)
-    seconds = outer.global_batch / outer.samples_per_s
-    fits = "yes" if not outer.reason else "but" if outer.allowed else "if allowed"
-    return (_speed(outer.samples_per_s), f"{seconds:.4g}", *("-",) * 5, str(devices), "-", fits)
-
-
-def _outer_lines(outer: "OuterPlan") -> list[str]:
-    """Say what a round of the outer optimizer is."""
-    groups = "; ".join(
-        f"{group.name}: {group.global_batch} samples in {format_seconds(group.step_s)}" for group in outer.groups
-    )
-    lines = [
-        f"  outer: {outer.inner_steps} inner steps ({groups}), then {format_seconds(outer.exchange_s)} of exchange "
-        f"through {outer.server}: {_speed(outer.samples_per_s)} samples/s. How much each sample teaches so is not "
-        "reckoned."
-    ]
-    if outer.reason:
-        lines.append(f"  outer may not be chosen: {outer.reason}")
-    return lines
-
-
-def _cells(figures: "StrategyFigures") -> tuple[str, ...]:
-    search = f"{figures.search_s:.2f} s"
-    if figures.step_s is None or figures.samples_per_s is None:
-        return (*("-",) * 8, search, "no")
-    own, money = figures.own_estimate_s, figures.money_per_step
-    return (
-        _speed(figures.samples_per_s),
-        f"{figures.step_s:.4g}",
-        "-" if own is None else f"{own:.4g}",
-        f"{figures.bubble_ratio or 0.0:.0%}",
-        f"{figures.peak_memory_share or 0.0:.0%}",
-        "no price" if money is None else f"{money:.3g}",
-        f"{figures.joules_per_sample or 0.0:.3g}",
-        str(figures.devices_used),
-        search,
-        "but" if figures.reason else "compare" if figures.only_to_compare else "yes",
-    )
+        say(console, reason, mark="·")
 
 
 def picture_lines(outcome: "PlanOutcome") -> list[str]:
@@ -130,7 +60,8 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         sizes = sorted({span.size for span in stage.micro_batches})
         units = f"units {stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else f"unit {stage.first_unit}"
         batch = f"micro-batches of {'/'.join(map(str, sizes))}"
-        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}")
+        again = f", {len(stage.recompute)} units computed again" if stage.recompute else ""
+        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}{again}")
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
         if index + 1 < len(plan.stages):
@@ -194,6 +125,8 @@ def _links(outcome: "PlanOutcome", a: Stage, b: Stage, shown: set[str]) -> list[
         if is_link and joins and name not in shown:
             found.append(name)
     shown.update(found)
+    if len(found) > _ENDS_SHOWN and len({outcome.links[name] for name in found}) == 1:
+        return [f"{len(found)} links, each like {_link_text(found[0], outcome)}"]
     if len(found) > 2 * _ENDS_SHOWN:
         busiest = max(found, key=lambda name: outcome.links[name].busy_ratio)
         return [f"{len(found)} links, the busiest {_link_text(busiest, outcome)}"]
@@ -230,6 +163,6 @@ def _link_texts(names: "Sequence[str]", outcome: "PlanOutcome") -> list[str]:
 def _link_text(name: str, outcome: "PlanOutcome") -> str:
     load = outcome.links[name]
     return (
-        f"{name}: {format_bytes(load.size_bytes)} a step, {load.busy_ratio:.0%} of "
+        f"{short_way(name)}: {format_bytes(load.size_bytes)} a step, {load.busy_ratio:.0%} of "
         f"{format_bandwidth(load.bandwidth_bytes_per_s)} ({format_seconds(load.busy_ratio * outcome.step_s_predicted)})"
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import Json, check_folder, print_json
-from spantrain.config.artefacts import profile_of_plan, read_plan
 from spantrain.config.changes_file import Changes, read_changes
 from spantrain.config.json_codec import to_json
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
@@ -44,6 +43,7 @@ def simulate(
     json_: Json = False,
 ) -> None:
     """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
+    from spantrain.app.plan_files import open_plan
     from spantrain.app.simulate import SimulateRequest, run_simulation, write_simulated_trace
 
     if schedule == "all" and trace is not None:
@@ -56,11 +56,11 @@ def simulate(
     state = _STATE_OF.get(optimizer, optimizer)
     if state not in OPTIMIZER_STATE_RATIO:
         raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
-    plan = read_plan(plan_path)
+    plan, profile = open_plan(plan_path)
     names = SCHEDULE_NAMES if schedule == "all" else (check_schedule(plan.schedule if schedule is None else schedule),)
     request = SimulateRequest(
         plan=plan,
-        profile=profile_of_plan(plan, plan_path),
+        profile=profile,
         schedules=names,
         memory_limit_bytes=limit_bytes,
         steps=steps,

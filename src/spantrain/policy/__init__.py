@@ -4,6 +4,7 @@ dispatch   what a replica of a stage does next
 machine    what all dispatch policies share: tasks, state, what is ready
 planned    follows an order found when planning
 tasks      what a replica is told of a plan
+loss_scale  how large the loss is made under float16, agreed over all stages
 limits     in-flight limits that would stop the pipeline, found before it runs
 routing    who sends which samples to whom
 """

@@ -14,7 +14,9 @@ from spantrain.core.spans import Span
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.models.build import build_units, example_inputs, example_labels
 from spantrain.models.device import Device
+from spantrain.models.precision import autocast_dtype
 from spantrain.models.stage import StageExecutor
+from spantrain.models.units import UnitModule
 
 __all__ = ["Emulation", "Progress", "measure_units"]
 
@@ -57,7 +59,7 @@ def measure_units(
         spec: the model.
         graph: its units, built for `dtype`.
         kind: name of the device's kind, for the record.
-        dtype: `float32`, or `bfloat16` for autocast.
+        dtype: of `core.precision`.
         sizes: numbers of samples; none gives no timings.
         emulate: seconds that an emulated device takes; None on real ones.
         on_progress: told before each point and at the end.
@@ -68,8 +70,12 @@ def measure_units(
     timings: list[UnitTiming] = []
     indices = _representatives(graph)
     total, done = len(indices) * len(wanted), 0
-    for index in indices if wanted else ():
-        bench = _Bench(device=device, spec=spec, graph=graph, index=index, dtype=dtype, emulate=emulate)
+    # Built together: an unedited model is built whole for whichever of its units.
+    units = dict(zip(indices, build_units(spec, indices, seed=0), strict=True)) if wanted else {}
+    for index in list(units):
+        bench = _Bench(
+            units.pop(index), device=device, spec=spec, graph=graph, index=index, dtype=dtype, emulate=emulate
+        )
         for samples in wanted:
             tell(done, total, f"{kind}: {bench.unit.unit_class}, {samples} samples")
             done += 1
@@ -122,7 +128,15 @@ class _Bench:
     """One unit as a stage of its own, ready to be run on any number of samples."""
 
     def __init__(
-        self, *, device: Device, spec: ModelSpec, graph: UnitGraph, index: int, dtype: str, emulate: Emulation | None
+        self,
+        unit: UnitModule,
+        *,
+        device: Device,
+        spec: ModelSpec,
+        graph: UnitGraph,
+        index: int,
+        dtype: str,
+        emulate: Emulation | None,
     ) -> None:
         self.unit = graph.units[index]
         self._device = device
@@ -131,11 +145,11 @@ class _Bench:
         self._is_last = index == len(graph.units) - 1
         self._emulate = emulate
         self._executor = StageExecutor(
-            build_units(spec, [index], seed=0),
+            [unit],
             is_first=index == 0,
             is_last=self._is_last,
             global_batch=1,
-            autocast_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+            autocast_dtype=autocast_dtype(dtype),
             torch_device=device.torch_device,
         )
 

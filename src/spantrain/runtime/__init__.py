@@ -3,22 +3,38 @@
 The coordinator's side
 
 coordinator     who is here, what each is to do, what became of it
+roster          what it knows of each worker
 barrier         the end of a step: all reports in, one verdict out
 launcher        starts this machine's workers, notices when one ends
 nursery         the process that forks them, and takes them along when it ends
-checkpoint      one file a stage, and a manifest that is written last
+checkpoint      files of tensors by the unsplit model's names, and a manifest that is written last
 
 The worker's side
 
 worker          joins, carries out orders one by one, leaves
 worker_settings what a worker is told when it starts
+own_functions   users' functions for data and loss: only those that a worker was started with
 trainer         one device's part of a training run
+stage_member    its groups, its units with the part of their parameters that it holds
+stage_actions   its actions in a step: those that its policy wants, or those that its leader tells
 driver          drives one replica's policy: asks it, computes, sends, receives
+following       how the members of a tensor-parallel replica do the same in the same order
+work            what every member does for an action, and for how long
 inbox           samples that have arrived, in pieces, until an action takes them
 rounding        what a cut's wire format does to tensors that are sent
 feed            reads samples where they are needed
+given           batches that a user's own loop gives: a desk for it, a feed for devices
+exchange        who gives whom which blocks of tensors: a pure plan
+exchange_transfer  carries it out between devices
+posts           how its messages go: through a driver, or a bare mailbox
 emulation       the time that an emulated device takes
+groups          the groups of a stage's devices that compute or sum together
+memory_groups   the same among threads, for tests
 gradients       sums over replicas, and the norm
+part_sums       gradients of divided parameters, put together and taken apart again
+tied            sums of parameters that several stages hold copies of
+traffic         bytes on the wire since a session began
+scaling         the loss scale of float16 on one device
 optimizer       AdamW and SGD, learning rates, clipping
 recorder        what a device did, when and why
 memory          the most that a run took on its device

@@ -23,6 +23,7 @@ class StepOutcome:
     evaluation_loss: float | None
     """On held-out data, with the parameters as they were before this step."""
     grad_norm: float
+    """0 where the update was skipped."""
     duration_s: float
     """Since the barrier before closed (the first: since the run's start)."""
     busy_s: Mapping[str, float]
@@ -31,6 +32,8 @@ class StepOutcome:
     sent_bytes: Mapping[str, Mapping[str, int]]
     """By device and peer, since the run began."""
     closed_s: float
+    skipped: bool = False
+    """Whether gradients overflowed under float16, so that nothing was updated."""
 
 
 class StepBarrier:
@@ -103,16 +106,18 @@ class StepBarrier:
     def _outcome(self, step: int, reports: Mapping[str, StepReport], now_s: float) -> StepOutcome:
         # Sums run over devices in name order, so that a repeated run gives the same bits.
         ordered = [reports[name] for name in sorted(reports)]
+        skipped = any(report.overflow for report in ordered)
         return StepOutcome(
             step=step,
             loss=self._mean([report.loss_sum for report in ordered]),
             evaluation_loss=self._mean([report.evaluation_loss_sum for report in ordered]),
-            grad_norm=math.sqrt(sum(report.grad_square or 0.0 for report in ordered)),
+            grad_norm=0.0 if skipped else math.sqrt(sum(report.grad_square or 0.0 for report in ordered)),
             duration_s=now_s - self._last_closed_s,
             busy_s={name: report.busy_s for name, report in reports.items()},
             peak_held_samples={name: report.peak_held_samples for name, report in reports.items()},
             sent_bytes={name: report.sent_bytes for name, report in reports.items()},
             closed_s=now_s,
+            skipped=skipped,
         )
 
     def _mean(self, sums: list[float | None]) -> float | None:
@@ -129,6 +134,7 @@ class StepBarrier:
             checkpoint=self._can_checkpoint and (stop or regular),
             stop=stop,
             evaluate=evaluate,
+            skip_update=outcome.skipped,
             data_differs=data_differs,
         )
 

@@ -7,15 +7,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.errors import PeerLostError, UsageError, WorkerError
 from spantrain.runtime.barrier import StepBarrier
+from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.control.heartbeat import FailureDetector
 from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
+from spantrain.runtime.given import BatchDesk
 from spantrain.runtime.orders import (
     ComputeOrder,
     ConnectOrder,
@@ -26,6 +27,7 @@ from spantrain.runtime.orders import (
     StepReport,
     TrainOrder,
 )
+from spantrain.runtime.roster import Meeting, Member
 
 __all__ = ["HEARTBEAT_TIMEOUT_S", "RANK_PREFIX", "Coordinator", "ProgressListener"]
 
@@ -54,23 +56,6 @@ _LEAVE_AFTER_FAILURE_S = 0.5
 """Who waits in a collective for one that is lost will not hear in time; its heartbeats tell it later."""
 
 
-@dataclass
-class _Member:
-    name: str
-    facts: Mapping[str, Any]
-    order: tuple[int, Order] | None = None
-    taken: bool = False
-    result: dict[str, Any] | None = None
-    ended_orders: int = -1
-    reason: str = ""
-    left: bool = False
-
-
-@dataclass
-class _Meeting:
-    places: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-
-
 class Coordinator:
     """Serves workers; its methods are called by the one thread that runs the use case."""
 
@@ -88,18 +73,19 @@ class Coordinator:
         self._where_is_log = where_is_log
         self._name_by_peer: dict[str, str] = {}
         """Devices by the name in their worker's certificate."""
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._changed = threading.Condition()
         self._order_ids = itertools.count()
         self._detector = FailureDetector(timeout_s=heartbeat_timeout_s)
-        self._meeting = _Meeting()
+        self._meeting = Meeting()
         self._group: frozenset[str] = frozenset()
         """The devices whose orders belong together."""
         self._ready: set[str] = set()
         """Those of the group that have admitted the others."""
         self._barrier: StepBarrier | None = None
         self._on_progress: ProgressListener | None = None
-        self._on_saved: Callable[[str, int, str, str], None] | None = None
+        self._on_saved: Callable[[SavedFile], Sequence[int]] | None = None
+        self._batches: BatchDesk | None = None
         self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
         self._closing = False
@@ -117,6 +103,7 @@ class Coordinator:
                 "commit_step": self._commit_step,
                 "checkpoint_saved": self._checkpoint_saved,
                 "meeting_point": self._meeting_point,
+                "given": self._given,
             },
         )
 
@@ -196,7 +183,7 @@ class Coordinator:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
-            self._group, self._ready, self._meeting = frozenset(orders), set(), _Meeting()
+            self._group, self._ready, self._meeting = frozenset(orders), set(), Meeting()
             self._changed.notify_all()
         try:
             self._wait_for_results(awaited, orders, should_abort)
@@ -213,19 +200,26 @@ class Coordinator:
         self,
         orders: Mapping[str, TrainOrder],
         barrier: StepBarrier,
-        on_saved: Callable[[str, int, str, str], None],
+        on_saved: Callable[[SavedFile], Sequence[int]],
         should_abort: Callable[[], bool],
+        batches: BatchDesk | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """Carry out train orders that meet at a barrier."""
-        self._barrier, self._on_saved = barrier, on_saved
+        """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a desk.
+
+        `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
+        steps whose checkpoints are not kept any longer.
+        """
+        self._barrier, self._on_saved, self._batches = barrier, on_saved, batches
         try:
             return self.perform(orders, should_abort=should_abort)
         finally:
-            self._barrier, self._on_saved = None, None
+            self._barrier, self._on_saved, self._batches = None, None, None
 
     def later(self, call: Callable[[], None]) -> None:
         """Have the thread that runs the use case make a call, after all that it was asked for before."""
         self._news.put(call)
+        with self._changed:
+            self._changed.notify_all()
 
     # What the one thread does.
 
@@ -312,7 +306,7 @@ class Coordinator:
     def _introduce(self, peer: str, facts: dict[str, Any]) -> dict[str, Any]:
         with self._changed:
             name = self._name_by_peer[peer]
-            self._members[name] = _Member(name=name, facts=facts)
+            self._members[name] = Member(name=name, facts=facts)
             self._changed.notify_all()
         return {}
 
@@ -333,7 +327,7 @@ class Coordinator:
             self._changed.notify_all()
             return {"kind": "leave"}
 
-    def _note_result(self, member: _Member, payload: dict[str, Any]) -> None:
+    def _note_result(self, member: Member, payload: dict[str, Any]) -> None:
         if "done" not in payload or member.order is None or payload["done"] != member.order[0]:
             return
         member.result = {
@@ -379,10 +373,15 @@ class Coordinator:
         return answer
 
     def _checkpoint_saved(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if self._on_saved is not None:
-            saved = (self._name_by_peer[peer], int(payload["step"]), str(payload["file"]), str(payload["sha256"]))
-            self.later(functools.partial(self._on_saved, *saved))
-        return {}
+        if self._on_saved is None:
+            raise RemoteRefusal("no run is under way")
+        saved = from_json(SavedFile, payload, f"checkpoint of {self._name_by_peer[peer]}")
+        return {"dropped": list(self._on_saved(saved))}
+
+    def _given(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if self._batches is None:
+            raise RemoteRefusal("no run on given batches is under way")
+        return self._batches.answer(payload)
 
     def _meeting_point(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:
         place = (int(payload["generation"]), int(payload["stage"]))

@@ -2,9 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -12,16 +9,16 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
-from spantrain.models.device import Device
-from spantrain.models.stage import StageExecutor
 from spantrain.policy.dispatch import DispatchPolicy
 from spantrain.policy.routing import Router
+from spantrain.runtime.following import Followers
 from spantrain.runtime.inbox import Inbox
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.rounding import for_wire, from_wire
+from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork
 from spantrain.transport.interface import MailboxLike, Message
 
-__all__ = ["DeviceClock", "Feed", "StepDriver"]
+__all__ = ["StepDriver"]
 
 _POLL_S = 0.25
 """How often a waiting driver looks whether the run was aborted."""
@@ -30,55 +27,38 @@ _EVALUATE = "evaluate"
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Feed(Protocol):
-    """Reads the samples of a step where they are needed."""
-
-    def inputs(self, step: int, span: Span) -> Tensors:
-        """Return what the first stage takes."""
-
-    def labels(self, step: int, span: Span) -> torch.Tensor:
-        """Return what the last stage compares with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceClock:
-    """The device that computes, and how long an action should take on it (None: as long as it takes)."""
-
-    device: Device
-    seconds: Callable[[Op, int], float | None]
-
-
 class StepDriver:
-    """Runs steps of one replica: asks the policy, computes, sends, receives."""
+    """Runs steps of one replica: asks the policy, computes, sends, receives; of a group, its leader does."""
 
     def __init__(
         self,
         *,
         plan: Plan,
         name: str,
-        executor: StageExecutor,
+        work: ReplicaWork,
         clock: DeviceClock,
         mailbox: MailboxLike,
-        feed: Feed,
+        followers: Followers,
         recorder: Recorder,
         check_abort: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._name = name
-        self._executor = executor
+        self._replica_work = work
         self._clock = clock
         self._mailbox = mailbox
-        self._feed = feed
+        self._followers = followers
         self._recorder = recorder
         self._check_abort = check_abort
         self._router = Router(plan)
         self._inbox = Inbox()
+        work.executor.meter.waiting_bytes = self._inbox.held_bytes
         self._stage, self._replica = plan.place(name)
         stages = plan.stages
         self._wire_before = stages[self._stage - 1].wire_format if self._stage else WireFormat.NATIVE
         self._wire_behind = stages[self._stage].wire_format
-        self._is_first = self._stage == 0
-        self._is_last = self._stage == len(plan.stages) - 1
+        self._is_first = work.is_first
+        self._is_last = work.is_last
         self._events: list[Event] = []
         self._step = 0
         self._loss_sum = 0.0
@@ -88,6 +68,7 @@ class StepDriver:
         self._step, self._loss_sum = step, 0.0
         self._inbox.forget_before(step)
         self._events = [StepStarted(step), *self._early_arrivals(step)]
+        self._followers.begin()
         ready_since = time.monotonic()
         waited_s = 0.0
         action = self._next_action(policy)
@@ -103,6 +84,7 @@ class StepDriver:
                 figures.waiting_s += waited_s
                 ready_since, waited_s = ended_s, 0.0
             action = self._next_action(policy)
+        self._followers.end()
         self._note_sends()
         return self._loss_sum if self._is_last else None
 
@@ -110,14 +92,16 @@ class StepDriver:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
         self._step = step
         loss_sum = 0.0
+        self._followers.begin()
         for span in self._plan.stages[self._stage].replica_spans(self._replica):
-            inputs = feed.inputs(step, span) if self._is_first else self._wait_for(step, _EVALUATE, span)
-            labels = feed.labels(step, span) if self._is_last else None
-            outputs = self._compute(Op.FORWARD, span, partial(self._executor.evaluate, inputs, labels))
+            received = () if self._is_first else self._wait_for(step, _EVALUATE, span)
+            work = self._evaluation(step, span, received, feed)
+            outputs = self._clock.run(Op.FORWARD, span.size, work)
             if self._is_last:
                 loss_sum += float(outputs[0])
             else:
                 self._send(Direction.FORWARD, span, outputs, lane=_EVALUATE)
+        self._followers.end()
         return loss_sum if self._is_last else None
 
     def wait_for_message(self, step: int, lane: str) -> Tensors:
@@ -148,9 +132,10 @@ class StepDriver:
     def _perform(self, action: Action) -> tuple[float, float]:
         work = self._work(action)
         start_s = time.monotonic()
-        outputs = self._compute(action.op, action.span, work)
+        outputs = self._clock.run(action.op, action.span.size, work)
         end_s = time.monotonic()
-        self._recorder.computed(str(action), self._step, start_s, end_s, held_samples=self._executor.held_samples)
+        held_samples = self._replica_work.executor.held_samples
+        self._recorder.computed(str(action), self._step, start_s, end_s, held_samples=held_samples)
         if action.op is Op.FORWARD and self._is_last:
             self._loss_sum += float(outputs[0])
         elif action.op is Op.FORWARD:
@@ -161,25 +146,20 @@ class StepDriver:
         return start_s, end_s
 
     def _work(self, action: Action) -> Callable[[], Tensors]:
-        """Return the computation of an action, with its inputs bound."""
-        executor, span, step = self._executor, action.span, self._step
-        if action.op is Op.FORWARD:
-            inputs = (
-                self._feed.inputs(step, span)
-                if self._is_first
-                else self._inbox.take(step, Direction.FORWARD.value, span)
-            )
-            labels = self._feed.labels(step, span) if self._is_last else None
-            return lambda: executor.forward(span, inputs, labels)
-        if action.op is Op.BACKWARD_WEIGHT:
-            return partial(_without_result, executor.backward_weight, span)
-        gradients = () if self._is_last else self._inbox.take(step, Direction.BACKWARD.value, span)
-        if action.op is Op.BACKWARD:
-            return lambda: executor.backward(span, gradients)
-        return lambda: executor.backward_input(span, gradients)
+        """Return the computation of an action, with its inputs bound; followers are told as it begins."""
+        op, span, step = action.op, action.span, self._step
+        awaited = self._replica_work.awaits(op)
+        received = self._inbox.take(step, awaited.value, span) if awaited else ()
+        if not self._followers.exist:
+            return self._replica_work.bind(op, step, span, received)
+        return lambda: self._replica_work.bind(op, step, span, self._followers.tell(op, step, span, received))()
 
-    def _compute(self, op: Op, span: Span, work: Callable[[], Tensors]) -> Tensors:
-        return self._clock.device.run(work, self._clock.seconds(op, span.size))
+    def _evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
+        def work() -> Tensors:
+            handed = self._followers.tell(None, step, span, received)
+            return self._replica_work.bind_evaluation(step, span, handed, feed)()
+
+        return work
 
     def _send(self, direction: Direction, span: Span, tensors: Tensors, *, lane: str) -> None:
         cut, wire_format = self._plan.stages[self._stage].end_unit - 1, self._wire_behind
@@ -193,6 +173,7 @@ class StepDriver:
 
     def _receive(self, timeout_s: float) -> None:
         self._check_abort()
+        self._followers.keep_alive()
         for message in self._mailbox.receive(timeout_s):
             self._accept(message)
 
@@ -223,11 +204,6 @@ class StepDriver:
     def _note_sends(self) -> None:
         for sent in self._mailbox.sent_intervals():
             self._recorder.sent(sent.peer, sent.key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
-
-
-def _without_result(work: Callable[[Span], None], span: Span) -> Tensors:
-    work(span)
-    return ()
 
 
 def _common(a: Span, b: Span) -> int:

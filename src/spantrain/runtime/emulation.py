@@ -1,13 +1,14 @@
 """The time that an emulated device takes, from its kind's law."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import Unit
 from spantrain.cost.analytic import AnalyticLaw
+from spantrain.cost.recompute import operations_of
 
-__all__ = ["emulated_seconds", "law_of"]
+__all__ = ["emulated_group_seconds", "emulated_seconds", "law_of"]
 
 
 def law_of(cluster: Cluster, device: str, dtype: str) -> AnalyticLaw | None:
@@ -19,17 +20,47 @@ def law_of(cluster: Cluster, device: str, dtype: str) -> AnalyticLaw | None:
 
 
 def emulated_seconds(
-    cluster: Cluster, device: str, dtype: str, units: Sequence[Unit]
+    cluster: Cluster, device: str, dtype: str, units: Sequence[Unit], *, recompute: Collection[int] = ()
 ) -> Callable[[Op, int], float | None]:
     """Return (operation, samples) -> seconds of a stage's action; None: as long as it takes."""
-    law = law_of(cluster, device, dtype)
-    if law is None:
+    return emulated_group_seconds(cluster, device, {device: [1.0] * len(units)}, dtype, units, recompute=recompute)
+
+
+def emulated_group_seconds(
+    cluster: Cluster,
+    device: str,
+    shares: Mapping[str, Sequence[float]],
+    dtype: str,
+    units: Sequence[Unit],
+    *,
+    recompute: Collection[int] = (),
+) -> Callable[[Op, int], float | None]:
+    """Return the same for a member of a tensor-parallel group.
+
+    Members wait for each other where they sum, in every unit, so each unit takes the time of its slowest emulated
+    member: that device's share of what it would take it alone, as `cost.tensor` reckons. What the sums themselves take
+    is real, and comes on top (`runtime.work`).
+
+    Args:
+        cluster: the kinds of all devices.
+        device: the member; a real one takes the time it takes.
+        shares: by member, the part of each unit that it computes.
+        dtype: what products are computed in.
+        units: of the stage.
+        recompute: positions of those that are run again in the backward pass.
+    """
+    if law_of(cluster, device, dtype) is None:
         return lambda _op, _samples: None
+    laws = [(law, shares[name]) for name in shares if (law := law_of(cluster, name, dtype)) is not None]
     known: dict[tuple[Op, int], float] = {}
 
     def seconds(op: Op, samples: int) -> float:
         if (op, samples) not in known:
-            known[op, samples] = sum(law.seconds(unit, op, samples) for unit in units)
+            known[op, samples] = sum(
+                max(share[number] * law.seconds(unit, operation, samples) for law, share in laws)
+                for number, unit in enumerate(units)
+                for operation in operations_of(op, recomputed=number in recompute)
+            )
         return known[op, samples]
 
     return seconds

@@ -1,109 +1,126 @@
 """Sums of gradients: among the replicas of a stage, and of parameters that stages share.
 
 Losses are divided by the global batch before the backward pass, so every sum is a plain sum.
+
+Inside a tensor-parallel group each member has the gradient of its part, and all have the same one of what they hold
+whole (of a few parameters that work on divided values, such as norms of heads, parts that are summed first). Where the
+replicas' groups are alike, the k-th members hold the same parts and sum among themselves, all rings at once. Where they
+are not, leaders put the parts of their group together, sum whole gradients among themselves, and hand the parts back.
 """
 
-import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
-from torch.distributed import Store
+from torch import Tensor, nn
 
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
-from spantrain.errors import PeerLostError
+from spantrain.models.tensor.slices import take
+from spantrain.runtime.groups import MemberGroup, StageGroups
+from spantrain.runtime.part_sums import GroupParts
 
-__all__ = ["GradientSum", "gradient_square"]
+__all__ = ["StageSum", "gradient_square"]
+
+Parameters = Mapping[str, nn.Parameter]
 
 
-class GradientSum:
-    """The replicas of one stage, as one process group of one generation."""
+class StageSum:
+    """The gradient sums of one device's stage."""
 
     def __init__(
-        self, *, store: Store | None, rank: int, num_replicas: int, torch_device: torch.device, timeout_s: float
+        self, groups: StageGroups, parts: GroupParts, *, levels: bool = False, partial: Sequence[str] = ()
     ) -> None:
-        self._num_replicas = num_replicas
-        self.rank = rank
-        if num_replicas > 1:
-            assert store is not None, "replicas need a store to meet at"
-            with _blaming_peers():
-                dist.init_process_group(
-                    "nccl" if torch_device.type == "cuda" else "gloo",
-                    store=store,
-                    rank=rank,
-                    world_size=num_replicas,
-                    timeout=datetime.timedelta(seconds=timeout_s),
-                )
+        """Sum over these groups.
 
-    def all_reduce(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        Args:
+            groups: of this device.
+            parts: what the members of its replica hold.
+            levels: members round unlike, so gradients of what all hold whole are made the leader's.
+            partial: names of parameters that all hold whole, each with a part of the sum only.
+        """
+        self._groups = groups
+        self._parts = parts
+        self._levels = levels and groups.replica.size > 1
+        self._partial = tuple(partial)
+
+    @property
+    def sums(self) -> bool:
+        """Whether this device exchanges anything at the end of a step."""
+        return self._groups.world.size > self._groups.replica.size
+
+    def run(self, parameters: Parameters) -> None:
         """Sum every gradient over the replicas, in buckets; a missing gradient counts as zero."""
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if self._num_replicas == 1:
-            return
-        for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            with _blaming_peers():
-                dist.all_reduce(flat)
-            start = 0
-            for gradient in bucket:
-                gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-                start += gradient.numel()
+        gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
+        if self._partial:
+            _reduce([gradients[name] for name in self._partial], self._groups.replica)
+        if not self._groups.parts_meet:
+            self._run_by_leaders(gradients)
+        elif self._groups.ring.size > 1:
+            for bucket in _buckets(gradients.items(), {name: g.numel() for name, g in gradients.items()}):
+                _reduce([gradients[name] for name in bucket], self._groups.ring)
+        if self._levels:
+            self._parts.level([gradient for name, gradient in gradients.items() if self._parts.whole_here(name)])
 
-    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give every replica the first one's tensors, in place."""
-        if self._num_replicas > 1:
-            for tensor in tensors:
-                with _blaming_peers():
-                    dist.broadcast(tensor, src=0)
+    def _run_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
+        # Replicas of other degrees have their parameters in another order, and other sizes of parts.
+        full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
+        for bucket in _buckets(sorted(gradients.items()), full_sizes):
+            own = {name: gradients[name] for name in bucket}
+            whole = self._parts.gather(own)
+            if whole:
+                _reduce(list(whole.values()), self._groups.ring)
+            self._parts.scatter(whole, own)
 
-    def broadcast_bytes(self, content: bytes, torch_device: torch.device) -> bytes:
-        """Give every replica the first one's bytes."""
-        if self._num_replicas == 1:
-            return content
-        size = torch.tensor([len(content)], dtype=torch.int64, device=torch_device)
-        with _blaming_peers():
-            dist.broadcast(size, src=0)
-        data = torch.zeros(int(size), dtype=torch.uint8, device=torch_device)
-        if self.rank == 0:
-            data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        with _blaming_peers():
-            dist.broadcast(data, src=0)
-        return data.cpu().numpy().tobytes()
+    def whole(self, name: str, parameters: Parameters) -> Tensor | None:
+        """Return a parameter's whole gradient on the leader of the first replica; None on all others."""
+        if not self._groups.in_first_replica:
+            return None
+        return self._parts.gather({name: _gradient(parameters[name])}).get(name)
 
-    def close(self) -> None:
-        """Leave the group; it ends with its generation."""
-        if self._num_replicas > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+    def replace(self, name: str, whole: Tensor | None, parameters: Parameters) -> None:
+        """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
+        gradient, part = _gradient(parameters[name]), self._parts.own[name]
+        full = gradient.new_empty(part.full_shape) if whole is None else whole.contiguous()
+        self._groups.world.broadcast(full)
+        gradient.copy_(take(full, part))
 
-
-@contextmanager
-def _blaming_peers() -> Iterator[None]:
-    """A collective that fails does so because another replica went away: it is that one that should be named."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLostError(f"another replica of this stage went away: {error}") from error
+    def square(self, parameters: Parameters, *, leave_out: frozenset[str]) -> float | None:
+        """Return this device's part of the stage's squared gradient norm; None where others have all of it."""
+        if not self._groups.in_first_replica:
+            return None
+        if self._groups.replica.rank:
+            leave_out |= {name for name in parameters if self._parts.whole_here(name)}
+        return gradient_square(parameters, leave_out=leave_out)
 
 
-def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group gradients of one dtype until a bucket is full; each gradient is in exactly one bucket."""
-    buckets: list[list[torch.Tensor]] = []
-    room = 0
-    for gradient in gradients:
-        size = gradient.numel() * gradient.element_size()
-        if not buckets or size > room or buckets[-1][0].dtype != gradient.dtype:
+def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    group.all_reduce(flat)
+    for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(piece.view_as(gradient))
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _buckets(gradients: Iterable[tuple[str, Tensor]], elements: Mapping[str, int]) -> list[list[str]]:
+    """Group gradients of one dtype until a bucket is full, by so many elements of each; each is in exactly one."""
+    buckets: list[list[str]] = []
+    room, dtype = 0, None
+    for name, gradient in gradients:
+        size = elements[name] * gradient.element_size()
+        if not buckets or size > room or dtype != gradient.dtype:
             buckets.append([])
-            room = RUNTIME_BUCKET_BYTES
-        buckets[-1].append(gradient)
+            room, dtype = RUNTIME_BUCKET_BYTES, gradient.dtype
+        buckets[-1].append(name)
         room -= size
     return buckets
 
 
-def gradient_square(parameters: Mapping[str, torch.nn.Parameter], *, leave_out: frozenset[str]) -> float:
-    """Return the sum of squares of all gradients, but for parameters that another stage counts."""
+def gradient_square(parameters: Parameters, *, leave_out: frozenset[str]) -> float:
+    """Return the sum of squares of all gradients, but for parameters that another device counts."""
     total = 0.0
     for name, parameter in parameters.items():
         if name not in leave_out and parameter.grad is not None:

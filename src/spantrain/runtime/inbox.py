@@ -41,6 +41,10 @@ class Inbox:
             return found[0][1]
         return tuple(torch.cat(parts) for parts in zip(*(tensors for _, tensors in found), strict=True))
 
+    def held_bytes(self) -> int:
+        """Return the bytes of all that lies here."""
+        return sum(tensor.nbytes for pieces in self._pieces.values() for _, tensors in pieces for tensor in tensors)
+
     def forget_before(self, step: int) -> int:
         """Drop what belongs to earlier steps; return how many pieces that was."""
         old = [key for key in self._pieces if key[0] < step]

@@ -46,7 +46,6 @@ class LocalWorkers:
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
         log_folder.mkdir(parents=True, exist_ok=True)
-        self._pids: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
         """For sockets that these workers are to reach; the nursery removes it, however this process ends."""
@@ -90,10 +89,6 @@ class LocalWorkers:
             self._nursery.stdin.write(json.dumps(request).encode() + b"\n")
         self._nursery.stdin.flush()
 
-    def pid_of(self, name: str) -> int | None:
-        """Return a started worker's process number."""
-        return self._pids.get(name)
-
     def check(self) -> None:
         """Raise when a worker has ended though nobody told it to.
 
@@ -136,8 +131,6 @@ class LocalWorkers:
             message: dict[str, Any] = json.loads(line)
             if "ready" in message:
                 self._ready.set()
-            elif "started" in message:
-                self._pids[message["started"]] = message["pid"]
             else:
                 self._ended[message["ended"]] = message["status"]
         self._ready.set()

@@ -2,7 +2,7 @@
 
 Loading torch and transformers takes seconds for every process; here it is done once. The nursery reads one JSON
 object a line on standard input (a worker to start) and writes one a line on standard output (a worker that has
-started or ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
+ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
 its argument names. Neither gRPC nor ZeroMQ is loaded before the fork: both break when they are.
 """
 
@@ -47,7 +47,6 @@ def main() -> None:
                 request = json.loads(line)
                 pid = _start(request)
                 children[pid] = request["name"]
-                _say({"started": request["name"], "pid": pid})
         if wake_read in readable:
             os.read(wake_read, 4096)
         _reap(children)
@@ -105,7 +104,8 @@ def _become_worker(request: dict[str, Any]) -> None:
     from spantrain.runtime.worker import Worker
     from spantrain.runtime.worker_settings import WorkerSettings
 
-    Worker(WorkerSettings(**request["settings"])).run()
+    settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}
+    Worker(WorkerSettings(**settings)).run()
 
 
 def _reap(children: dict[int, str]) -> None:

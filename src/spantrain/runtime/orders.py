@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.job import TrainJob
@@ -99,14 +100,20 @@ class TrainOrder:
     """Train a part of a plan."""
 
     plan: Plan
+    graph: UnitGraph
+    """Of the plan's model, from its profile."""
     job: TrainJob
     peers: tuple[PeerEntry, ...]
     schedule: str
     output_dir: str
     """Where this worker writes its part of checkpoints; empty: no checkpoints."""
     first_step: int = 0
+    samples_before: int = 0
+    """Consumed by all steps before the first."""
     resume_from: str = ""
-    """Folder of the checkpoint to begin with."""
+    """Folder of the checkpoint to begin with; files that other machines wrote may be missing in it."""
+    checkpoint: CheckpointContent | None = None
+    """What is in it; None: begin with new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +136,8 @@ class TrainResult:
     """The most that the device's allocator had given out at once; None where it cannot tell."""
     overhead_s: tuple[float, ...]
     """Runtime time per action outside computation and waiting."""
+    notices: tuple[str, ...] = ()
+    """What its tensor-parallel replica could not divide, so that every member computes the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +149,11 @@ class StepReport:
     loss_sum: float | None
     """Of the last stage's replicas: the sum over their samples."""
     grad_square: float | None
-    """Of each stage's first replica."""
+    """Of each stage's first replica, where each device counts what it alone holds."""
     busy_s: float
     peak_held_samples: int
+    overflow: bool = False
+    """Under float16: whether a gradient of this device is infinite or no number."""
     evaluation_loss_sum: float | None = None
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     """To each peer, since the run began."""
@@ -158,6 +169,8 @@ class Verdict:
     checkpoint: bool
     stop: bool
     evaluate: bool
+    skip_update: bool = False
+    """Under float16: gradients overflowed somewhere, so nobody updates and all lower the loss scale."""
     data_differs: str = ""
     """Who reads other data than whom; empty: all read the same."""
 

@@ -3,42 +3,38 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import torch
 from torch.distributed import Store
 
 from spantrain.core.decisions import DeviceDecisions
-from spantrain.core.messages import MessageKey
-from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
-from spantrain.core.units import UnitGraph
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.models.build import UnitModule, build_units, parameter_names, shared_parameters
 from spantrain.models.data import open_dataset
 from spantrain.models.device import Device, EmulatedDevice, real_compute_ratio
-from spantrain.models.graph import build_graph
-from spantrain.models.stage import StageExecutor
-from spantrain.policy.dispatch import make_policy
-from spantrain.policy.tasks import replica_tasks
-from spantrain.runtime.checkpoint import read_stage, restore_stage, save_stage
-from spantrain.runtime.driver import DeviceClock, StepDriver
-from spantrain.runtime.emulation import emulated_seconds
+from spantrain.runtime.checkpoint.device import DeviceCheckpoints
+from spantrain.runtime.checkpoint.holding import holding_of
+from spantrain.runtime.checkpoint.restore import group_of
+from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.gradients import GradientSum, gradient_square
+from spantrain.runtime.given import GIVEN, GivenFeed
+from spantrain.runtime.gradients import StageSum
 from spantrain.runtime.memory import forget_peak, peak_bytes
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.orders import PeerEntry, StepReport, TrainOrder, TrainResult, Verdict
+from spantrain.runtime.posts import DriverPost, MailboxPost
 from spantrain.runtime.recorder import Recorder
-from spantrain.transport.interface import PeerCounters
+from spantrain.runtime.scaling import GradientScaling
+from spantrain.runtime.stage_actions import StageActions
+from spantrain.runtime.stage_member import join_stage
+from spantrain.runtime.tied import TiedSums, tied_across_stages
+from spantrain.runtime.traffic import Traffic
 from spantrain.transport.mailbox import Mailbox
 
 __all__ = ["Colleagues", "TrainSession"]
 
-_COLLECTIVE_TIMEOUT_S = 60.0
-_TIED = "tied:"
 _OVERHEADS_KEPT = 10_000
 
 
@@ -51,9 +47,11 @@ class Colleagues:
     """(generation, peers): returns when all of them have admitted each other."""
     commit_step: Callable[[StepReport], Verdict]
     meet: Callable[[int, int, bool], Store]
-    """(generation, stage, leads) -> the store where the replicas of a stage meet."""
-    checkpoint_saved: Callable[[int, str, str], None]
-    """(step, file name, SHA-256)"""
+    """(generation, stage, leads) -> the store where the devices of a stage meet."""
+    checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
+    """Returns the steps whose checkpoints are not kept any longer."""
+    ask_given: Callable[[dict[str, Any]], dict[str, Any]]
+    """What to do next, and rows of batches, where a user's own loop gives them (`runtime.given`)."""
     check_abort: Callable[[], None]
     clock_offset_s: float
 
@@ -67,95 +65,120 @@ class TrainSession:
         self._job = order.job
         self._name = name
         self._colleagues = colleagues
-        self._stage_index, self._replica_index = self._plan.place(name)
-        self._stage = self._plan.stages[self._stage_index]
-        self._leads = self._replica_index == 0
         self._device = device
         self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         colleagues.admit(self._plan.generation, order.peers)
-        self._traffic = _Traffic(colleagues.mailbox)
+        self._traffic = Traffic(colleagues.mailbox)
         forget_peak(device)
         self._build()
 
     def _build(self) -> None:
-        """Build this stage's units with the weights that one process would have given them."""
-        plan, stage = self._plan, self._stage
-        graph = build_graph(plan.model)
-        units = build_units(plan.model, stage.units, seed=self._job.seed)
-        self._executor = StageExecutor(
-            units,
-            is_first=self._stage_index == 0,
-            is_last=self._stage_index == len(plan.stages) - 1,
-            global_batch=plan.global_batch,
-            autocast_dtype=torch.bfloat16 if plan.dtype == "bfloat16" else None,
-            torch_device=self._device.torch_device,
+        self._member = join_stage(
+            self._plan,
+            self._name,
+            self._device,
+            graph=self._order.graph,
+            seed=self._job.seed,
+            meet=self._colleagues.meet,
         )
-        self._parameters = self._executor.named_parameters()
+        with ExitStack() as undo:
+            undo.callback(self._member.groups.close)
+            self._prepare()
+            undo.pop_all()
+
+    def _prepare(self) -> None:
+        """Make all that a step needs besides the stage's units."""
+        plan = self._plan
+        self._stage_index = self._member.stage_index
+        self._parameters = self._member.executor.named_parameters()
         self._optimizer = build_optimizer(self._job, self._parameters.values())
-        self._tied = _tied_across_stages(plan, self._stage_index, graph, units)
         self._training = self._feed(held_out=False)
-        seconds = emulated_seconds(plan.cluster, self._name, plan.dtype, [graph.units[i] for i in stage.units])
-        self._driver = StepDriver(
+        self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
+        self._checkpoints = DeviceCheckpoints(
+            self._order.output_dir,
+            self._name,
+            holding_of(plan, self._name, self._member.graph, self._parameters, self._member.parts.own),
+            self._optimizer,
+            self._colleagues.checkpoint_saved,
+        )
+        self._scaling = GradientScaling(
+            self._job, plan.dtype, self._order.checkpoint.scalars if self._order.checkpoint else {}
+        )
+        self._actions = StageActions(
             plan=plan,
+            schedule=self._order.schedule,
             name=self._name,
-            executor=self._executor,
-            clock=DeviceClock(device=self._device, seconds=seconds),
+            member=self._member,
+            device=self._device,
             mailbox=self._colleagues.mailbox,
             feed=self._training,
             recorder=self._recorder,
             check_abort=self._colleagues.check_abort,
         )
-        tasks = replica_tasks(plan, schedule=self._order.schedule)
-        self._policy = make_policy(self._order.schedule, tasks[self._stage_index][self._replica_index])
-        self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
+        self._stage_sum = StageSum(
+            self._member.groups, self._member.parts, levels=self._member.unlike, partial=self._member.partial
+        )
+        self._tied_sums = TiedSums(
+            tied_across_stages(plan, self._stage_index, self._member.graph, self._member.units),
+            plan=plan,
+            stage_index=self._stage_index,
+            driver=self._actions.driver,
+            stage_sum=self._stage_sum,
+            recorder=self._recorder,
+        )
 
-    def _feed(self, *, held_out: bool) -> SampledFeed:
+    def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
+        if self._plan.model.dataset == GIVEN:
+            return GivenFeed(self._colleagues.ask_given, self._colleagues.check_abort)
         return SampledFeed(
             open_dataset(self._plan.model, held_out=held_out),
             global_batch=self._plan.global_batch,
             seed=self._job.seed,
             same_every_step=held_out,
+            first_step=self._order.first_step,
+            samples_before=self._order.samples_before,
         )
 
     def run(self) -> TrainResult:
         """Train until the coordinator says stop; return what this device saw."""
-        store = None
-        if len(self._stage.replicas) > 1:
-            store = self._colleagues.meet(self._plan.generation, self._stage_index, self._leads)
-        group = GradientSum(
-            store=store,
-            rank=self._replica_index,
-            num_replicas=len(self._stage.replicas),
-            torch_device=self._device.torch_device,
-            timeout_s=_COLLECTIVE_TIMEOUT_S,
-        )
         try:
-            self._resume(group)
-            self._train(group)
+            self._resume()
+            with self._checkpoints:
+                self._train()
         finally:
-            group.close()
-            self._executor.discard()
+            self._member.groups.close()
+            self._member.executor.discard()
         return self._result()
 
-    def _resume(self, group: GradientSum) -> None:
-        if not self._order.resume_from:
-            return
-        content = read_stage(Path(self._order.resume_from), self._name) if self._leads else b""
-        restore_stage(group.broadcast_bytes(content, self._device.torch_device), self._parameters, self._optimizer)
+    def _resume(self) -> None:
+        """Begin with what a checkpoint holds, if there is one; all devices of the run do so together."""
+        order, plan = self._order, self._plan
+        address = {"generation": plan.generation, "step": order.first_step}
+        post = (
+            DriverPost(self._actions.driver, **address)
+            if self._actions.driver
+            else MailboxPost(self._colleagues.mailbox, **address, check_abort=self._colleagues.check_abort)
+        )
+        group = group_of(plan.cluster, self._name, plan.devices)
+        self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
 
-    def _train(self, group: GradientSum) -> None:
+    def _train(self) -> None:
         step = self._order.first_step
         evaluate = True
         while True:
+            if isinstance(self._training, GivenFeed) and not self._training.next_step(step, self._save):
+                break
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
-            loss_sum = self._driver.run_step(step, self._policy)
-            self._sum_gradients(group, step)
-            verdict = self._commit(step, loss_sum, evaluation)
+            self._scaling.begin(self._member.executor)
+            loss_sum = self._actions.run_step(step)
+            self._sum_gradients(step)
+            overflow = self._scaling.unscale(self._parameters.values())
+            verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
             step += 1
-            if verdict.checkpoint and self._leads:
+            if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
             if verdict.stop:
@@ -164,48 +187,28 @@ class TrainSession:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
 
-    def _evaluate(self, step: int) -> float | None:
-        return self._driver.evaluate(step, self._held_out) if self._held_out else None
+    def _save(self, steps_done: int) -> None:
+        self._checkpoints.save(steps_done, self._scaling.scalars)
 
-    def _sum_gradients(self, group: GradientSum, step: int) -> None:
+    def _evaluate(self, step: int) -> float | None:
+        return self._actions.evaluate(step, self._held_out) if self._held_out else None
+
+    def _sum_gradients(self, step: int) -> None:
         """Sum over the replicas of this stage, then over the stages that share a parameter."""
         start_s = time.monotonic()
-        group.all_reduce(list(self._parameters.values()))
-        if len(self._stage.replicas) > 1:
+        self._stage_sum.run(self._parameters)
+        if self._stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
-        for tied in self._tied:
-            self._sum_tied(tied, group, step)
+        self._tied_sums.run(step, self._parameters)
 
-    def _sum_tied(self, tied: "_Tied", group: GradientSum, step: int) -> None:
-        """Sum one shared parameter's gradients in the order of stages, so that all copies stay equal."""
-        start_s = time.monotonic()
-        own = self._parameters[tied.parameter]
-        assert own.grad is not None
-        if self._leads:
-            for stage in tied.other_stages:
-                key = MessageKey(self._plan.generation, step, f"{_TIED}{tied.group}:{self._stage_index}", 0, Span(0, 1))
-                self._driver.send_message(self._leader(stage), key, (own.grad.unsqueeze(0).clone(),))
-            total = torch.zeros_like(own.grad)
-            for stage in sorted((self._stage_index, *tied.other_stages)):
-                total += (
-                    own.grad
-                    if stage == self._stage_index
-                    else self._driver.wait_for_message(step, f"{_TIED}{tied.group}:{stage}")[0][0]
-                )
-            own.grad.copy_(total)
-        group.broadcast([own.grad])
-        self._recorder.communicated(f"tied gradient sum {tied.group}", step, start_s, time.monotonic())
-
-    def _leader(self, stage: int) -> str:
-        return self._plan.stages[stage].replicas[0].devices[0]
-
-    def _commit(self, step: int, loss_sum: float | None, evaluation: float | None) -> Verdict:
+    def _commit(
+        self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
+    ) -> Verdict:
         figures = self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
-        counted_elsewhere = frozenset(
-            tied.parameter for tied in self._tied if min(tied.other_stages) < self._stage_index
-        )
-        square = gradient_square(self._parameters, leave_out=counted_elsewhere) if self._leads else None
+        square = self._stage_sum.square(self._parameters, leave_out=self._tied_sums.counted_elsewhere)
+        if overflow and square is not None:
+            square = 0.0
         reads_data = step == self._order.first_step and self._stage_index in (0, len(self._plan.stages) - 1)
         _check_finite(step, {"loss": loss_sum, "squared gradient norm": square, "held-out loss": evaluation})
         verdict = self._colleagues.commit_step(
@@ -214,6 +217,7 @@ class TrainSession:
                 step=step,
                 loss_sum=loss_sum,
                 grad_square=square,
+                overflow=overflow,
                 busy_s=figures.busy_s,
                 peak_held_samples=figures.peak_held_samples,
                 evaluation_loss_sum=evaluation,
@@ -230,6 +234,10 @@ class TrainSession:
         return verdict
 
     def _update(self, step: int, verdict: Verdict) -> None:
+        self._scaling.settle(skipped=verdict.skip_update)
+        if verdict.skip_update:
+            self._optimizer.zero_grad(set_to_none=True)
+            return
         factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
         if factor < 1.0:
             for parameter in self._parameters.values():
@@ -239,11 +247,6 @@ class TrainSession:
             group["lr"] = learning_rate(self._job, step)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _save(self, steps_done: int) -> None:
-        folder = Path(self._order.output_dir) / "checkpoint" / f"step-{steps_done}"
-        name, digest = save_stage(folder, self._name, self._parameters, self._optimizer)
-        self._colleagues.checkpoint_saved(steps_done, name, digest)
 
     def _result(self) -> TrainResult:
         return TrainResult(
@@ -259,8 +262,9 @@ class TrainSession:
             refused=dict(self._colleagues.mailbox.counters().refused),
             real_compute_ratio=real_compute_ratio(self._device),
             overrun_actions=self._device.overruns if isinstance(self._device, EmulatedDevice) else 0,
-            peak_bytes=peak_bytes(self._device),
+            peak_bytes=peak_bytes(self._device, self._member.executor, self._optimizer),
             overhead_s=tuple(self._overhead_s),
+            notices=self._member.notices,
         )
 
 
@@ -271,51 +275,3 @@ def _check_finite(step: int, values: Mapping[str, float | None]) -> None:
                 f"step {step}: the {what} is {value}; training has diverged: lower --learning-rate, or clip with "
                 "--max-grad-norm; the last checkpoint is from before"
             )
-
-
-class _Traffic:
-    """Bytes on the wire since this session began; a mailbox counts on through all its sessions."""
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-        self._before = mailbox.counters().peers
-
-    def sent(self) -> dict[str, int]:
-        """Return what went to each peer."""
-        return self._since(lambda counters: counters.wire_bytes_sent)
-
-    def received(self) -> dict[str, int]:
-        """Return what came from each peer."""
-        return self._since(lambda counters: counters.wire_bytes_received)
-
-    def _since(self, value: Callable[[PeerCounters], int]) -> dict[str, int]:
-        none = PeerCounters()
-        now = self._mailbox.counters().peers
-        return {name: value(counters) - value(self._before.get(name, none)) for name, counters in now.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tied:
-    """A parameter of this stage of which other stages hold copies."""
-
-    group: str
-    parameter: str
-    other_stages: tuple[int, ...]
-
-
-def _tied_across_stages(
-    plan: Plan, stage_index: int, graph: UnitGraph, units: Sequence[UnitModule]
-) -> tuple[_Tied, ...]:
-    """Find the parameters that other stages hold copies of."""
-    holders: dict[str, set[int]] = {}
-    for index, stage in enumerate(plan.stages):
-        for unit in stage.units:
-            for group in graph.units[unit].shared:
-                holders.setdefault(group, set()).add(index)
-    found = []
-    for group, members in sorted(shared_parameters(units).items()):
-        others = tuple(sorted(holders.get(group, set()) - {stage_index}))
-        if others:
-            position, local = members[0]
-            found.append(_Tied(group=group, parameter=parameter_names(units[position])[local], other_stages=others))
-    return tuple(found)

@@ -7,6 +7,7 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from spantrain.profiler.compute import measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
 from spantrain.profiler.network_latency import Software
 from spantrain.profiler.tasks import measure_tasks
+from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
 from spantrain.runtime.emulation import law_of
@@ -34,6 +36,7 @@ from spantrain.runtime.orders import (
     TrainOrder,
     Verdict,
 )
+from spantrain.runtime.own_functions import with_own_functions
 from spantrain.runtime.trainer import Colleagues, TrainSession
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.transport.interface import PeerAddress
@@ -109,7 +112,7 @@ class Worker:
         """Do one order; return its result, or the error for the coordinator to name."""
         order_id = answer["id"]
         try:
-            order: object = from_json(ORDER_TYPES[kind], answer["body"], f"order {kind}")
+            order = self._with_own_functions(from_json(ORDER_TYPES[kind], answer["body"], f"order {kind}"))
             return {"result": to_json(self._perform(order, order_id))}
         except (SpanTrainError, RuntimeError, OSError, ValueError, AssertionError) as error:
             _log.error("order %s failed:\n%s", kind, traceback.format_exc())
@@ -118,6 +121,15 @@ class Worker:
                 "caused_elsewhere": isinstance(error, (PeerLostError, Interrupted)),
                 "usage": isinstance(error, UsageError),
             }
+
+    def _with_own_functions(self, order: object) -> object:
+        own = self._settings.functions
+        match order:
+            case ComputeOrder():
+                return replace(order, model=with_own_functions(order.model, own))
+            case TrainOrder():
+                return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
+        return order
 
     def _perform(self, order: object, order_id: int) -> object:
         match order:
@@ -201,6 +213,7 @@ class Worker:
             commit_step=self._commit_step,
             meet=self._meet,
             checkpoint_saved=self._checkpoint_saved,
+            ask_given=lambda question: self._client.call("given", question, timeout_s=_CALL_TIMEOUT_S),
             check_abort=lambda: self._check_abort(order_id),
             clock_offset_s=self._clock_offset_s(),
         )
@@ -209,11 +222,12 @@ class Worker:
         answer = self._client.call("commit_step", to_json(report), timeout_s=_BARRIER_TIMEOUT_S)
         return from_json(Verdict, answer, "verdict")
 
-    def _checkpoint_saved(self, step: int, name: str, digest: str) -> None:
-        self._client.call("checkpoint_saved", {"step": step, "file": name, "sha256": digest}, timeout_s=_CALL_TIMEOUT_S)
+    def _checkpoint_saved(self, saved: SavedFile) -> tuple[int, ...]:
+        answer = self._client.call("checkpoint_saved", to_json(saved), timeout_s=_CALL_TIMEOUT_S)
+        return tuple(int(step) for step in answer["dropped"])
 
     def _meet(self, generation: int, stage: int, leads: bool) -> Store:
-        """Meet the other replicas of a stage at a store that the first one holds."""
+        """Meet the other devices of a stage at a store that the first one holds."""
         patience = datetime.timedelta(seconds=_CALL_TIMEOUT_S)
         place = {"generation": generation, "stage": stage}
         if leads:

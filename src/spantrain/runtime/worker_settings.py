@@ -19,5 +19,7 @@ class WorkerSettings:
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
     encrypted: bool = True
+    functions: tuple[str, ...] = ()
+    """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
     heartbeat_timeout_s: float = 8.0
     """After what silence the coordinator is taken to be lost."""

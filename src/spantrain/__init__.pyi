@@ -1,0 +1,16 @@
+from spantrain.library.arguments import TrainingArguments
+from spantrain.library.callbacks import Callback, StepReport
+from spantrain.library.loop import StepSession, session
+from spantrain.library.trainer import Trainer
+
+__all__ = [
+    "Callback",
+    "StepReport",
+    "StepSession",
+    "Trainer",
+    "TrainingArguments",
+    "__version__",
+    "session",
+]
+
+__version__: str

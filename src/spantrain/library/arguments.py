@@ -1,0 +1,181 @@
+"""How to train, by the names that people know from the transformers library's trainer."""
+
+import difflib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from spantrain.core.job import TrainJob
+from spantrain.errors import ConfigError
+
+__all__ = ["TrainingArguments"]
+
+T = TypeVar("T")
+
+_SCHEDULES: Mapping[str, str] = MappingProxyType(
+    {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine", "linear": "linear"}
+)
+_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
+    {
+        "adamw": "adamw",
+        "adamw_torch": "adamw",
+        "adamw_torch_fused": "adamw",
+        "sgd": "sgd",
+    }
+)
+_REPORTERS = ("none", "tensorboard")
+_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "gradient_accumulation_steps": "the planner chooses the micro-batches; say train_batch_size, samples of a step",
+        "per_device_train_batch_size": "devices are not alike, the planner shares samples out; say train_batch_size",
+        "per_gpu_train_batch_size": "devices are not alike, the planner shares samples out; say train_batch_size",
+        "dataloader_num_workers": "samples are read where they are needed; leave it out",
+        "deepspeed": "the plan says what runs where; leave it out",
+        "fsdp": "the plan says what runs where; leave it out",
+    }
+)
+"""Names that others' trainers have and this one cannot have, with what to do."""
+
+
+def _with_known_names(cls: type[T]) -> type[T]:
+    """Have a dataclass refuse names that it does not have in one clear message."""
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def checked(self: T, **given: Any) -> None:
+        problems = [_unknown(name, known) for name in given if name not in known]
+        if problems:
+            raise ConfigError("TrainingArguments: " + "; ".join(problems))
+        made(self, **given)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 - a plain assignment to a method is refused by the type checker
+    return cls
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name in _ELSEWHERE:
+        return f"{name} has no place here: {_ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"there is no {name}; " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}")
+
+
+@_with_known_names
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """What is to be done, and where it is kept. Defaults are the transformers library's, but for the batch."""
+
+    output_dir: str | Path = ""
+    """Of the run: checkpoints, trace, logs, profile and plan; empty: a new folder under `runs`."""
+    train_batch_size: int = 32
+    """Samples of one optimizer step, over all devices."""
+    max_steps: int = -1
+    """In all; negative: as many as `num_train_epochs` need."""
+    num_train_epochs: float = 3.0
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    """0: gradients are not clipped."""
+    lr_scheduler_type: str = "linear"
+    """`linear` or `cosine`, down to zero at the last step; `constant` or `constant_with_warmup`."""
+    warmup_steps: int = 0
+    optim: str = "adamw_torch"
+    """`adamw_torch` or `sgd`; the trainer's `optimizer` goes before it."""
+    seed: int = 42
+    bf16: bool = False
+    fp16: bool = False
+    """With a loss scale that all stages agree on."""
+    save_steps: int = 500
+    """Steps between checkpoints; one is written at the end in any case."""
+    save_total_limit: int = 2
+    """Checkpoints that are kept."""
+    logging_steps: int = 10
+    """Steps between lines on standard error; 0: none."""
+    eval_steps: int = 0
+    """Steps between evaluations on held-out data; 0: none."""
+    report_to: str = "none"
+    """`tensorboard`: scalars in the run's folder, under `tensorboard`."""
+    resume_from_checkpoint: bool | str | Path = False
+    """True: go on from the newest checkpoint in `output_dir`; or the folder of another run."""
+
+    def __post_init__(self) -> None:
+        problems = self._wrong_types()
+        if problems:
+            raise ConfigError("TrainingArguments: " + "; ".join(problems))
+        for name, known in (("lr_scheduler_type", _SCHEDULES), ("optim", _OPTIMIZERS), ("report_to", _REPORTERS)):
+            if getattr(self, name) not in known:
+                problems.append(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.bf16 and self.fp16:
+            problems.append("bf16 and fp16 exclude each other")
+        for name in ("train_batch_size", "save_total_limit"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("save_steps", "logging_steps", "eval_steps", "max_grad_norm", "warmup_steps"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.max_steps == 0 or (self.max_steps < 0 and self.num_train_epochs <= 0):
+            problems.append(f"nothing to do: max_steps {self.max_steps}, num_train_epochs {self.num_train_epochs}")
+        if self.resume_from_checkpoint is True and not self.output_dir:
+            problems.append("resume_from_checkpoint=True needs output_dir, the folder of the run to go on with")
+        if problems:
+            raise ConfigError("TrainingArguments: " + "; ".join(problems))
+
+    def _wrong_types(self) -> list[str]:
+        """Say which numbers are none: a default's type is what is wanted, and whole numbers do for others."""
+        wrong = []
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if type(field.default) is float:
+                right = isinstance(given, (int, float)) and not isinstance(given, bool)
+            else:
+                right = type(field.default) is not int or type(given) is int
+            if not right:
+                wanted = "a number" if type(field.default) is float else "a whole number"
+                wrong.append(f"{field.name} must be {wanted}, got {given!r}")
+        return wrong
+
+    @property
+    def dtype(self) -> str:
+        """As plans name it."""
+        return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
+
+    def steps(self, samples: int) -> int:
+        """Return how many steps to do, with so many samples in an epoch."""
+        if self.max_steps > 0:
+            return self.max_steps
+        return max(1, round(self.num_train_epochs * samples / self.train_batch_size))
+
+    def job(self, steps: int, optimizer: Mapping[str, Any]) -> TrainJob:
+        """Return the job of so many steps; what `optimizer` says goes before these arguments.
+
+        Raises:
+            ConfigError: values contradict each other.
+        """
+        schedule = _SCHEDULES[self.lr_scheduler_type]
+        fields_of_job: dict[str, Any] = {
+            "steps": steps,
+            "seed": self.seed,
+            "optimizer": _OPTIMIZERS[self.optim],
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "adam_beta1": self.adam_beta1,
+            "adam_beta2": self.adam_beta2,
+            "adam_epsilon": self.adam_epsilon,
+            "warmup_steps": self.warmup_steps,
+            "lr_schedule": schedule,
+            "decay_steps": max(steps, self.warmup_steps + 1),
+            "max_grad_norm": self.max_grad_norm or None,
+            "checkpoint_every": self.save_steps,
+            "evaluate_every": self.eval_steps,
+            **optimizer,
+        }
+        try:
+            return TrainJob(**fields_of_job)
+        except ValueError as error:
+            raise ConfigError(f"TrainingArguments: {error}") from None

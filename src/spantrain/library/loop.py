@@ -1,0 +1,120 @@
+"""One step at a time, on batches that the user's own loop gives."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spantrain.app.session import SessionOptions
+from spantrain.app.steps import StepLoop
+from spantrain.core.cluster import Cluster
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.library.arguments import TrainingArguments
+from spantrain.library.callbacks import Callback, checked_callbacks
+from spantrain.library.progress import Progress
+from spantrain.library.setting import ModelFactory, Setting, model_of
+from spantrain.library.state import state_of
+from spantrain.library.trainer import opened
+from spantrain.models.data_user import batch_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StepSession", "session"]
+
+_ENDLESS = 2**31 - 1
+
+
+class StepSession:
+    """Devices that wait for the next batch; made by `session`."""
+
+    def __init__(self, loop: StepLoop, model: ModelSpec) -> None:
+        self._loop = loop
+        self._model = model
+
+    @property
+    def global_batch(self) -> int:
+        """How many samples each step takes."""
+        return self._loop.global_batch
+
+    @property
+    def steps_done(self) -> int:
+        """In all, those before a resume included."""
+        return self._loop.steps_done
+
+    def step(self, batch: Any) -> float:
+        """Train one step on a batch; return its loss, the mean over its samples.
+
+        The batch is what the model's example batch is: a dict with the model's inputs by name and `labels`, or a tuple
+        whose last tensor is the labels; `global_batch` samples first. It is sent to the devices that read it.
+
+        Raises:
+            ConfigError: the batch is something else.
+            ValueError: it has another number of samples.
+            WorkerError, PeerLostError: a device failed or was lost.
+        """
+        found = batch_of(batch, self._model, source=f"step {self._loop.steps_done}")
+        if found.labels is None:
+            raise ConfigError(
+                f"step {self._loop.steps_done}: the batch has no labels; add them, under the key `labels`"
+            )
+        outcome = self._loop.step(found.inputs, found.labels)
+        assert outcome.loss is not None
+        return outcome.loss
+
+    def save(self) -> Path:
+        """Write a checkpoint of what is trained so far; return its folder.
+
+        Raises:
+            UsageError: no step was done yet.
+            WorkerError, PeerLostError: a device failed or was lost.
+        """
+        return Path(self._loop.save())
+
+    def state_dict(self) -> "dict[str, torch.Tensor]":
+        """Save, and return parameters and buffers by the names of the unsplit model.
+
+        Raises:
+            UsageError: as `save`.
+            ConfigError: files of the checkpoint lie on other machines.
+        """
+        return state_of(self.save())
+
+
+@contextmanager
+def session(
+    model_factory: ModelFactory,
+    loss_fn: ModelFactory | None = None,
+    optimizer: object = None,
+    plan: str | Path | None = None,
+    *,
+    args: TrainingArguments | None = None,
+    cluster: Cluster | str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    sequence_length: int | None = None,
+    measure: bool = True,
+    workers: SessionOptions | None = None,
+) -> Iterator[StepSession]:
+    """Bring devices up for a loop of the user's own; arguments as of `Trainer`.
+
+    Learning rates follow `args`; where `max_steps` is not given, they stay constant after the warm-up.
+
+    Raises:
+        UsageError: plan, profile, checkpoint or model are missing, or do not fit.
+        WorkerError, PeerLostError: a device failed or was lost.
+    """
+    arguments = args or TrainingArguments(lr_scheduler_type="constant")
+    if arguments.max_steps < 0 and not arguments.lr_scheduler_type.startswith("constant"):
+        raise ConfigError(f"lr_scheduler_type {arguments.lr_scheduler_type!r} needs max_steps: it ends there")
+    model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
+    setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+    steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
+    progress = Progress(checked_callbacks(callbacks), every=arguments.logging_steps, stop=lambda: None)
+    with (
+        opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),
+        StepLoop(devices, request, progress) as loop,
+    ):
+        yield StepSession(loop, model)
+        outcome = loop.close()
+    progress.ended(outcome.losses if outcome else ())

@@ -1,0 +1,214 @@
+"""What both ways in share: which model, on which data, on which devices, under which plan."""
+
+import datetime
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spantrain.app.quick import QuickListener, QuickRequest, describe, prepare, run_folder_for
+from spantrain.app.requests import new_run, resumed_run
+from spantrain.app.session import Session
+from spantrain.app.train import TrainRequest
+from spantrain.config.cluster_file import load_cluster, parse_cluster
+from spantrain.config.presets import PRESET_NAMES, load_preset
+from spantrain.core.cluster import Cluster
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError, PlanError
+from spantrain.library.arguments import TrainingArguments
+from spantrain.library.functions import function_source
+from spantrain.models.data_choice import model_on_data, with_loss
+from spantrain.runtime.given import GIVEN
+
+__all__ = ["ModelFactory", "Setting", "model_of", "optimizer_fields"]
+
+ModelFactory = str | Callable[..., Any]
+"""A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""
+
+_OPTIMIZER_FIELDS: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "eps": "adam_epsilon",
+    "momentum": "momentum",
+}
+_THIS_MACHINE = """\
+name: this-machine
+sites:
+  - name: here
+    network: {{bandwidth: 10 Gbit/s, latency: 0.05 ms}}
+    hosts:
+      - {{name: here, devices: {{cpu: {count}}}}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A run that is yet to be begun."""
+
+    model: ModelSpec
+    arguments: TrainingArguments
+    cluster: Cluster
+    plan: Path | None
+    optimizer: Mapping[str, Any]
+    """Fields of the job that the optimizer says."""
+    measure: bool
+    """Whether the cluster is measured before planning, or taken by data sheets."""
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        arguments: TrainingArguments,
+        *,
+        cluster: Cluster | str | Path | None,
+        plan: str | Path | None,
+        optimizer: object,
+        measure: bool,
+    ) -> "Setting":
+        """Put together what the user gave.
+
+        Raises:
+            ConfigError: there is no such cluster, or the optimizer is none that is known here.
+        """
+        if not arguments.output_dir:
+            folder = run_folder_for(model, datetime.datetime.now())
+            arguments = replace(arguments, output_dir=folder)
+        return cls(
+            model=model,
+            arguments=arguments,
+            cluster=_cluster(cluster),
+            plan=None if plan is None else Path(plan),
+            optimizer=optimizer_fields(optimizer),
+            measure=measure,
+        )
+
+    @property
+    def out(self) -> Path:
+        """The run's folder."""
+        return Path(self.arguments.output_dir)
+
+    def ready(self, steps: int, listener: QuickListener) -> TrainRequest | None:
+        """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
+
+        Raises:
+            PlanError: the plan is of another model.
+            ConfigError: the earlier run was trained on other data.
+        """
+        resume = self.arguments.resume_from_checkpoint
+        if resume:
+            run = self.out if resume is True else Path(resume)
+            request = resumed_run(run, steps, self.out, plan_path=self.plan)
+            if request.plan.model.dataset not in (self.model.dataset, GIVEN):
+                raise ConfigError(
+                    f"{run} was trained on {request.plan.model.dataset}, which is not {self.model.dataset}: give the "
+                    "same data; to go on with other data, export the run and import it"
+                )
+            return self._kept(request)
+        if self.plan is None:
+            return None if self.measure else self._kept(describe(self._request(steps), listener))
+        return self._kept(new_run(self.plan, self.arguments.job(steps, self.optimizer), None, self.out))
+
+    def planned(self, session: Session, steps: int, listener: QuickListener) -> TrainRequest:
+        """Measure and plan; return what is to be trained."""
+        return self._kept(prepare(session, self._request(steps), listener))
+
+    def _request(self, steps: int) -> QuickRequest:
+        return QuickRequest(
+            cluster=self.cluster,
+            model=self.model,
+            job=self.arguments.job(steps, self.optimizer),
+            out=self.out,
+            global_batch=self.arguments.train_batch_size,
+            dtype=self.arguments.dtype,
+        )
+
+    def _kept(self, request: TrainRequest) -> TrainRequest:
+        """Return the request on this setting's data, with checkpoints and scalars where the arguments say."""
+        found = request.plan.model
+        if _identity(found) != _identity(self.model):
+            raise PlanError(
+                f"the plan is of model {found.name}, which is not {self.model.name} as it is now: plan again, or give "
+                "the model that it was made for"
+            )
+        return replace(
+            request,
+            plan=replace(request.plan, model=self.model),
+            keep_checkpoints=self.arguments.save_total_limit,
+            tensorboard=self.out / "tensorboard" if self.arguments.report_to == "tensorboard" else None,
+        )
+
+
+def model_of(
+    factory: ModelFactory,
+    loss: ModelFactory | None,
+    *,
+    data: str | None,
+    tokenizer: str | Path | None,
+    sequence_length: int | None,
+) -> ModelSpec:
+    """Return the model that a user gave, on data that is given by name.
+
+    Raises:
+        ConfigError: a function cannot be imported by workers, or model, data and tokenizer do not fit.
+    """
+    spec = model_on_data(
+        function_source(factory, "model_factory"),
+        data=data,
+        tokenizer=None if tokenizer is None else Path(tokenizer),
+        sequence_length=sequence_length,
+    )
+    return spec if loss is None else with_loss(spec, function_source(loss, "loss_fn"))
+
+
+def _identity(spec: ModelSpec) -> tuple[object, ...]:
+    """Return what makes a model the same, wherever its file lies and whatever it is trained on."""
+    own = {name: value for name, value in spec.config.items() if name != "loss"}
+    function = spec.source.rpartition(":")[2] if spec.family == "factory" else ""
+    return spec.family, own, spec.source_sha256, function, spec.sequence_length
+
+
+def optimizer_fields(optimizer: object) -> dict[str, Any]:
+    """Return the fields of a job that an optimizer says: a name, a class of torch's, or a `partial` of one.
+
+    Raises:
+        ConfigError: it is something else, or has an argument that is not known here.
+
+    >>> optimizer_fields("sgd")
+    {'optimizer': 'sgd'}
+    """
+    if optimizer is None:
+        return {}
+    given: Mapping[str, Any] = {}
+    made: object = optimizer
+    if isinstance(optimizer, functools.partial):
+        made, given = optimizer.func, optimizer.keywords
+    name = made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
+    if not isinstance(made, (str, type)) or name.lower() not in ("adamw", "sgd"):
+        raise ConfigError(
+            f"optimizer: {name} is not known here; give 'adamw', 'sgd', torch.optim.AdamW, torch.optim.SGD, or "
+            "functools.partial(torch.optim.AdamW, lr=...): each device makes its own"
+        )
+    fields: dict[str, Any] = {"optimizer": name.lower()}
+    for key, value in given.items():
+        if key == "betas":
+            fields["adam_beta1"], fields["adam_beta2"] = value
+        elif key in _OPTIMIZER_FIELDS:
+            fields[_OPTIMIZER_FIELDS[key]] = value
+        else:
+            raise ConfigError(f"optimizer: {key} cannot be set here; known: betas, {', '.join(_OPTIMIZER_FIELDS)}")
+    return fields
+
+
+def _cluster(given: Cluster | str | Path | None) -> Cluster:
+    """Return a cluster: as it is, a preset, a file, or this machine's processor, twice if it has the cores."""
+    if isinstance(given, Cluster):
+        return given
+    if given is None:
+        return parse_cluster(_THIS_MACHINE.format(count=min(2, os.cpu_count() or 1)), source="this machine")
+    if str(given).replace("-", "") in {name.replace("-", "") for name in PRESET_NAMES}:
+        return load_preset(str(given))
+    if not Path(given).exists():
+        raise ConfigError(f"cluster: {given} is neither a file nor one of the presets {', '.join(PRESET_NAMES)}")
+    return load_cluster(Path(given))

@@ -1,0 +1,27 @@
+"""A checkpoint as the `state_dict` of the unsplit model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spantrain.app.export import trained_parameters
+from spantrain.models.whole import whole_model, whole_parameters
+from spantrain.runtime.checkpoint.manifest import read_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["state_of"]
+
+
+def state_of(folder: Path) -> "dict[str, torch.Tensor]":
+    """Return what the unsplit model's `load_state_dict` takes; buffers are those that it is made with.
+
+    Raises:
+        ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine.
+    """
+    manifest = read_manifest(folder)
+    parameters = whole_parameters(manifest.model)
+    state: dict[str, torch.Tensor] = whole_model(manifest.model, seed=0).module.state_dict()
+    for name, tensor in trained_parameters(folder, manifest).items():
+        state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
+    return state

@@ -1,0 +1,188 @@
+"""A trainer for people who have a model, a loss, data and an optimizer: the rest is found out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.steps import StepLoop
+from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.core.cluster import Cluster
+from spantrain.core.spans import Span
+from spantrain.errors import ConfigError, UsageError
+from spantrain.library.arguments import TrainingArguments
+from spantrain.library.callbacks import Callback, checked_callbacks
+from spantrain.library.functions import function_source
+from spantrain.library.progress import Progress
+from spantrain.library.setting import ModelFactory, Setting, model_of
+from spantrain.library.state import state_of
+from spantrain.models.any.factory import check_not_importing
+from spantrain.models.build import unit_names
+from spantrain.models.data import Dataset, open_dataset
+from spantrain.models.data_choice import user_functions
+from spantrain.models.data_user import samples_of
+from spantrain.models.sampler import Sampler
+from spantrain.runtime.checkpoint.manifest import latest_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains a model on all devices of a cluster, or on what a plan says.
+
+    The model is a function in a file, since each worker builds its part by itself; so are data, unless they are a text
+    that names them (docs/data.md) or a data set in this process, whose samples are then sent to the workers that read
+    them. Without data, a factory's example batch is taken again and again.
+    """
+
+    def __init__(
+        self,
+        model_factory: ModelFactory,
+        loss_fn: ModelFactory | None = None,
+        data: object = None,
+        optimizer: object = None,
+        plan: str | Path | None = None,
+        *,
+        args: TrainingArguments | None = None,
+        cluster: Cluster | str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        tokenizer: str | Path | None = None,
+        sequence_length: int | None = None,
+        measure: bool = True,
+        workers: SessionOptions | None = None,
+    ) -> None:
+        """Put together what is to be trained; nothing is started yet.
+
+        Args:
+            model_factory: a function that returns `(module, example_batch)`, with a loss `(outputs, labels)` as third
+                if the module's outputs have none; `FILE.py:FUNCTION`; `hf:FOLDER`; or the name of a model.
+            loss_fn: a function of outputs and labels: each sample's loss, or their mean.
+            data: a text that names data, a function that returns a data set, or a data set.
+            optimizer: `adamw`, `sgd`, a class of torch's, or a `functools.partial` of one.
+            plan: a plan's file; None: measure the cluster, and plan.
+            args: how to train.
+            cluster: a preset's name, a file, or None: the processor of this machine. A plan has its own.
+            callbacks: are told of steps, checkpoints and the end.
+            tokenizer: file or folder, for models that read text.
+            sequence_length: tokens of a sample, where data do not say.
+            measure: measure devices and network before planning; False: plan at once, by data sheets.
+            workers: where the workers run, if not all on this machine.
+
+        Raises:
+            ConfigError: a function cannot be imported by workers, or what is given does not fit together.
+        """
+        self._rows = data if hasattr(data, "__getitem__") and not isinstance(data, str) else None
+        model = model_of(
+            model_factory,
+            loss_fn,
+            data=_name_of(data) if self._rows is None else None,
+            tokenizer=tokenizer,
+            sequence_length=sequence_length,
+        )
+        arguments = args or TrainingArguments()
+        self._setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
+        if self._rows is not None and self._setting.arguments.eval_steps:
+            raise ConfigError("eval_steps: data in this process has no held-out part; give a function, or leave it out")
+        self._callbacks = checked_callbacks(callbacks)
+        self._workers = workers or SessionOptions()
+        self._stop = StopRequest()
+
+    @property
+    def output_dir(self) -> Path:
+        """The run's folder."""
+        return self._setting.out
+
+    def fit(self) -> TrainOutcome:
+        """Train to the end; return losses, and figures of devices and links.
+
+        Raises:
+            UsageError: plan, profile, checkpoint or data are missing, or do not fit.
+            WorkerError, PeerLostError: a device failed or was lost.
+        """
+        self._stop = StopRequest()
+        progress = Progress(self._callbacks, every=self._setting.arguments.logging_steps, stop=self.stop)
+        rows = None if self._rows is None else samples_of(self._rows, self._setting.model)
+        steps = self._steps(rows)
+        with opened(self._setting, steps, self._workers, progress) as (session, request):
+            if rows is None:
+                outcome = train(session, request, self._stop, progress)
+            else:
+                outcome = self._fit_rows(session, request, rows, progress)
+        progress.ended(outcome.losses)
+        return outcome
+
+    def stop(self) -> None:
+        """Have `fit` end after the step that is under way, with a checkpoint; from a callback or another thread."""
+        self._stop.ask()
+
+    def state_dict(self) -> "dict[str, torch.Tensor]":
+        """Return parameters and buffers of the newest checkpoint, by the names of the unsplit model.
+
+        Raises:
+            ConfigError: there is no checkpoint, or files of it lie on other machines.
+        """
+        return state_of(latest_checkpoint(self.output_dir))
+
+    def _steps(self, rows: Dataset | None) -> int:
+        arguments = self._setting.arguments
+        if arguments.max_steps > 0:
+            return arguments.max_steps
+        return arguments.steps(len(open_dataset(self._setting.model) if rows is None else rows))
+
+    def _fit_rows(self, session: Session, request: TrainRequest, rows: Dataset, progress: Progress) -> TrainOutcome:
+        """Train on samples that lie in this process, in the order in which workers would have read them."""
+        job, whole = request.job, Span(0, request.plan.global_batch)
+        first = request.resume.content.step if request.resume else 0
+        before = request.resume.ledger.samples_before(first) if request.resume else 0
+        sampler = Sampler(
+            dataset_size=len(rows), global_batch=whole.size, seed=job.seed, first_step=first, samples_before=before
+        )
+        with StepLoop(session, request, progress) as loop:
+            while loop.steps_done < job.steps and not self._stop.wanted:
+                indices = sampler.indices(loop.steps_done, whole)
+                loop.step(rows.inputs(indices), rows.labels(indices))
+                if job.checkpoint_every and loop.steps_done % job.checkpoint_every == 0:
+                    loop.save()
+            folder = loop.save()
+            outcome = loop.close()
+        assert outcome is not None, "at least one step was done"
+        return replace(outcome, interrupted=self._stop.wanted, checkpoint=folder)
+
+
+@contextmanager
+def opened(
+    setting: Setting, steps: int, workers: SessionOptions, progress: Progress
+) -> Iterator[tuple[Session, TrainRequest]]:
+    """Bring workers up, and find out what they are to do; take them down at the end.
+
+    Raises:
+        UsageError: as `Setting.ready` and `Setting.planned`; or a file that is being imported gets here.
+    """
+    check_not_importing()
+    unit_names(setting.model)  # a model that cannot be had or cut is refused before anything is written or started
+    ready = setting.ready(steps, progress)
+    cluster = ready.plan.cluster if ready else setting.cluster
+    names = ready.plan.devices if ready else tuple(device.name for device in cluster.devices)
+    setting.out.mkdir(parents=True, exist_ok=True)
+    options = replace(workers, functions=user_functions(setting.model))
+    with open_session(cluster, names, options, setting.out / "logs", progress) as session:
+        yield session, ready or setting.planned(session, steps, progress)
+
+
+def _name_of(data: object) -> str | None:
+    if data is None or isinstance(data, str):
+        return data
+    if isinstance(data, Path):
+        return str(data)
+    if not callable(data):
+        raise UsageError(
+            f"data: a {type(data).__name__} is neither a text, nor a function that returns a data set, nor a data set "
+            "with `__len__` and `__getitem__`"
+        )
+    function: Callable[..., Any] = data
+    return function_source(function, "data")

@@ -1,0 +1,187 @@
+"""What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spantrain.core.checkpoint import CheckpointContent, StoredTensor
+from spantrain.core.parts import TensorPart
+from spantrain.core.plan import Plan
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.errors import ConfigError
+from spantrain.models.build import empty_unit, parameter_names
+from spantrain.runtime.checkpoint.tensor_file import dtype_name
+
+__all__ = [
+    "PARAMETER",
+    "RANDOM_TORCH",
+    "STATE",
+    "Holding",
+    "first_names",
+    "holding_of",
+    "put_back",
+    "shared_names",
+    "tensors_of",
+    "wanted_of",
+]
+
+PARAMETER, STATE = "parameter/", "optimizer/"
+"""What names of stored tensors begin with."""
+RANDOM_TORCH = "random/torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A device's parameters and their places in the unsplit model."""
+
+    parameters: Mapping[str, torch.nn.Parameter]
+    """By name in the unsplit model; one that several units share has the name that it has in the first of them."""
+    parts: Mapping[str, TensorPart]
+    """Of every parameter."""
+    writes: frozenset[str]
+    """Those that this device saves: of every parameter's every part, one device does."""
+
+
+def holding_of(
+    plan: Plan,
+    device: str,
+    graph: UnitGraph,
+    parameters: Mapping[str, torch.nn.Parameter],
+    parts: Mapping[str, TensorPart] | None = None,
+) -> Holding:
+    """Return what a device holds under a plan.
+
+    Args:
+        plan: what runs where.
+        device: its name.
+        graph: of the plan's model.
+        parameters: of its stage, by name in the unsplit model (`StageExecutor.named_parameters`).
+        parts: which part of each the device holds, by the same names; what is left out is whole.
+    """
+    stage_index, replica_index = plan.place(device)
+    replica = plan.stages[stage_index].replicas[replica_index]
+    names, first_stages = _tied(plan, graph)
+    own: dict[str, torch.nn.Parameter] = {}
+    own_parts: dict[str, TensorPart] = {}
+    writes = set()
+    for name, parameter in parameters.items():
+        first = names.get(name, name)
+        part = (parts or {}).get(name) or TensorPart(full_shape=tuple(parameter.shape))
+        own[first], own_parts[first] = parameter, part
+        is_first_holder = first_stages.get(first, stage_index) == stage_index
+        if replica_index == 0 and is_first_holder and (device == replica.devices[0] or not part.is_whole):
+            writes.add(first)
+    return Holding(parameters=own, parts=own_parts, writes=frozenset(writes))
+
+
+def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]:
+    """Return, of parameters that units share, the first unit's name by each name, and the first stage by that name."""
+    names = first_names(plan.model, graph)
+    stages: dict[str, int] = {}
+    by_unit = {unit: index for index, stage in enumerate(plan.stages) for unit in stage.units}
+    for index, unit in enumerate(graph.units):
+        if unit.shared:
+            for name in shared_names(plan.model, index).values():
+                stages.setdefault(names[name], by_unit[index])
+    return names, stages
+
+
+def first_names(spec: ModelSpec, graph: UnitGraph) -> dict[str, str]:
+    """Return, by every name of a parameter that units share, the name that it has in the first of them."""
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for index, unit in enumerate(graph.units):
+        if unit.shared:
+            for group, name in shared_names(spec, index).items():
+                found[name] = first.setdefault(group, name)
+    return found
+
+
+def shared_names(spec: ModelSpec, index: int) -> dict[str, str]:
+    """Return the full names of the parameters that a unit shares with others, by group."""
+    unit = empty_unit(spec, index)
+    full = parameter_names(unit)
+    return {group: full[local] for group, local in unit.shared.items()}
+
+
+def tensors_of(
+    holding: Holding, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
+    """Return what a device saves, by stored name, with the part that each is: parameters, their optimizer state, and
+    the state of its random numbers.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    parts: dict[str, TensorPart] = {}
+    for name in sorted(holding.writes):
+        parameter, part = holding.parameters[name], holding.parts[name]
+        tensors[PARAMETER + name], parts[PARAMETER + name] = parameter.detach(), part
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                stored = f"{STATE}{key}/{name}"
+                whole = TensorPart(full_shape=tuple(value.shape))
+                tensors[stored] = value
+                parts[stored] = part if value.shape == parameter.shape else whole
+    state = torch.get_rng_state()
+    tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
+    return tensors, parts
+
+
+def wanted_of(holding: Holding, content: CheckpointContent) -> dict[str, TensorPart]:
+    """Return which parts of a checkpoint's tensors a device needs.
+
+    Raises:
+        ConfigError: it is a checkpoint of another model: parameters are missing, or of other shapes or types.
+    """
+    stored = {name: tensor for file in content.files.values() for name, tensor in file.tensors.items()}
+    problems = []
+    for name, part in holding.parts.items():
+        problems += _differences(name, part, holding.parameters[name], stored.get(PARAMETER + name))
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ConfigError(
+            f"the checkpoint is of another model: {'; '.join(problems[:3])}{more}; give a plan for its own"
+        )
+    wanted = {PARAMETER + name: part for name, part in holding.parts.items()}
+    for name, tensor in stored.items():
+        if name.startswith(STATE):
+            parameter = name.split("/", 2)[2]
+            if parameter in holding.parts:
+                own = holding.parts[parameter]
+                wanted[name] = own if tensor.part.full_shape == own.full_shape else _whole(tensor)
+    return wanted
+
+
+def _whole(tensor: StoredTensor) -> TensorPart:
+    return TensorPart(full_shape=tensor.part.full_shape)
+
+
+def _differences(name: str, part: TensorPart, parameter: torch.Tensor, stored: StoredTensor | None) -> list[str]:
+    if stored is None:
+        return [f"it lacks {name}"]
+    found = []
+    if stored.part.full_shape != part.full_shape:
+        found.append(f"{name} has shape {list(stored.part.full_shape)} there, {list(part.full_shape)} here")
+    if stored.dtype != dtype_name(parameter.dtype):
+        found.append(f"{name} has type {stored.dtype} there, {dtype_name(parameter.dtype)} here")
+    return found
+
+
+def put_back(holding: Holding, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give parameters and optimizer what a checkpoint holds, in place; state that it lacks begins anew."""
+    with torch.no_grad():
+        for name, parameter in holding.parameters.items():
+            parameter.copy_(tensors[PARAMETER + name])
+    by_parameter: dict[str, dict[str, torch.Tensor]] = {}
+    for stored, value in tensors.items():
+        if stored.startswith(STATE):
+            _, key, name = stored.split("/", 2)
+            by_parameter.setdefault(name, {})[key] = value
+    numbers = {id(parameter): number for number, parameter in enumerate(_in_order(optimizer))}
+    state = {numbers[id(holding.parameters[name])]: dict(values) for name, values in by_parameter.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _in_order(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return all parameters as `state_dict` numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,163 @@
+"""A device's side of saving: a snapshot between two steps, written by a thread while training goes on."""
+
+import glob
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.parts import TensorPart
+from spantrain.errors import SpanTrainError, WorkerError
+from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
+from spantrain.runtime.checkpoint.storage import Disk, Storage, write_whole
+from spantrain.runtime.checkpoint.tensor_file import dtype_name, tensor_pieces
+
+__all__ = ["CheckpointSaver", "SavedFile", "step_folder", "write_device_file"]
+
+_DIGEST_DIGITS = 12
+_END_S = 10.0
+"""How long the end of a run that failed waits for what is being written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFile:
+    """What a device tells the coordinator when its file is on the disk."""
+
+    step: int
+    """Steps done."""
+    name: str
+    file: StoredFile
+    scalars: Mapping[str, float]
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """Return where the checkpoint after so many steps lies."""
+    return checkpoints / f"step-{step}"
+
+
+def write_device_file(
+    storage: Storage,
+    folder: Path,
+    device: str,
+    tensors: Mapping[str, torch.Tensor],
+    parts: Mapping[str, TensorPart],
+) -> tuple[str, StoredFile]:
+    """Write one device's tensors, so that a file under its name is whole; return that name and what is in it.
+
+    The name holds the content's digest: a file of an earlier run at the same step is never overwritten.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    storage.make_folder(folder)
+    partial = folder / f".{device}.partial"
+    sha256, size_bytes = write_whole(storage, partial, tensor_pieces(tensors))
+    name = f"{device}-{sha256[:_DIGEST_DIGITS]}.safetensors"
+    storage.rename(partial, folder / name)
+    storage.sync_folder(folder)
+    stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
+    return name, StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
+
+
+class CheckpointSaver:
+    """Saves a device's tensors; at most one save is under way, and the next one waits for it.
+
+    Used as a context: at its end what is being written is finished.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        device: str,
+        report: Callable[[SavedFile], Collection[int]],
+        storage: Storage | None = None,
+    ) -> None:
+        """Save below `checkpoints`; `report` tells the coordinator and returns steps that are not kept any longer."""
+        self._checkpoints = checkpoints
+        self._device = device
+        self._report = report
+        self._storage = storage or Disk()
+        self._buffers = SnapshotBuffers()
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._forgotten: set[int] = set()
+        """Steps of which nothing of this device is left."""
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart],
+        scalars: Mapping[str, float],
+    ) -> None:
+        """Copy tensors and have them written; returns when they are copied.
+
+        Args:
+            step: steps done.
+            tensors: by stored name; they may change as soon as this returns.
+            parts: what part of the unsplit model's tensor each is.
+            scalars: numbers that are the same on all devices.
+
+        Raises:
+            WorkerError: the save before failed.
+        """
+        self.wait()
+        copies = self._buffers.take(tensors)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, copies, dict(parts), dict(scalars)), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until what is being written is on the disk and the coordinator knows.
+
+        Raises:
+            WorkerError: that failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise WorkerError(f"the checkpoint could not be written: {failure}; the one before is whole") from failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        elif self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _write(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        parts: Mapping[str, TensorPart],
+        scalars: Mapping[str, float],
+    ) -> None:
+        try:
+            self._buffers.wait()
+            folder = step_folder(self._checkpoints, step)
+            name, stored = write_device_file(self._storage, folder, self._device, tensors, parts)
+            self._forget(self._report(SavedFile(step=step, name=name, file=stored, scalars=scalars)))
+        except (OSError, RuntimeError, SpanTrainError) as error:
+            self._failure = error
+
+    def _forget(self, dropped: Collection[int]) -> None:
+        """Remove own files of checkpoints that are no longer kept, where the coordinator cannot."""
+        for step in sorted(set(dropped) - self._forgotten):
+            self._forgotten.add(step)
+            folder = step_folder(self._checkpoints, step)
+            for path in sorted(folder.glob(f"{glob.escape(self._device)}-*.safetensors")):
+                self._storage.remove(path)
+            if folder.is_dir() and not any(folder.iterdir()):
+                self._storage.remove(folder)

@@ -1,0 +1,97 @@
+"""The file operations of checkpoints, each one a call, so that a test can end the program between any two of them."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+__all__ = ["Disk", "Storage", "write_whole"]
+
+
+class Storage(Protocol):
+    """What a save does to the disk, in single steps."""
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder and those that it lies in."""
+
+    def create(self, path: Path) -> BinaryIO:
+        """Open a new file for writing; an old one of this name is emptied."""
+
+    def append(self, stream: BinaryIO, data: bytes | memoryview) -> None:
+        """Write at the end of a file."""
+
+    def sync(self, stream: BinaryIO) -> None:
+        """Wait until the file is on the disk, and close it."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its name, in the place of another one of that name."""
+
+    def sync_folder(self, folder: Path) -> None:
+        """Wait until the names in a folder are on the disk."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, or an empty folder."""
+
+
+class Disk:
+    """The real one."""
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder and those that it lies in."""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> BinaryIO:
+        """Open a new file for writing; an old one of this name is emptied."""
+        return path.open("wb")
+
+    def append(self, stream: BinaryIO, data: bytes | memoryview) -> None:
+        """Write at the end of a file."""
+        stream.write(data)
+
+    def sync(self, stream: BinaryIO) -> None:
+        """Wait until the file is on the disk, and close it."""
+        with stream:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file its name, in the place of another one of that name."""
+        source.replace(target)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Wait until the names in a folder are on the disk."""
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, or an empty folder; another device of this machine may have done so before."""
+        with suppress(FileNotFoundError):
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink()
+
+
+def write_whole(storage: Storage, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write a file, all of it on the disk when this returns; return its SHA-256 and its size in bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    stream = storage.create(path)
+    try:
+        for piece in pieces:
+            storage.append(stream, piece)
+            digest.update(piece)
+            size += len(piece)
+        storage.sync(stream)
+    finally:
+        stream.close()
+    return digest.hexdigest(), size

@@ -1,0 +1,124 @@
+"""Files of tensors in the safetensors format: written piece by piece; checked against a digest, read block by block."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from spantrain.config.files import sha256_of
+from spantrain.core.checkpoint import StoredFile
+from spantrain.errors import ConfigError
+from spantrain.runtime.exchange import Block, place_of
+
+__all__ = ["DTYPES", "TensorFiles", "dtype_name", "raw_bytes", "tensor_pieces"]
+
+_PIECE_BYTES = 8 * 2**20
+_ALIGNMENT = 8
+_CODES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in _CODES}
+"""Types that can be stored, by the names that `core.checkpoint.StoredTensor` has."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type: `float32`, ..."""
+    return str(dtype).removeprefix("torch.")
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU, row by row; not copied where it lies so already."""
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    data: Any = flat.numpy()
+    return memoryview(data)
+
+
+def tensor_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Return the bytes of a safetensors file that holds these tensors, which lie on the CPU, in pieces.
+
+    (Format: https://huggingface.co/docs/safetensors: eight bytes of the header's length, the header as JSON, the
+    tensors without gaps.) Nothing is copied, so that saving takes no second buffer.
+    """
+    header: dict[str, object] = {}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        data = raw_bytes(tensor)
+        for lo in range(0, len(data), _PIECE_BYTES):
+            yield data[lo : lo + _PIECE_BYTES]
+
+
+class TensorFiles:
+    """The files of one checkpoint that lie here; a file's digest is checked before its first tensor is used."""
+
+    def __init__(self, folder: Path, files: Mapping[str, StoredFile]) -> None:
+        self._folder = folder
+        self._files = files
+        self._checked: set[str] = set()
+
+    def present(self) -> tuple[str, ...]:
+        """Return the names of the files that lie here."""
+        return tuple(name for name in sorted(self._files) if (self._folder / name).is_file())
+
+    def check(self, name: str) -> None:
+        """Check one file against its digest, once.
+
+        Raises:
+            ConfigError: it is missing, truncated or changed.
+        """
+        if name in self._checked:
+            return
+        path, stored = self._folder / name, self._files[name]
+        try:
+            size = path.stat().st_size
+            whole = size == stored.size_bytes and sha256_of(path) == stored.sha256
+        except OSError as error:
+            raise ConfigError(
+                f"{path}, which device {stored.device} wrote: cannot be read ({error.strerror}); resume where it lies"
+            ) from None
+        if not whole:
+            what = f"{size} bytes" if size != stored.size_bytes else "another SHA-256"
+            raise ConfigError(
+                f"{path}: was changed or damaged since it was written ({what}, wanted {stored.size_bytes} bytes with "
+                f"SHA-256 {stored.sha256[:12]}); use an older checkpoint of this run, if one is kept beside it"
+            )
+        self._checked.add(name)
+
+    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+        """Return blocks of the unsplit model's tensors from one file.
+
+        Raises:
+            ConfigError: the file is missing or damaged, or is no file of tensors.
+        """
+        self.check(name)
+        parts = self._files[name].tensors
+        try:
+            with safe_open(str(self._folder / name), framework="pt") as content:
+                return [
+                    _block(content, block.tensor, place_of(block.box, parts[block.tensor].part)) for block in blocks
+                ]
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{self._folder / name}: does not hold what its manifest says: {error}") from None
+
+
+def _block(content: Any, name: str, place: tuple[slice, ...]) -> torch.Tensor:
+    found: torch.Tensor = content.get_slice(name)[place] if place else content.get_tensor(name)
+    return found

@@ -1,0 +1,49 @@
+"""Users' functions for model, data and loss: a worker calls those that it was started with, whatever an order names.
+
+An order comes over the network, and what it names would be executed. So a function in it is only taken as a question
+for one of the worker's own: the same name in a file of the same name. Where the file lies may differ between machines;
+what a model's and a loss's file holds is compared with the plan's, and what data is read with the other machines'
+(their digests).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.data_choice import user_functions
+
+__all__ = ["with_own_functions"]
+
+
+def with_own_functions(spec: ModelSpec, own: Sequence[str]) -> ModelSpec:
+    """Return the model with this worker's functions in the place of those that an order names.
+
+    Raises:
+        ConfigError: the worker was not started with such a function.
+    """
+    for named in user_functions(spec):
+        found = next((function for function in own if _key(function) == _key(named)), None)
+        if found is None:
+            raise ConfigError(
+                f"this run calls {named}, which this worker was not started with; start it with --function "
+                f"{_key(named)} if you trust that file"
+            )
+        if named == spec.source and spec.family == "factory":
+            spec = replace(spec, source=found)
+        elif named == spec.dataset:
+            spec = replace(spec, dataset=found)
+        else:
+            spec = replace(spec, config={**spec.config, "loss": found})
+    return spec
+
+
+def _key(function: str) -> str:
+    """Return what is compared: `FILE.py:FUNCTION` without the folder, or `package.module:function`.
+
+    >>> _key("/home/one/data.py:samples")
+    'data.py:samples'
+    """
+    file, _, name = function.rpartition(":")
+    return f"{Path(file).name}:{name}"

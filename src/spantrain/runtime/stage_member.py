@@ -1,0 +1,143 @@
+"""One device's part of a stage: its groups, its units with the part of their parameters that it holds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import Store
+
+from spantrain.core.parts import TensorPart
+from spantrain.core.plan import Plan, Replica
+from spantrain.core.units import UnitGraph
+from spantrain.models.build import UnitModule, build_units, parameter_names
+from spantrain.models.device import Device
+from spantrain.models.precision import autocast_dtype
+from spantrain.models.stage import StageExecutor
+from spantrain.models.tensor.shard import notices, partial_parameters, shard_units
+from spantrain.models.tensor.slices import whole_of
+from spantrain.runtime.groups import StageGroups, open_groups
+from spantrain.runtime.part_sums import GroupParts, share_parts
+
+__all__ = ["StageMember", "build_member", "join_stage", "unit_shares"]
+
+_COLLECTIVE_TIMEOUT_S = 300.0
+"""How long a device waits for another of its stage; one that has ended or lost its network is noticed sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMember:
+    """What one device is and has within its stage."""
+
+    stage_index: int
+    replica: Replica
+    groups: StageGroups
+    graph: UnitGraph
+    """Of the whole model."""
+    units: tuple[UnitModule, ...]
+    executor: StageExecutor
+    parts: GroupParts
+    shares: Mapping[str, tuple[float, ...]]
+    """By device of the replica: the part of each unit that it computes."""
+    partial: tuple[str, ...]
+    """Parameters that all members hold whole, but of whose gradient each has a part of the sum."""
+    notices: tuple[str, ...]
+    """What could not be divided."""
+    unlike: bool
+    """Whether the replica's devices are of several kinds, whose results may differ in their last bits."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it decides for its replica."""
+        return self.groups.replica.rank == 0
+
+
+def join_stage(
+    plan: Plan, name: str, device: Device, *, graph: UnitGraph, seed: int, meet: Callable[[int, int, bool], Store]
+) -> StageMember:
+    """Meet the other devices of the stage, and build its units with the weights that one process would have given them.
+
+    Raises:
+        PeerLostError: another device of the stage did not come, or went away.
+        ConfigError: the devices of the replica have not the same model.
+    """
+    stage_index, _ = plan.place(name)
+    stage = plan.stages[stage_index]
+    store = None
+    if len(stage.devices) > 1:
+        store = meet(plan.generation, stage_index, stage.devices[0] == name)
+    groups = open_groups(
+        plan, stage_index, name, store=store, torch_device=device.torch_device, timeout_s=_COLLECTIVE_TIMEOUT_S
+    )
+    with ExitStack() as undo:
+        undo.callback(groups.close)
+        units = build_units(plan.model, stage.units, seed=seed)
+        member = build_member(plan, name, device, units, graph=graph, groups=groups)
+        undo.pop_all()
+    return member
+
+
+def build_member(
+    plan: Plan, name: str, device: Device, units: Sequence[UnitModule], *, graph: UnitGraph, groups: StageGroups
+) -> StageMember:
+    """Divide the stage's units, in place, and take this device's part of them to the device.
+
+    Raises:
+        ConfigError: the devices of the replica have not the same model.
+    """
+    stage_index, replica_index = plan.place(name)
+    stage = plan.stages[stage_index]
+    replica = stage.replicas[replica_index]
+    names = [tuple(parameter_names(unit).values()) for unit in units]
+    own = _divided(units, replica, groups)
+    executor = StageExecutor(
+        units,
+        is_first=stage_index == 0,
+        is_last=stage_index == len(plan.stages) - 1,
+        global_batch=plan.global_batch,
+        autocast_dtype=autocast_dtype(plan.dtype),
+        torch_device=device.torch_device,
+        recompute=[unit - stage.first_unit for unit in stage.recompute],
+    )
+    parts = share_parts(groups.replica, own, device.torch_device)
+    return StageMember(
+        stage_index=stage_index,
+        replica=replica,
+        groups=groups,
+        graph=graph,
+        units=tuple(units),
+        executor=executor,
+        parts=parts,
+        shares={
+            member: tuple(unit_shares(held, names))
+            for member, held in zip(replica.devices, parts.by_member, strict=True)
+        },
+        partial=partial_parameters(units),
+        notices=tuple(f"{'+'.join(replica.devices)}: {text}" for text in notices(units)),
+        unlike=len({plan.cluster.device_by_name[member].kind for member in replica.devices}) > 1,
+    )
+
+
+def _divided(units: Sequence[UnitModule], replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
+    """Keep this member's part of the units, in place; return what it holds of each parameter."""
+    if len(replica.devices) > 1:
+        return shard_units(units, replica.tp_shares, groups.replica.rank, groups.replica)
+    return {
+        full: whole_of(unit.get_parameter(local)) for unit in units for local, full in parameter_names(unit).items()
+    }
+
+
+def unit_shares(parts: Mapping[str, TensorPart], names: Sequence[Sequence[str]]) -> tuple[float, ...]:
+    """Return the part of each unit's products that a member computes: that of the matrices that it holds.
+
+    `names` are the parameters of each unit. A unit without matrices of its own counts as whole.
+    """
+    found = []
+    for of_unit in names:
+        held = whole = 0
+        for part in (parts[name] for name in of_unit if name in parts):
+            if len(part.full_shape) > 1:
+                held += torch.Size(part.shape).numel()
+                whole += torch.Size(part.full_shape).numel()
+        found.append(held / whole if whole else 1.0)
+    return tuple(found)

@@ -1,0 +1,62 @@
+"""From a model to training in one go: the run's folder, and profiles that still hold."""
+
+import datetime
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spantrain import __version__
+from spantrain.app.quick import QuickRequest, kept_profile, run_folder_for
+from spantrain.config.artefacts import write_profile
+from spantrain.config.presets import load_preset
+from spantrain.core.job import TrainJob
+from spantrain.core.units import ModelSpec
+from spantrain.models.catalog import resolve_model
+
+NOW = datetime.datetime(2026, 5, 4, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("gpt2-tiny", "gpt2-tiny-20260504-030201"),
+        ("hf:examples/llama-tiny", "llama-tiny-20260504-030201"),
+        ("hf:examples/llama-tiny/", "llama-tiny-20260504-030201"),
+        ("examples/my_model.py:build", "my_model-build-20260504-030201"),
+        ("mine.models:build", "mine.models-build-20260504-030201"),
+    ],
+)
+def test_folders_are_named_by_model_and_time_and_never_taken_twice(tmp_path, name, folder):
+    spec = ModelSpec(name=name, family="factory", config={}, dataset="example")
+    assert run_folder_for(spec, NOW, tmp_path).name == folder
+    (tmp_path / folder).mkdir()
+    assert run_folder_for(spec, NOW, tmp_path).name == f"{folder}-2"
+
+
+def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path, law_profile):
+    cluster, model = load_preset("laptop"), resolve_model("gpt2-tiny")
+    profile = law_profile(cluster, model)
+    made = replace(
+        profile.provenance,
+        spantrain_version=__version__,
+        torch_version=torch.__version__,
+        method="compute: emulated; links: testbed",
+    )
+    profile = replace(profile, provenance=made)
+    request = QuickRequest(cluster=cluster, model=model, job=TrainJob(steps=1), out=tmp_path)
+    path = tmp_path / "profile.json"
+    assert kept_profile(path, "testbed", request) is None
+    write_profile(profile, path)
+    assert kept_profile(path, "testbed", request) == profile
+    assert kept_profile(path, "real", request) is None
+    for other in (
+        replace(request, dtype="bfloat16"),
+        replace(request, model=resolve_model("gpt2-tiny", sequence_length=32)),
+        replace(request, cluster=replace(cluster, emulated_speed=0.5)),
+    ):
+        assert kept_profile(path, "testbed", other) is None
+    write_profile(replace(profile, provenance=replace(made, torch_version="0")), path)
+    assert kept_profile(path, "testbed", request) is None
+    path.write_text("{}")
+    assert kept_profile(path, "testbed", request) is None

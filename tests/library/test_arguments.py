@@ -1,0 +1,154 @@
+"""Arguments by the names that people know; optimizers; functions that workers can import."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spantrain
+from patience import PATIENCE_S
+from spantrain.errors import ConfigError
+from spantrain.library.callbacks import checked_callbacks
+from spantrain.library.functions import function_source
+from spantrain.library.setting import optimizer_fields
+from spantrain.runtime.optimizer import build_optimizer, learning_rate
+
+
+def test_importing_loads_nothing_heavy():
+    code = (
+        "import sys, spantrain\n"
+        "assert not {'torch', 'transformers', 'typer', 'zmq', 'grpc'} & set(sys.modules)\n"
+        "assert spantrain.TrainingArguments(max_steps=1).max_steps == 1\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_all_that_is_offered_is_there():
+    for name in spantrain.__all__:
+        assert getattr(spantrain, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        _ = spantrain.Trainr
+
+
+@pytest.mark.parametrize(
+    ("given_name", "says"),
+    [
+        ("learning_rat", "did you mean learning_rate?"),
+        ("max_step", "did you mean max_steps?"),
+        ("save_limit", "did you mean"),
+        ("zzz", "known: adam_beta1"),
+        ("per_device_train_batch_size", "say train_batch_size"),
+        ("gradient_accumulation_steps", "say train_batch_size"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(given_name, says):
+    with pytest.raises(ConfigError, match="TrainingArguments") as refused:
+        spantrain.TrainingArguments(**{given_name: 1})
+    assert given_name in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_values_of_another_type_are_named():
+    with pytest.raises(
+        ConfigError, match=r"max_steps must be a whole number, got 2\.5; learning_rate .* number, got '1'"
+    ):
+        spantrain.TrainingArguments(learning_rate="1", max_steps=2.5)
+    assert spantrain.TrainingArguments(learning_rate=1).learning_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "says"),
+    [(spantrain.Callback(), "got a Callback"), ([print], "a builtin"), ([spantrain.Callback], "the class Callback")],
+)
+def test_callbacks_are_a_list_of_objects(callbacks, says):
+    with pytest.raises(ConfigError, match=says):
+        checked_callbacks(callbacks)
+
+
+def test_an_optimizer_that_is_made_already_is_refused():
+    """Its parameters are not the workers', and its settings would be lost."""
+    with pytest.raises(ConfigError, match="each device makes its own"):
+        optimizer_fields(torch.optim.AdamW([torch.zeros(1)], lr=1.0))
+
+
+def test_wrong_values_are_named_together():
+    with pytest.raises(ConfigError) as refused:
+        spantrain.TrainingArguments(bf16=True, fp16=True, report_to="wandb", lr_scheduler_type="cos", save_steps=-1)
+    for text in ("exclude each other", "wandb", "tensorboard", "cos", "save_steps"):
+        assert text in str(refused.value)
+    with pytest.raises(ConfigError, match="needs output_dir"):
+        spantrain.TrainingArguments(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match="nothing to do"):
+        spantrain.TrainingArguments(max_steps=0)
+
+
+def test_a_job_says_what_the_arguments_say():
+    arguments = spantrain.TrainingArguments(
+        max_steps=20,
+        learning_rate=0.1,
+        warmup_steps=4,
+        weight_decay=0.2,
+        max_grad_norm=0,
+        save_steps=7,
+        seed=3,
+        bf16=True,
+    )
+    job = arguments.job(arguments.steps(samples=100), {})
+    assert (job.steps, job.seed, job.weight_decay, job.max_grad_norm) == (20, 3, 0.2, None)
+    assert (job.checkpoint_every, job.optimizer, arguments.dtype) == (7, "adamw", "bfloat16")
+    assert learning_rate(job, 3) == pytest.approx(0.1)
+    assert learning_rate(job, 12) == pytest.approx(0.05)
+    assert learning_rate(job, 20) == 0.0
+    assert arguments.job(20, {"optimizer": "sgd", "learning_rate": 0.5}).learning_rate == 0.5
+
+
+@given(samples=st.integers(1, 500), batch=st.integers(1, 64), epochs=st.floats(0.1, 5))
+def test_epochs_are_steps_of_the_whole_data(samples, batch, epochs):
+    steps = spantrain.TrainingArguments(num_train_epochs=epochs, train_batch_size=batch).steps(samples)
+    assert steps == max(1, round(epochs * samples / batch))
+
+
+def test_optimizers_are_told_by_class_and_arguments():
+    assert optimizer_fields(None) == {}
+    assert optimizer_fields(torch.optim.SGD) == {"optimizer": "sgd"}
+    partial = functools.partial(torch.optim.AdamW, lr=0.5, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
+    job = spantrain.TrainingArguments(max_steps=1).job(1, optimizer_fields(partial))
+    ours = build_optimizer(job, [torch.nn.Parameter(torch.ones(1))]).param_groups[0]
+    theirs = partial([torch.nn.Parameter(torch.ones(1))]).param_groups[0]
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        assert ours[name] == theirs[name]
+    with pytest.raises(ConfigError, match="Adagrad is not known here"):
+        optimizer_fields(torch.optim.Adagrad)
+    with pytest.raises(ConfigError, match="nesterov cannot be set"):
+        optimizer_fields(functools.partial(torch.optim.SGD, nesterov=True))
+
+
+def at_top_level():
+    """What a user's factory is like."""
+
+
+def test_functions_are_told_by_file_and_name():
+    assert function_source("mine.py:build", "model_factory") == "mine.py:build"
+    assert function_source(at_top_level, "model_factory") == f"{__file__}:at_top_level"
+    for wrong in (lambda: None, _inside(), str.upper, functools.partial(at_top_level)):
+        with pytest.raises(ConfigError, match=r"model_factory: .* cannot be imported by workers"):
+            function_source(wrong, "model_factory")
+    typed = {}
+    exec("def typed(): pass", typed)
+    with pytest.raises(ConfigError, match="typed is not in a file"):
+        function_source(typed["typed"], "loss_fn")
+
+
+def _inside():
+    def inner():
+        pass
+
+    return inner

@@ -1,0 +1,182 @@
+"""The library's ways in, with real workers: what they train is what plain torch trains."""
+
+import functools
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import spantrain
+from patience import PATIENCE_S
+from spantrain.core.spans import Span
+from spantrain.errors import UsageError
+from spantrain.models.any.model import unsplit_model
+from spantrain.models.data_choice import model_on_data, with_loss
+from spantrain.models.sampler import Sampler
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TOLERANCE = 1e-4
+BATCH, STEPS, RATE, SEED = 12, 6, 0.02, 5
+ADAMW = functools.partial(torch.optim.AdamW, lr=RATE, weight_decay=0.1)
+
+
+@pytest.fixture
+def mine(user_file, monkeypatch):
+    """The user's file, imported."""
+    found = importlib.util.spec_from_file_location("mine", user_file)
+    module = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, "mine", module)
+    found.loader.exec_module(module)
+    return module
+
+
+def arguments(out: Path, **given) -> spantrain.TrainingArguments:
+    common = {
+        "max_steps": STEPS, "train_batch_size": BATCH, "lr_scheduler_type": "constant", "seed": SEED,
+        "max_grad_norm": 0.0, "logging_steps": 0, "save_steps": 4, "output_dir": out,
+    }  # fmt: skip
+    return spantrain.TrainingArguments(**{**common, **given})
+
+
+def plain_torch(mine, batches) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train in this process, from the weights that workers begin with."""
+    spec = with_loss(model_on_data(f"{mine.__file__}:build"), f"{mine.__file__}:loss")
+    model = unsplit_model(spec, seed=SEED)
+    optimizer = ADAMW(model.parameters())
+    losses = []
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        loss = mine.loss(model(inputs), labels).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, model.state_dict()
+
+
+def sampled(data) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    sampler = Sampler(dataset_size=len(data), global_batch=BATCH, seed=SEED)
+    steps = [[data[index] for index in sampler.indices(step, Span(0, BATCH))] for step in range(STEPS)]
+    return [tuple(torch.stack(column) for column in zip(*rows, strict=True)) for rows in steps]
+
+
+def check_weights(found, wanted) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class Told(spantrain.Callback):
+    """Writes down what it hears."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.steps, self.folders, self.ended, self.began = [], [], None, 0
+        self.stop_at = stop_at
+
+    def on_train_begin(self):
+        self.began += 1
+
+    def on_step(self, report):
+        self.steps.append(report)
+        return report.step == self.stop_at
+
+    def on_save(self, folder):
+        self.folders.append(Path(folder).name)
+
+    def on_end(self, losses):
+        self.ended = losses
+
+
+def test_fit_on_a_functions_data_resumed(mine, tmp_path):
+    told = Told()
+    out = tmp_path / "run"
+    given = {"measure": False, "callbacks": [told], "optimizer": ADAMW}
+    trainer = spantrain.Trainer(mine.build, mine.loss, mine.samples, args=arguments(out, max_steps=4), **given)
+    first = trainer.fit()
+    again = spantrain.Trainer(
+        mine.build, mine.loss, mine.samples, args=arguments(out, resume_from_checkpoint=True, eval_steps=0), **given
+    )
+    outcome = again.fit()
+    losses, weights = plain_torch(mine, sampled(mine.samples()))
+    assert outcome.losses == pytest.approx(losses, rel=TOLERANCE)
+    assert first.losses == outcome.losses[:4]
+    check_weights(again.state_dict(), weights)
+    assert [report.step for report in told.steps] == [1, 2, 3, 4, 5, 6]
+    assert [report.loss for report in told.steps] == list(outcome.losses)
+    assert (told.folders, told.ended, told.began) == (["step-4", "step-6"], outcome.losses, 2)
+
+
+def test_fit_on_data_in_this_process(mine, tmp_path):
+    """Samples are sent to the devices that read them; a callback may end training, with a checkpoint."""
+    told = Told(stop_at=3)
+    trainer = spantrain.Trainer(
+        mine.build,
+        mine.loss,
+        mine.Samples(48),
+        ADAMW,
+        args=arguments(tmp_path / "run"),
+        measure=False,
+        callbacks=[told],
+    )
+    outcome = trainer.fit()
+    losses, weights = plain_torch(mine, sampled(mine.Samples(48))[: len(outcome.losses)])
+    assert 3 <= len(outcome.losses) < STEPS
+    assert outcome.losses == pytest.approx(losses, rel=TOLERANCE)
+    check_weights(trainer.state_dict(), weights)
+    assert told.folders[-1] == f"step-{len(losses)}"
+
+
+def test_a_loop_of_ones_own(mine, tmp_path):
+    batches = sampled(mine.Samples(48))
+    with spantrain.session(
+        mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1), measure=False
+    ) as session:
+        found = [session.step(batch) for batch in batches[:2]]
+        saved = session.state_dict()
+        found += [session.step(batch) for batch in batches[2:]]
+        with pytest.raises(ValueError, match="one row for each of 12"):
+            session.step((torch.zeros(3, 8), torch.zeros(3)))
+        final = session.state_dict()
+    losses, weights = plain_torch(mine, batches)
+    assert found == pytest.approx(losses, rel=TOLERANCE)
+    check_weights(saved, plain_torch(mine, batches[:2])[1])
+    check_weights(final, weights)
+
+
+class OutOfPatience(Exception):
+    """What a user's loop may raise."""
+
+
+def test_a_loop_in_float16_that_fails(mine, tmp_path):
+    """Losses are near those of float32; an exception in the loop ends the run."""
+    told, batches = Told(), sampled(mine.Samples(48))[:4]
+    sessions, found = [], []
+
+    def loop() -> None:
+        with spantrain.session(
+            mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1, fp16=True), measure=False,
+            callbacks=[told],
+        ) as session:  # fmt: skip
+            sessions.append(session)
+            found.extend(session.step(batch) for batch in batches)
+            raise OutOfPatience
+
+    with pytest.raises(OutOfPatience):
+        loop()
+    assert found == pytest.approx(plain_torch(mine, batches)[0], rel=0.02)
+    assert not any(report.skipped for report in told.steps)
+    with pytest.raises(UsageError, match="has ended"):
+        sessions[0].step(batches[0])
+
+
+@pytest.mark.parametrize(("example", "says"), [("own_loop", "are read rightly"), ("hf_style", "held-out loss")])
+def test_examples_run(example, says, tmp_path):
+    file = Path(__file__).parents[2] / "examples" / f"{example}.py"
+    ended = subprocess.run(
+        [sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=3 * PATIENCE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert says in ended.stdout

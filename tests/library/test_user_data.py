@@ -1,0 +1,125 @@
+"""Data from users' functions: samples, held-out parts, the order of a model's inputs; workers call only their own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spantrain.errors import ConfigError
+from spantrain.models.any.model import unsplit_model
+from spantrain.models.data import open_dataset
+from spantrain.models.data_choice import model_on_data, user_functions, with_loss
+from spantrain.models.data_user import batch_of, samples_of
+from spantrain.runtime.own_functions import with_own_functions
+
+
+def spec_of(user_file, build="build", data=None):
+    spec = model_on_data(f"{user_file}:{build}", data=None if data is None else f"{user_file}:{data}")
+    return spec if build == "build_named" else with_loss(spec, f"{user_file}:loss")
+
+
+def test_a_functions_samples_are_trained_on_and_its_held_out_ones_kept_apart(user_file):
+    spec = spec_of(user_file, data="samples")
+    data, held_out = open_dataset(spec), open_dataset(spec, held_out=True)
+    assert (len(data), len(held_out)) == (48, 8)
+    (rows,), labels = data.inputs([3, 4]), data.labels([3, 4])
+    assert rows.shape == (2, 8)
+    assert torch.equal(rows[:, :4].argmax(dim=1), labels)
+    assert data.digest == open_dataset(spec).digest != held_out.digest
+
+
+def test_fields_go_to_the_inputs_of_their_name(user_file):
+    """In whatever order a sample has them, and what the model does not take is left out."""
+    spec = spec_of(user_file, "build_named", "few_samples")
+    data, held_out = open_dataset(spec), open_dataset(spec, held_out=True)
+    assert (len(data), len(held_out)) == (30, 2)
+    values, shift = data.inputs([0, 1, 2])
+    assert torch.equal(values[:, :4], shift)
+    batch = {"labels": torch.zeros(3), "shift": shift, "values": values}
+    assert torch.equal(batch_of(batch, spec, source="step 0").inputs[0], values)
+    with pytest.raises(ConfigError, match="step 0: has labels, shift, but the model takes values"):
+        batch_of({"labels": torch.zeros(3), "shift": shift}, spec, source="step 0")
+
+
+def test_a_factorys_example_batch_is_its_data_without_other(user_file):
+    spec = spec_of(user_file)
+    data = open_dataset(spec)
+    assert (spec.dataset, len(data), len(data.digest)) == ("example", 2, 64)
+    assert torch.equal(data.inputs([1, 0, 1])[0], torch.zeros(3, 8))
+    with pytest.raises(ConfigError, match="only models from a function"):
+        open_dataset(replace(model_on_data("gpt2-tiny"), dataset="example"))
+
+
+def test_data_in_this_process_need_a_length_and_one_shape(user_file):
+    spec = spec_of(user_file)
+    ragged = samples_of([(torch.zeros(8), 0), (torch.zeros(7), 1)], spec)
+    assert ragged.labels([0, 1]).tolist() == [0, 1]
+    with pytest.raises(ConfigError, match=r"shapes \(7,\) and \(8,\); bring all to one"):
+        ragged.inputs([0, 1])
+    with pytest.raises(ConfigError, match="without samples"):
+        samples_of([], spec)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("broken", r"the function raised RuntimeError: no data today \(.*mine\.py:\d+ in broken\)"),
+        ("nothing", "raised TypeError"),
+        ("missing", "there is no function missing; functions there: .*samples"),
+    ],
+)
+def test_functions_that_fail_are_named_with_the_place(user_file, data, says):
+    with pytest.raises(ConfigError, match=says):
+        open_dataset(spec_of(user_file, data=data))
+
+
+def test_a_loss_function_is_part_of_the_model(user_file, tmp_path):
+    spec = spec_of(user_file)
+    assert user_functions(spec)[-1] == f"{user_file}:loss"
+    assert isinstance(unsplit_model(spec, seed=0), torch.nn.Sequential)
+    user_file.write_text(user_file.read_text() + "\n# changed\n")
+    with pytest.raises(ConfigError, match="is not the file"):
+        unsplit_model(spec, seed=0)
+    with pytest.raises(ConfigError, match="has its own loss"):
+        with_loss(model_on_data("gpt2-tiny"), f"{user_file}:loss")
+
+
+def test_a_worker_calls_only_functions_that_it_was_started_with(user_file):
+    """An order names files of another machine; the worker's own of that name is called, or none."""
+    spec = spec_of(user_file, data="samples")
+    own = [function.replace(str(user_file.parent), "/mine") for function in user_functions(spec)]
+    found = with_own_functions(spec, own)
+    assert found.dataset == "/mine/mine.py:samples"
+    assert found.config["loss"] == "/mine/mine.py:loss"
+    for missing in own:
+        with pytest.raises(ConfigError, match="which this worker was not started with"):
+            with_own_functions(spec, [function for function in own if function != missing])
+    assert with_own_functions(model_on_data("gpt2-tiny"), []) == model_on_data("gpt2-tiny")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [(torch.zeros(4, 8), torch.zeros(4, 8)), (torch.zeros(4, 8, dtype=torch.int64),), (torch.zeros(4),)],
+    ids=["one too many", "of another type", "of fewer dimensions"],
+)
+def test_a_batch_unlike_the_example_is_refused(user_file, inputs):
+    """Before it is sent: a tensor too many would be left out without a word, another type fail on a worker."""
+    spec, labels = spec_of(user_file), torch.zeros(4, dtype=torch.int64)
+    assert batch_of((torch.zeros(4, 8), labels), spec, source="step 0").samples == 4
+    with pytest.raises(ConfigError, match=r"step 0: the inputs are .* example batch has torch\.float32 in 2"):
+        batch_of((*inputs, labels), spec, source="step 0")
+
+
+def test_a_file_that_trains_while_it_is_imported_is_refused(tmp_path):
+    """Each worker that imports it would start workers, and so on."""
+    file = tmp_path / "unguarded.py"
+    file.write_text(
+        "import torch, spantrain\n"
+        "def build():\n"
+        "    return torch.nn.Linear(8, 4), torch.zeros(2, 8)\n"
+        f"spantrain.Trainer(build, measure=False, args=spantrain.TrainingArguments(output_dir={str(tmp_path / 'run')!r}"
+        ", max_steps=1)).fit()\n"
+    )
+    with pytest.raises(ConfigError, match=r"unguarded\.py starts training while it is imported.*__main__"):
+        unsplit_model(model_on_data(f"{file}:build"), seed=0)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,208 @@
+"""Runs without a network: a model in one process, and the devices of a plan that hold their parts of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import torch
+
+from made_up_parts import dealt, put, taken
+from patience import PATIENCE_S
+from spantrain.core.checkpoint import CheckpointContent, SampleLedger
+from spantrain.core.job import TrainJob
+from spantrain.core.parts import TensorPart
+from spantrain.core.plan import Plan, Replica
+from spantrain.core.spans import Span
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.models.build import build_units, parameter_names
+from spantrain.models.data import open_dataset
+from spantrain.models.stage import StageExecutor
+from spantrain.runtime.checkpoint.complete import CheckpointSet
+from spantrain.runtime.checkpoint.device import DeviceCheckpoints
+from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
+from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.restore import group_of
+from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.checkpoint.storage import Storage
+from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.posts import MailboxPost
+from spantrain.transport.memory import MemoryNetwork
+
+
+class OneProcess:
+    """The unsplit model, its optimizer, and as many steps as wanted."""
+
+    def __init__(self, spec: ModelSpec, job: TrainJob, global_batch: int) -> None:
+        self.spec = spec
+        self.job = job
+        self.global_batch = global_batch
+        self.units = build_units(spec, seed=job.seed)
+        executor = StageExecutor(self.units, is_first=True, is_last=True, global_batch=global_batch)
+        self.parameters = executor.named_parameters()
+        self.optimizer = build_optimizer(job, self.parameters.values())
+        self.data = open_dataset(spec)
+
+    def train(self, first_step: int, steps: int, samples_before: int | None = None) -> list[float]:
+        feed = SampledFeed(
+            self.data,
+            global_batch=self.global_batch,
+            seed=self.job.seed,
+            first_step=first_step,
+            samples_before=samples_before,
+        )
+        return [self._step(step, feed) for step in range(first_step, first_step + steps)]
+
+    def _step(self, step: int, feed: SampledFeed) -> float:
+        whole = Span(0, self.global_batch)
+        tensors = feed.inputs(step, whole)
+        for unit in self.units[:-1]:
+            tensors = unit(*tensors)
+        loss = self.units[-1](*tensors, feed.labels(step, whole)) / self.global_batch
+        loss.backward()
+        norm = sum(float(p.grad.double().square().sum()) for p in self.parameters.values()) ** 0.5
+        for parameter in self.parameters.values():
+            parameter.grad.mul_(clip_factor(norm, self.job.max_grad_norm))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.job, step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Parameters with their state, by name; copies."""
+        return {
+            name: {"": p.detach().clone(), **{key: value.clone() for key, value in self.optimizer.state[p].items()}}
+            for name, p in self.parameters.items()
+        }
+
+    def take_over(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        for name, parameter in self.parameters.items():
+            values = dict(tensors[name])
+            with torch.no_grad():
+                parameter.copy_(values.pop(""))
+            self.optimizer.state[parameter] = values
+
+
+@dataclass
+class PlanDevice:
+    """One device of a plan, with its part of the model in memory."""
+
+    name: str
+    holding: Holding
+    optimizer: torch.optim.Optimizer
+
+    def fill(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Take this device's parts of the unsplit model's tensors."""
+        for name, parameter in self.holding.parameters.items():
+            part = self.holding.parts[name]
+            values = {
+                key: taken(value, part) if value.shape == part.full_shape else value.clone()
+                for key, value in tensors[name].items()
+            }
+            with torch.no_grad():
+                parameter.copy_(values.pop(""))
+            self.optimizer.state[parameter] = values
+
+    def put_into(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
+        """Give the unsplit model's tensors this device's parts."""
+        for name, parameter in self.holding.parameters.items():
+            part = self.holding.parts[name]
+            for key, value in {"": parameter.detach(), **self.optimizer.state[parameter]}.items():
+                if tensors[name][key].shape == part.full_shape:
+                    put(tensors[name][key], part, value)
+                else:
+                    tensors[name][key].copy_(value)
+
+
+def devices_of(plan: Plan, graph: UnitGraph, job: TrainJob, random: Random) -> list[PlanDevice]:
+    """The devices of a plan with new weights; each group of a replica divides every tensor in a made-up way."""
+    found = []
+    first = first_names(plan.model, graph)
+    for stage in plan.stages:
+        units = build_units(plan.model, stage.units, seed=job.seed + 1)
+        whole = StageExecutor(units, is_first=True, is_last=True, global_batch=plan.global_batch).named_parameters()
+        names = {name for unit in units for name in parameter_names(unit).values()}
+        assert {first.get(name, name) for name in names} == {first.get(name, name) for name in whole}
+        shapes = {name: tuple(parameter.shape) for name, parameter in whole.items()}
+        for replica in stage.replicas:
+            divided = dealt(shapes, len(replica.devices), random)
+            found += [
+                _device(plan, graph, job, device, parts) for device, parts in zip(replica.devices, divided, strict=True)
+            ]
+    return found
+
+
+def _device(plan: Plan, graph: UnitGraph, job: TrainJob, device: str, parts: Mapping[str, TensorPart]) -> PlanDevice:
+    local = {name: torch.nn.Parameter(torch.zeros(part.shape)) for name, part in parts.items()}
+    holding = holding_of(plan, device, graph, local, parts)
+    return PlanDevice(name=device, holding=holding, optimizer=build_optimizer(job, local.values()))
+
+
+def in_groups(plan: Plan, random: Random) -> Plan:
+    """The plan with some neighbouring replicas made one tensor-parallel replica."""
+    stages = []
+    for stage in plan.stages:
+        replicas: list[Replica] = []
+        for replica in stage.replicas:
+            if replicas and random.random() < 0.5:
+                before = replicas.pop()
+                devices = (*before.devices, *replica.devices)
+                replica = replace(before, devices=devices, tp_shares=(1.0,) * len(devices))
+            replicas.append(replica)
+        stages.append(replace(stage, replicas=tuple(replicas)))
+    return replace(plan, stages=tuple(stages))
+
+
+def save_all(run: Path, plan: Plan, job: TrainJob, devices: Sequence[PlanDevice], step: int, **options) -> Manifest:
+    """Have all devices save, and the coordinator complete the checkpoint; return its manifest."""
+    manifests: list[Manifest] = []
+    ledger = options.pop("ledger", None) or SampleLedger().extended(0, plan.global_batch)
+    storage: Storage | None = options.pop("storage", None)
+    scalars = options.pop("scalars", {})
+
+    def describe(saved: SavedFile, files) -> Manifest:
+        manifests.append(
+            Manifest(
+                step=saved.step, model=plan.model, plan=plan, job=job, schedule=plan.schedule, profile="",
+                losses=(1.0,) * saved.step, ledger=ledger, scalars=saved.scalars, files=files,
+            )
+        )  # fmt: skip
+        return manifests[-1]
+
+    names = [device.name for device in devices]
+    together = CheckpointSet(run, names, keep=options.pop("keep", 2), describe=describe, storage=storage)
+    saved: list[SavedFile] = []
+
+    def report(one: SavedFile) -> tuple[int, ...]:
+        saved.append(one)
+        return ()
+
+    for device in devices:
+        with DeviceCheckpoints(str(run), device.name, device.holding, device.optimizer, report, storage) as own:
+            own.save(step, scalars)
+    for one in saved:
+        together.on_saved(one)
+    assert not options
+    return manifests[-1]
+
+
+def load_all(
+    folder_of: Callable[[str], Path], content: CheckpointContent, plan: Plan, devices: Sequence[PlanDevice]
+) -> None:
+    """Have all devices of a plan begin with a checkpoint, each with the folder that it sees."""
+    network = MemoryNetwork()
+    boxes = {device.name: network.mailbox(device.name) for device in devices}
+
+    def load(device: PlanDevice) -> None:
+        boxes[device.name].set_peers(1, [box.address for box in boxes.values()])
+        post = MailboxPost(boxes[device.name], generation=1, step=content.step)
+        group = group_of(plan.cluster, device.name, tuple(boxes))
+        checkpoints = DeviceCheckpoints("", device.name, device.holding, device.optimizer, lambda _saved: ())
+        checkpoints.resume(str(folder_of(device.name)), content, group, post)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        for future in [pool.submit(load, device) for device in devices]:
+            future.result(PATIENCE_S)

@@ -1,0 +1,117 @@
+"""Devices that have what they need begin to train while others still exchange: nothing is lost, the loss is right."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from made_up_runs import OneProcess, devices_of, save_all
+from patience import PATIENCE_S
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.models.build import build_units
+from spantrain.models.device import CpuDevice
+from spantrain.models.graph import build_graph
+from spantrain.models.stage import StageExecutor
+from spantrain.policy.dispatch import make_policy
+from spantrain.policy.tasks import replica_tasks
+from spantrain.runtime.checkpoint.holding import holding_of
+from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
+from spantrain.runtime.checkpoint.restore import group_of, restore
+from spantrain.runtime.driver import StepDriver
+from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.following import Followers
+from spantrain.runtime.groups import Alone
+from spantrain.runtime.optimizer import build_optimizer
+from spantrain.runtime.posts import DriverPost
+from spantrain.runtime.recorder import Recorder
+from spantrain.runtime.work import DeviceClock, ReplicaWork
+from spantrain.transport.memory import MemoryMailbox, MemoryNetwork
+
+pytestmark = pytest.mark.checkpoint
+
+BATCH, DONE = 6, 2
+THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
+JOB = TrainJob(steps=4, seed=5, learning_rate=0.02, warmup_steps=5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_step_after_an_exchange(seed, make_plan, spec_of, tmp_path):
+    spec, random = spec_of("gpt2"), Random(seed)
+    model = OneProcess(spec, JOB, BATCH)
+    model.train(0, DONE)
+    before = make_plan(spec, [0, 2, 5], [[1], [1]], [THIRDS] * 2, "gpipe")
+    devices = devices_of(before, build_graph(spec), JOB, random)
+    for device in devices:
+        device.fill(model.tensors())
+    manifest = save_all(tmp_path / "run", before, JOB, devices, DONE)
+
+    after = make_plan(spec, [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, random.choice(["1f1b", "critical-path"]))
+    disks = {name: tmp_path / name for name in after.devices}
+    for disk in disks.values():
+        disk.mkdir()
+    for name in manifest.files:
+        shutil.copy(latest_checkpoint(tmp_path / "run") / name, random.choice(list(disks.values())) / name)
+    (wanted,) = model.train(DONE, 1)
+    assert loss_after(after, manifest, disks, model) == pytest.approx(wanted, rel=1e-5)
+
+
+def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: OneProcess) -> float:
+    """Have all devices begin with the checkpoint and run one step, with nothing to wait for in between."""
+    network = MemoryNetwork()
+    boxes = {name: network.mailbox(name) for name in plan.devices}
+    for box in boxes.values():
+        box.set_peers(plan.generation, [other.address for other in boxes.values()])
+
+    def run_device(name: str) -> float:
+        torch.set_num_threads(1)
+        executor = executor_of(plan, name)
+        driver = driver_of(plan, name, executor, boxes[name], model)
+        parameters = executor.named_parameters()
+        holding = holding_of(plan, name, build_graph(plan.model), parameters)
+        post = DriverPost(driver, generation=plan.generation, step=DONE)
+        optimizer = build_optimizer(JOB, parameters.values())
+        restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
+        stage, replica = plan.place(name)
+        return driver.run_step(DONE, make_policy(plan.schedule, replica_tasks(plan)[stage][replica])) or 0.0
+
+    with ThreadPoolExecutor(len(boxes)) as pool:
+        losses = [pool.submit(run_device, name) for name in plan.devices]
+        total = sum(future.result(PATIENCE_S) for future in losses)
+    for box in boxes.values():
+        box.close()
+    return total / plan.global_batch
+
+
+def executor_of(plan: Plan, name: str) -> StageExecutor:
+    stage, _ = plan.place(name)
+    return StageExecutor(
+        build_units(plan.model, plan.stages[stage].units, seed=99),
+        is_first=stage == 0,
+        is_last=stage == len(plan.stages) - 1,
+        global_batch=plan.global_batch,
+    )
+
+
+def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMailbox, model: OneProcess) -> StepDriver:
+    stage, _ = plan.place(name)
+    device = CpuDevice()
+    return StepDriver(
+        plan=plan,
+        name=name,
+        work=ReplicaWork(
+            executor=executor,
+            feed=SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed),
+            is_first=stage == 0,
+            is_last=stage == len(plan.stages) - 1,
+        ),
+        clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
+        mailbox=mailbox,
+        followers=Followers(Alone(), device.torch_device),
+        recorder=Recorder(name, steps=1),
+        check_abort=lambda: None,
+    )

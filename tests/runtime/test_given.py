@@ -1,0 +1,83 @@
+"""Batches that a loop gives: every device gets the rows that it asks for, and hears what to do next."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spantrain.runtime.given as given_module
+from patience import PATIENCE_S
+from spantrain.core.spans import Span, split_by_shares
+from spantrain.errors import ProtocolError
+from spantrain.runtime.control.codec import decode, encode
+from spantrain.runtime.control.protocol import MESSAGE_LIMIT_BYTES
+from spantrain.runtime.given import BatchDesk, GivenFeed
+
+
+def over_the_wire(desk: BatchDesk):
+    """Ask as workers do: what is not plain, or too large for a message, is refused."""
+
+    def ask(question):
+        told = decode(encode(question, limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
+        return decode(encode(desk.answer(told), limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
+
+    return GivenFeed(ask, lambda: None)
+
+
+@given(
+    shares=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    dtypes=st.lists(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]), min_size=1, max_size=3),
+)
+def test_readers_get_exactly_their_rows(shares, dtypes):
+    total = sum(shares)
+    inputs = tuple(torch.arange(total * 6).reshape(total, 2, 3).remainder(7).to(dtype) for dtype in dtypes)
+    labels = torch.arange(total)
+    desk = BatchDesk(total)
+    desk.give(0, inputs, labels)
+    feed = over_the_wire(desk)
+    spans = [span for span in split_by_shares(Span(0, total), shares) if span is not None]
+    for index, tensor in enumerate(inputs):
+        assert torch.equal(torch.cat([feed.inputs(0, span)[index] for span in spans]), tensor)
+    assert torch.equal(torch.cat([feed.labels(0, span) for span in spans]), labels)
+
+
+def test_large_batches_come_in_pieces():
+    desk = BatchDesk(3)
+    inputs = torch.randn(3, given_module._PIECE_BYTES // 4 + 1000)
+    desk.give(5, (inputs,), torch.zeros(3))
+    assert torch.equal(over_the_wire(desk).inputs(5, Span(0, 3))[0], inputs)
+
+
+def test_a_device_waits_for_the_loop_saves_and_ends():
+    desk, saved = BatchDesk(1), []
+    feed = over_the_wire(desk)
+    batch = (torch.zeros(1, 2),), torch.zeros(1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(feed.next_step, 0, saved.append)
+        assert not waiting.done()
+        desk.give(0, *batch)
+        assert waiting.result(PATIENCE_S) is True
+        desk.save_before(1)
+        waiting = pool.submit(feed.next_step, 1, saved.append)
+        desk.give(1, *batch)
+        assert waiting.result(PATIENCE_S) is True
+        assert saved == [1]
+        waiting = pool.submit(feed.next_step, 2, saved.append)
+        desk.stop()
+        assert waiting.result(PATIENCE_S) is False
+
+
+def test_wrong_batches_and_questions_are_refused():
+    desk = BatchDesk(4)
+    with pytest.raises(ValueError, match=r"labels is \(3,\); wanted one row for each of 4"):
+        desk.give(0, (torch.zeros(4, 2),), torch.zeros(3))
+    with pytest.raises(ValueError, match="input 1"):
+        desk.give(0, (torch.zeros(4), torch.zeros(5)), torch.zeros(4))
+    desk.give(0, (torch.zeros(4, 2),), torch.zeros(4))
+    for lo, hi, part, step in ((0, 5, "inputs", 0), (2, 2, "inputs", 0), (0, 1, "weights", 0), (0, 1, "inputs", 1)):
+        with pytest.raises(ProtocolError):
+            desk.answer({"rows": step, "part": part, "lo": lo, "hi": hi, "offset": 0})
+    with pytest.raises(ProtocolError):
+        desk.answer({"give": "all"})

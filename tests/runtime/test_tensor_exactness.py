@@ -1,0 +1,237 @@
+"""Tensor-parallel replicas give the gradients of one device: leaders, followers, messages and sums, in threads."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from patience import PATIENCE_S
+from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.spans import Span
+from spantrain.errors import Interrupted
+from spantrain.models.build import build_units
+from spantrain.models.data import open_dataset
+from spantrain.models.device import CpuDevice
+from spantrain.models.graph import build_graph
+from spantrain.models.tensor.slices import put
+from spantrain.runtime.feed import SampledFeed
+from spantrain.runtime.gradients import StageSum
+from spantrain.runtime.memory_groups import ThreadMembers, thread_groups
+from spantrain.runtime.recorder import Recorder
+from spantrain.runtime.stage_actions import StageActions
+from spantrain.runtime.stage_member import StageMember, build_member
+from spantrain.runtime.tied import TiedSums, tied_across_stages
+from spantrain.transport.memory import MemoryNetwork
+
+pytestmark = pytest.mark.tensor_parallel
+
+SEED = 3
+TOLERANCE = 1e-5
+FLOOR = 1e-4
+"""Gradients this much smaller than the largest are rounding (the key bias of attention has none at all)."""
+
+RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
+"""Nothing is made smaller: a plan that fails is small enough to look at, and each takes a second."""
+
+Groups = list[list[list[int]]]
+"""By stage and replica: tensor shares of its devices."""
+
+
+@dataclass(kw_only=True)
+class Ran:
+    """One device after a step."""
+
+    member: StageMember
+    loss_sum: float | None
+    evaluation: float | None
+    square: float | None
+    held: int
+
+
+def divided(plan: Plan, groups: Groups) -> Plan:
+    """The plan with replicas of several devices."""
+    stages, names = [], []
+    for index, stage in enumerate(plan.stages):
+        replicas = []
+        for number, (replica, shares) in enumerate(zip(stage.replicas, groups[index], strict=True)):
+            devices = tuple(f"s{index}r{number}t{rank}" for rank in range(len(shares)))
+            names += devices
+            replicas.append(replace(replica, devices=devices, tp_shares=tuple(map(float, shares))))
+        stages.append(replace(stage, replicas=tuple(replicas)))
+    one = plan.cluster.devices[0]
+    host = replace(plan.cluster.hosts[0], devices=tuple(names))
+    devices = tuple(replace(one, name=name) for name in names)
+    return replace(plan, cluster=replace(plan.cluster, hosts=(host,), devices=devices), stages=tuple(stages))
+
+
+def run_step(plan: Plan) -> dict[str, Ran]:
+    """An evaluation and a step of all devices, with the sums at its end."""
+    network = MemoryNetwork()
+    mailboxes = {name: network.mailbox(name) for name in plan.devices}
+    groups = {name: found for stage in plan.stages for name, found in thread_groups(stage).items()}
+    data, graph = open_dataset(plan.model), build_graph(plan.model)
+    # Here, since torch's random numbers belong to all threads.
+    units = {name: build_units(plan.model, stage.units, seed=SEED) for stage in plan.stages for name in stage.devices}
+
+    failed = threading.Event()
+
+    def check_abort() -> None:
+        if failed.is_set():
+            raise Interrupted("another device failed")
+
+    def run_or_leave(name: str) -> Ran:
+        """Have nobody wait for a device that failed."""
+        finished = False
+        try:
+            ran = run_device(name)
+            finished = True
+            return ran
+        finally:
+            if not finished:
+                failed.set()
+                for group in (groups[name].world, groups[name].replica, groups[name].ring):
+                    if isinstance(group, ThreadMembers):
+                        group.leave()
+
+    def run_device(name: str) -> Ran:
+        torch.set_num_threads(1)
+        mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
+        device, recorder = CpuDevice(), Recorder(name)
+        feed = SampledFeed(data, global_batch=plan.global_batch, seed=SEED)
+        member = build_member(plan, name, device, units[name], graph=graph, groups=groups[name])
+        actions = StageActions(
+            plan=plan,
+            schedule=plan.schedule,
+            name=name,
+            member=member,
+            device=device,
+            mailbox=mailboxes[name],
+            feed=feed,
+            recorder=recorder,
+            check_abort=check_abort,
+        )
+        parameters = member.executor.named_parameters()
+        evaluation = actions.evaluate(0, feed)
+        loss_sum = actions.run_step(0)
+        stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial)
+        stage_sum.run(parameters)
+        tied = TiedSums(
+            tied_across_stages(plan, member.stage_index, member.graph, member.units),
+            plan=plan,
+            stage_index=member.stage_index,
+            driver=actions.driver,
+            stage_sum=stage_sum,
+            recorder=recorder,
+        )
+        tied.run(0, parameters)
+        square = stage_sum.square(parameters, leave_out=tied.counted_elsewhere)
+        held = recorder.figures.peak_held_samples
+        return Ran(member=member, loss_sum=loss_sum, evaluation=evaluation, square=square, held=held)
+
+    with ThreadPoolExecutor(len(plan.devices)) as pool:
+        futures = {name: pool.submit(run_or_leave, name) for name in plan.devices}
+        wait(futures.values(), PATIENCE_S)
+        errors = [error for future in futures.values() if (error := future.exception(0)) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, (threading.BrokenBarrierError, Interrupted))):
+        raise error
+    ran = {name: future.result() for name, future in futures.items()}
+    for mailbox in mailboxes.values():
+        mailbox.close()
+    return ran
+
+
+def whole_gradients(ran: list[Ran]) -> dict[str, torch.Tensor]:
+    """The gradients of a replica's members, put together; what they hold whole is the same on all of them."""
+    found: dict[str, torch.Tensor] = {}
+    for one in ran:
+        for name, parameter in one.member.executor.named_parameters().items():
+            part = one.member.parts.own[name]
+            assert parameter.shape == part.shape, name
+            if part.is_whole and name in found:
+                assert torch.equal(found[name], parameter.grad), name
+            found.setdefault(name, torch.full(part.full_shape, math.nan))
+            put(found[name], part, parameter.grad)
+    return found
+
+
+def check(plan: Plan, reference) -> None:
+    ran = run_step(plan)
+    units, parameters = reference(plan.model, SEED)
+    feed = SampledFeed(open_dataset(plan.model), global_batch=plan.global_batch, seed=SEED)
+    whole = Span(0, plan.global_batch)
+    tensors = feed.inputs(0, whole)
+    for unit in units[:-1]:
+        tensors = unit(*tensors)
+    loss = units[-1](*tensors, feed.labels(0, whole))
+    (loss / plan.global_batch).backward()
+    for figure in ("loss_sum", "evaluation"):
+        total = sum(getattr(one, figure) or 0.0 for one in ran.values())
+        assert total == pytest.approx(float(loss.detach()), rel=TOLERANCE), figure
+    distinct = {id(parameter): parameter for parameter in parameters.values()}.values()
+    largest = max(float(parameter.grad.norm()) for parameter in distinct)
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            for name, got in whole_gradients([ran[device] for device in replica.devices]).items():
+                want = parameters[name].grad
+                error = float((got - want).norm())
+                assert error <= TOLERANCE * max(float(want.norm()), FLOOR * largest), (replica.devices, name, error)
+            assert all(ran[device].held <= replica.in_flight_limit for device in replica.devices)
+    norm = math.sqrt(sum(one.square or 0.0 for one in ran.values()))
+    wanted = math.sqrt(sum(float(parameter.grad.double().square().sum()) for parameter in distinct))
+    assert norm == pytest.approx(wanted, rel=TOLERANCE)
+
+
+@st.composite
+def random_groups(draw: st.DrawFn, plan: Plan) -> Groups:
+    shares = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+    return [[draw(shares) for _ in stage.replicas] for stage in plan.stages]
+
+
+@settings(max_examples=12, **RANDOM)
+@given(data=st.data())
+def test_random_plans_of_text_models(data, plans, reference):
+    plan = data.draw(plans(("gpt2", "bert")))
+    check(divided(plan, data.draw(random_groups(plan))), reference)
+
+
+@settings(max_examples=5, **RANDOM)
+@given(data=st.data())
+def test_random_plans_of_image_models(data, plans, reference):
+    plan = data.draw(plans(("resnet", "efficientnet")))
+    check(divided(plan, data.draw(random_groups(plan))), reference)
+
+
+THIRDS = [Span(0, 3), Span(3, 6), Span(6, 9)]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [[[1, 2], [1, 2]], [[1]]],  # figure 7c of the paper: the k-th members sum
+        [[[1], [1, 1]], [[1, 1]]],  # another degree in each replica: leaders sum
+        [[[2, 1], [1, 2]], [[1, 1]]],  # the same degree in other shares
+    ],
+    ids=["alike", "degrees", "shares"],
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "critical-path"])
+def test_replicas_of_unequal_samples_and_tensors(groups, schedule, make_plan, spec_of, reference):
+    """The first replica takes a third of the samples; the embedding is tied to the head of the other stage."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 2], [1]], [THIRDS, THIRDS], schedule)
+    check(divided(plan, groups), reference)
+
+
+def test_divided_by_leaders_and_rounded_on_the_cut(make_plan, spec_of):
+    """A cut in bfloat16 is rounded once, by leaders: all members go on with the same numbers."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [THIRDS, THIRDS], "critical-path")
+    first, last = plan.stages
+    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), last))
+    exact = run_step(divided(plan, [[[1, 2]], [[2, 1]]]))
+    close = run_step(divided(rounded, [[[1, 2]], [[2, 1]]]))
+    assert exact["s1r0t0"].loss_sum != close["s1r0t0"].loss_sum
+    assert close["s1r0t0"].loss_sum == pytest.approx(exact["s1r0t0"].loss_sum, rel=1e-2)
+    whole_gradients([close["s1r0t0"], close["s1r0t1"]])
