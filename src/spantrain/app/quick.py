@@ -25,6 +25,7 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
+from spantrain.models.data import open_dataset
 from spantrain.models.data_choice import user_functions
 from spantrain.planner.job import JobSpec
 
@@ -82,7 +83,10 @@ def quick_train(
         UsageError: as `measure_profile`, `make_plan` and `new_run`.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
-    unit_names(request.model)  # a model that cannot be had or cut is refused before anything is written or started
+    # What cannot be had or cut is refused before anything is written or started; others' data lie on their machines.
+    unit_names(request.model)
+    if options.listen is None:
+        open_dataset(request.model)
     names = tuple(device.name for device in request.cluster.devices)
     request.out.mkdir(parents=True, exist_ok=True)
     options = replace(options, functions=user_functions(request.model))

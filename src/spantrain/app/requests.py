@@ -1,6 +1,7 @@
 """Turn files into a training request: a plan, or an earlier run's checkpoint."""
 
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from spantrain.app.train import Resume, TrainRequest
@@ -16,6 +17,9 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.schedule.registry import check_schedule
 
 __all__ = ["has_own_job", "new_run", "resumed_run"]
+
+_MOST_SHOWN = 120
+"""Characters of a value in a message: a transformers configuration has kilobytes."""
 
 
 def new_run(plan_path: Path, job: TrainJob, schedule: str | None, out: Path) -> TrainRequest:
@@ -91,11 +95,13 @@ def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None) -> tuple
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
     """Check that a plan is for the model of a checkpoint, and once samples were consumed, for the same data."""
     data = () if manifest.step == 0 else ("dataset", "sequence_length", "tokenizer")
-    before, now = _compared(manifest.model), _compared(plan.model)
+    before, now = (
+        _compared(spec, ("family", "source_sha256", "objective", *data)) for spec in (manifest.model, plan.model)
+    )
     wrong = [
-        f"{name}: {before[name]!r} there, {now[name]!r} in the plan"
-        for name in ("family", "config", "source_sha256", "objective", *data)
-        if before[name] != now[name]
+        f"{name}: {_short(before.get(name))} there, {_short(now.get(name))} in the plan"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
     ]
     if wrong:
         raise ConfigError(
@@ -104,10 +110,15 @@ def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path
         )
 
 
-def _compared(spec: ModelSpec) -> dict[str, object]:
-    found = {entry.name: getattr(spec, entry.name) for entry in fields(spec)}
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:
+    """Return what makes a model: these fields, and each of the configuration's."""
     config = {key: list(value) if isinstance(value, tuple) else value for key, value in spec.config.items()}
-    return {**found, "config": config}
+    return {name: getattr(spec, name) for name in names} | {f"config.{key}": value for key, value in config.items()}
 
 
 def _read_plan(plan_path: Path) -> tuple[Plan, Profile, str]:

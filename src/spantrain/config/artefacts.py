@@ -13,6 +13,7 @@ from spantrain.core.profile import Profile
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
 
 __all__ = [
+    "CHECKPOINT_FORMAT",
     "PLAN_FORMAT",
     "PROFILE_FORMAT",
     "VERSION",
@@ -32,10 +33,12 @@ __all__ = [
 T = TypeVar("T")
 PROFILE_FORMAT = "spantrain-profile"
 PLAN_FORMAT = "spantrain-plan"
+CHECKPOINT_FORMAT = "spantrain-checkpoint"
 VERSION = 1
 _MAKE = {
     PROFILE_FORMAT: "make a profile with `spantrain profile`",
     PLAN_FORMAT: "make a plan with `spantrain plan`",
+    CHECKPOINT_FORMAT: "go on from an older checkpoint: write its name into `latest` beside its folder",
 }
 
 
@@ -127,7 +130,8 @@ def read_artefact(cls: type[T], form: str, path: Path, error: type[UsageError] =
     Raises:
         UsageError: (the class given as `error`) it is missing, something else, or wrong; all that is wrong is told.
     """
-    data = parse_json(read_text(path, remedy=_remedy(form), error=error), str(path), error=error)
+    remedy = _remedy(form)
+    data = parse_json(read_text(path, remedy=remedy, error=error), str(path), error=error, remedy=remedy)
     body = _open_envelope(data, form, path, error)
     return from_json(cls, body, str(path), error=error)
 

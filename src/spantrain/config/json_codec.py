@@ -86,7 +86,9 @@ def render_json(value: Any, indent: int = 0) -> str:
     return f"{opening}\n{margin}" + f",\n{margin}".join(parts) + f"\n{' ' * indent}{closing}"
 
 
-def parse_json(text: str, source: str, *, error: type[UsageError] = ConfigError) -> Any:
+def parse_json(
+    text: str, source: str, *, error: type[UsageError] = ConfigError, remedy: str = "make the file anew"
+) -> Any:
     """Return the value of a JSON text; a key given twice and numbers that JSON does not have are refused.
 
     Raises:
@@ -101,14 +103,14 @@ def parse_json(text: str, source: str, *, error: type[UsageError] = ConfigError)
         return table
 
     def refuse(number: str) -> float:
-        raise error(f"{source}: holds {number}, which is no JSON number; make the file anew")
+        raise error(f"{source}: holds {number}, which is no JSON number; {remedy}")
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as reason:
-        raise error(f"{source}, line {reason.lineno}: is not valid JSON: {reason.msg}; make the file anew") from None
+        raise error(f"{source}, line {reason.lineno}: is not valid JSON: {reason.msg}; {remedy}") from None
     except RecursionError:
-        raise error(f"{source}: is nested too deeply; make the file anew") from None
+        raise error(f"{source}: is nested too deeply; {remedy}") from None
 
 
 def from_json(cls: type[T], data: object, source: str, *, error: type[UsageError] = ConfigError) -> T:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spantrain.config.artefacts import VERSION, read_artefact
+from spantrain.config.artefacts import CHECKPOINT_FORMAT, VERSION, read_artefact
 from spantrain.config.json_codec import render_json, to_json
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
@@ -31,7 +31,6 @@ CHECKPOINTS = "checkpoint"
 """Name of the folder in a run's folder."""
 MANIFEST_FILE = "manifest.json"
 MARKER = "latest"
-_FORMAT = "spantrain-checkpoint"
 _FOLDER = re.compile(r"step-(\d{1,18})")
 
 
@@ -81,7 +80,7 @@ def write_manifest(storage: Storage, folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = render_json({"format": _FORMAT, "version": VERSION, **to_json(manifest)}) + "\n"
+    text = render_json({"format": CHECKPOINT_FORMAT, "version": VERSION, **to_json(manifest)}) + "\n"
     _write(storage, folder / MANIFEST_FILE, text)
 
 
@@ -128,7 +127,7 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
             f"{folder} is no complete checkpoint ({MANIFEST_FILE} is missing); name another one in "
             f"{folder.parent / MARKER}"
         )
-    manifest = read_artefact(Manifest, _FORMAT, path, ConfigError)
+    manifest = read_artefact(Manifest, CHECKPOINT_FORMAT, path, ConfigError)
     files = TensorFiles(folder, manifest.files)
     for name in files.present() if check_files else ():
         files.check(name)
