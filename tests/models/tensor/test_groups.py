@@ -1,85 +1,23 @@
 """Members in processes of their own, joined by Gloo, and in threads."""
 
-import datetime
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import multiprocessing
 
 from divided_units import Member, Seen, Work, assert_near, whole_gradients
+from gloo_members import CLASSES, SHARES, Order, member, small_units
 from patience import PATIENCE_S
 from spantrain.core.parts import TensorPart
 from spantrain.core.spans import Span
 from spantrain.models.build import build_units
-from spantrain.models.tensor.group import TensorGroup, ThreadGroup, TorchGroup, run_members
+from spantrain.models.tensor.group import TensorGroup, ThreadGroup, run_members
 from spantrain.models.tensor.shard import shard_units
-from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
 
 pytestmark = pytest.mark.tensor_parallel
-
-SHARES = (3, 1, 2)
-CLASSES, WIDTH = 11, 12
-
-
-class Tokens(UnitModule):
-    def __init__(self) -> None:
-        super().__init__("wte", prefixes={"wte": "wte"})
-        self.wte = nn.Embedding(CLASSES, WIDTH)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        return (self.wte(tokens),)
-
-
-class Classes(UnitModule):
-    def __init__(self) -> None:
-        super().__init__("head", prefixes={"head": "head"})
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        return sample_losses(self.head(hidden), labels).sum()
-
-
-def small_units() -> list[UnitModule]:
-    """An embedding, two of torch's layers, an output layer: nothing that takes long to import."""
-    torch.manual_seed(0)
-    layers = [nn.TransformerEncoderLayer(WIDTH, 6, 20, batch_first=True) for _ in range(2)]
-    units = [Tokens(), *(ModuleUnit(f"layer.{number}", layer) for number, layer in enumerate(layers)), Classes()]
-    return [unit.eval() for unit in units]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What each process does."""
-
-    work: Work
-    folder: Path
-    device: str = "cpu"
-    """Where all of them compute; Gloo carries tensors of one GPU that they share."""
-
-
-def member(rank: int, order: Order) -> None:
-    """Train one member's part for a moment and write down what it saw."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(order.folder / "store"), len(SHARES))
-    timeout = datetime.timedelta(seconds=PATIENCE_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(SHARES), timeout=timeout)
-    assert dist.group.WORLD is not None
-    group = TorchGroup(dist.group.WORLD, rank=rank, size=len(SHARES))
-    device = torch.device(order.device)
-    gathered = group.all_gather(torch.full((2, rank + 1), float(rank), device=device), [1, 2, 3], 1)
-    small = torch.full((3,), rank + 1.0, dtype=torch.bfloat16, device=device)
-    group.all_reduce(small)
-    units = small_units()
-    parts = shard_units(units, SHARES, rank, group)
-    seen = replace(order.work, device=order.device).run(units)
-    found = {"gathered": gathered, "small": small, "spent_s": group.spent_s, "calls": group.calls}
-    found |= {"parts": parts, "losses": seen.outputs, "gradients": seen.gradients}
-    torch.save(found, order.folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
