@@ -137,6 +137,7 @@ def in_layers(graph: UnitGraph, layers: int) -> UnitGraph:
                 parameter_bytes=unit.parameter_bytes // count,
                 forward_flop_per_sample=unit.forward_flop_per_sample / count,
                 activation_bytes_per_sample=unit.activation_bytes_per_sample // count,
+                deferred_bytes_per_sample=unit.deferred_bytes_per_sample // count,
             )
             for unit, count in zip(graph.units, pieces, strict=True)
             for number in range(count)
