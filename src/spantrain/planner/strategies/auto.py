@@ -226,12 +226,13 @@ def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool)
 def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
     """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there.
 
-    The search goes on only from plans whose cuts lie on its grid.
+    The search goes on only from plans whose cuts lie on its grid. Where that leaves units out, `spantrain` is not asked:
+    its tables grow with the cube of the units (213 of them: over a minute), and its cuts would seldom lie there.
     """
     found: list[Proposal] = []
     with suppress(InfeasiblePlanError):
         found += candidates(request.profile, request.job, request.devices_within_quotas, limit=_TAKEN_OVER)
-    if descend:
+    if descend and len(grid) > len(request.profile.graph.units):
         with suppress(InfeasiblePlanError):
             found += spantrain(request)[:_TAKEN_OVER]
     for proposal in found:
