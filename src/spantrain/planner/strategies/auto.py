@@ -226,8 +226,8 @@ def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool)
 def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
     """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there.
 
-    The search goes on only from plans whose cuts lie on its grid. Where that leaves units out, `spantrain` is not asked:
-    its tables grow with the cube of the units (213 of them: over a minute), and its cuts would seldom lie there.
+    The search goes on only from plans whose cuts lie on its grid. Where that leaves units out, `spantrain` is not
+    asked: its tables grow with the cube of the units (213 of them: over a minute), and its cuts would seldom lie there.
     """
     found: list[Proposal] = []
     with suppress(InfeasiblePlanError):
