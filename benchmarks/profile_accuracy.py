@@ -14,12 +14,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 from spantrain.config.presets import load_preset
 
 BOUND = 0.05
 COMMAND_BOUND_S = {"laptop": 40.0}
 NETWORK_BOUND_S = {"spantrain-setting-1": 60.0}
+
+
+def _profile(options: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """Run the command; return what it says, and its seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["profile", "--preset", options.preset, "--model", options.model, "--out", folder]
+        started_s = time.monotonic()
+        result = subprocess.run(
+            [sys.executable, "-m", "spantrain", *command, "--fresh", "--json", "--max-samples", options.max_samples],
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        return json.loads(result.stdout), time.monotonic() - started_s
 
 
 def main() -> int:
@@ -30,26 +44,7 @@ def main() -> int:
     parser.add_argument("--max-samples", default="16")
     options = parser.parse_args()
     cluster = load_preset(options.preset)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            "profile",
-            "--preset",
-            options.preset,
-            "--model",
-            options.model,
-            "--out",
-            folder,
-            "--fresh",
-            "--json",
-        ]
-        started_s = time.monotonic()
-        result = subprocess.run(
-            [sys.executable, "-m", "spantrain", *command, "--max-samples", options.max_samples],
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        took_s = time.monotonic() - started_s
-    found = json.loads(result.stdout)
+    found, took_s = _profile(options)
     ratios: dict[str, dict[str, list[float]]] = {}
     for link in found["links"]:
         source, target = (cluster.device_by_name[link[end]] for end in ("source", "target"))

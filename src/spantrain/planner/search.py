@@ -38,15 +38,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """Solved candidates, best first, and what was not solved."""
+    """What a search found."""
 
     solved: tuple[Candidate, ...]
-    pruned: int
-    """Not solved: their bound is over that of all solved ones, and (unless cut short) far over the best."""
-    cut_short: bool = False
-    """Whether the search ended at its limit of solved candidates."""
-    refused: int
-    """Solved, and found not to fit into memory for any cuts."""
+    """Best first."""
     least_bound_s: dict[str, float] = field(default_factory=dict)
     """By device: the smallest bound of any candidate with it."""
 
@@ -68,24 +63,16 @@ def search(tables: Tables, groups: Groups) -> SearchResult:
         for device in candidate.devices:
             least.setdefault(device, candidate.bound_s)
     solved: list[Candidate] = []
-    best, refused, tried = float("inf"), 0, 0
-    for candidate in waiting:
-        if candidate.bound_s * _BOUND_SLACK > best * _KEEP_WITHIN or tried >= _SOLVED_AT_MOST:
+    best = float("inf")
+    for candidate in waiting[:_SOLVED_AT_MOST]:
+        if candidate.bound_s * _BOUND_SLACK > best * _KEEP_WITHIN:
             break
-        tried += 1
         done = _solve(tables, candidate)
-        refused += done is None
         if done is not None:
             solved.append(done)
             best = min(best, done.value_s)
     solved.sort(key=lambda candidate: candidate.value_s)
-    return SearchResult(
-        solved=tuple(solved),
-        pruned=len(waiting) - tried,
-        cut_short=tried >= _SOLVED_AT_MOST,
-        refused=refused,
-        least_bound_s=least,
-    )
+    return SearchResult(solved=tuple(solved), least_bound_s=least)
 
 
 def _solve(tables: Tables, candidate: Candidate) -> Candidate | None:

@@ -5,7 +5,6 @@ a stage. Added: memory as a hard limit, a bound that leaves hopeless candidates 
 estimate. Quotas are kept by leaving devices out before the search begins.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,36 +20,12 @@ from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.search import Candidate, SearchResult, search
 from spantrain.planner.tables import Tables
 
-__all__ = ["Considered", "PlanResult", "candidates", "plan_on_devices", "spantrain_dp"]
+__all__ = ["candidates", "spantrain_dp"]
 
 _PROPOSED = 12
 """How many are simulated."""
 _MOST_DEVICES = 128
 _BUILD = 96
-_IMPROVE = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Considered:
-    """Something that the search looked at."""
-
-    name: str
-    """Stages in order, e.g. `lab-0+lab-1 | home-0, micro-batch 8`."""
-    step_s: float | None
-    """None where no single time belongs to it."""
-    reason: str
-    """Chosen, or why not."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanResult:
-    """The plan, what its time is made of, and what else was looked at."""
-
-    plan: Plan
-    estimate: StepEstimate
-    groups: Groups
-    considered: tuple[Considered, ...]
-    search_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +46,6 @@ def spantrain_dp(request: PlanRequest) -> tuple[Proposal, ...]:
     if len(devices) > _MOST_DEVICES:
         raise InfeasiblePlanError(f"groups devices by pairs, {_MOST_DEVICES} devices at most, got {len(devices)}")
     return candidates(request.profile, request.job, devices, limit=_PROPOSED)
-
-
-def plan_on_devices(profile: Profile, job: JobSpec, devices: Sequence[str]) -> PlanResult:
-    """Return the best plan by the closed form that uses none but some devices; raises like `spantrain_dp`."""
-    start_s = time.perf_counter()
-    tables = Tables(profile, job)
-    groups = group_devices(profile, devices=devices)
-    found, ranked = _rank(tables, groups, devices, limit=_IMPROVE)
-    best = ranked[0]
-    plan = _described(tables, groups, found, best)
-    return PlanResult(
-        plan=plan,
-        estimate=best.estimate,
-        groups=groups,
-        considered=_considered(found, ranked),
-        search_s=time.perf_counter() - start_s,
-    )
 
 
 def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: int = 8) -> tuple[Proposal, ...]:
@@ -143,26 +101,3 @@ def _described(tables: Tables, groups: Groups, found: SearchResult, entry: _Rank
     """Return the plan with its reasons and what is predicted of it."""
     texts = reasons(groups, found, entry.candidate, (entry.plan, entry.estimate))
     return with_prediction(tables, replace(entry.plan, reasons=texts), entry.estimate)
-
-
-def _considered(found: SearchResult, ranked: Sequence[_Ranked]) -> tuple[Considered, ...]:
-    best_s = ranked[0].estimate.step_s
-    entries = []
-    for index, entry in enumerate(ranked):
-        slower = 100 * (entry.estimate.step_s / best_s - 1)
-        reason = "chosen" if index == 0 else f"{slower:.1f} % slower, bound by {entry.estimate.bound_by}"
-        entries.append(Considered(name=_name(entry), step_s=entry.estimate.step_s, reason=reason))
-    rest = len(found.solved) - len(ranked)
-    over = "that of all solved ones, whose number is limited" if found.cut_short else "the best by more than 15 %"
-    for count, reason in (
-        (rest, "solved; the dynamic programme's time or the estimate is over those above"),
-        (found.refused, "rejected: no cuts fit into memory"),
-        (found.pruned, f"rejected unsolved: their lower bound is over {over}"),
-    ):
-        if count > 0:
-            entries.append(Considered(name=f"{count} more", step_s=None, reason=reason))
-    return tuple(entries)
-
-
-def _name(entry: _Ranked) -> str:
-    return f"{' | '.join('+'.join(slot) for slot in entry.candidate.slots)}, micro-batch {entry.candidate.size}"
