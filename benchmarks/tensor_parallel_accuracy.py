@@ -29,6 +29,7 @@ from spantrain.core.profile import (
     Provenance,
     UnitTiming,
 )
+from spantrain.core.shares import even_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.tensor import GroupCost
 from spantrain.errors import SpanTrainError
@@ -86,8 +87,10 @@ def _row(model: ReferenceModel, layer: int, kind: str, degree: int, sizes: list[
         micro_batches=len(sizes),
         forward=_spread(ratios[Op.FORWARD]),
         backward=_spread(ratios[Op.BACKWARD]),
-        parameters=sum(graph.held_parameter_bytes(units, 1 / degree)) / FLOAT_BYTES / found.parameters[layer],
-        activations=graph.held_activation_bytes(_BLOCK_UNIT, 1 / degree) / FLOAT_BYTES / found.activation_floats[layer],
+        parameters=sum(graph.held_parameter_bytes(units, even_share(degree))) / FLOAT_BYTES / found.parameters[layer],
+        activations=graph.held_activation_bytes(_BLOCK_UNIT, even_share(degree))
+        / FLOAT_BYTES
+        / found.activation_floats[layer],
     )
 
 

@@ -152,7 +152,7 @@ def _run(session: Session, profile: Profile, case: Case, generation: int, steps:
         plan=plan,
         profile=profile,
         profile_path="",
-        job=TrainJob(steps=steps),
+        job=TrainJob(steps=steps, adapter="off"),
         schedule=plan.schedule,
         out=folder,
         checkpoints=False,

@@ -80,10 +80,10 @@ class Member:
     units: list[UnitModule]
 
 
-def run_divided(build: Build, work: Work, shares: Sequence[float]) -> list[Member]:
+def run_divided(build: Build, work: Work, shares: Sequence[float], *, sequence_parallel: bool = False) -> list[Member]:
     def one(group: ThreadGroup) -> Member:
         units = waiting[group.rank]
-        parts = shard_units(units, shares, group.rank, group)
+        parts = shard_units(units, shares, group.rank, group, sequence_parallel=sequence_parallel)
         seen = work.run(units, group)
         operations = list(group.operations)
         for name in partial_parameters(units):
@@ -113,11 +113,17 @@ def assert_near(found: Tensor, wanted: Tensor, what: str, tolerance: float = 1e-
 
 
 def assert_like_whole(
-    build: Build, work: Work, shares: Sequence[float], tolerance: float = 1e-5, *, sums_in_weights: bool = False
+    build: Build,
+    work: Work,
+    shares: Sequence[float],
+    tolerance: float = 1e-5,
+    *,
+    sums_in_weights: bool = False,
+    sequence_parallel: bool = False,
 ) -> list[Member]:
     """Every member's outputs and input gradients, and the parts' gradients together, are those of the whole units."""
     wanted = work.run(build())
-    members = run_divided(build, work, shares)
+    members = run_divided(build, work, shares, sequence_parallel=sequence_parallel)
     for rank, member in enumerate(members):
         for index, output in enumerate(wanted.outputs):
             assert_near(member.seen.outputs[index], output, f"rank {rank}: output {index}", tolerance)

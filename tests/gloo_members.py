@@ -66,10 +66,12 @@ def member(rank: int, order: Order) -> None:
     gathered = group.all_gather(torch.full((2, rank + 1), float(rank), device=device), [1, 2, 3], 1)
     small = torch.full((3,), rank + 1.0, dtype=torch.bfloat16, device=device)
     group.all_reduce(small)
+    pieces = torch.arange(12.0, device=device).view(2, 6)
+    own = group.reduce_scatter(pieces, [5, 0, 1], 1)
     units = small_units()
     parts = shard_units(units, SHARES, rank, group)
     seen = replace(order.work, device=order.device).run(units)
-    found = {"gathered": gathered, "small": small, "spent_s": group.spent_s, "calls": group.calls}
+    found = {"gathered": gathered, "own": own, "small": small, "spent_s": group.spent_s, "calls": group.calls}
     found |= {"parts": parts, "losses": seen.outputs, "gradients": seen.gradients}
     torch.save(found, order.folder / f"{rank}.pt")
     dist.destroy_process_group()

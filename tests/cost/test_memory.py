@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.plan import Replica, StateSharding, WireFormat
+from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, even_share, shares_of
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, Division, MemoryCost, divisions_of, framework_bytes
 
 
@@ -75,7 +76,7 @@ def test_recomputed_units_hold_what_enters_them_and_one_of_them_is_run_again(cos
     recompute=st.sets(st.integers(0, 2)).map(lambda units: tuple(sorted(units))),
     first=st.integers(0, 2),
     count=st.integers(1, 3),
-    share=st.floats(0.1, 1.0),
+    share=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(lambda shares: shares_of(shares)[0]),
     sums=st.tuples(*[st.integers(0, 2)] * 3),
 )
 def test_recomputing_never_holds_more_and_while_it_runs_hardly_more_than_before(
@@ -153,7 +154,7 @@ def divisible(profile, *sums):
 )
 def test_a_group_holds_divided_units_once_and_the_others_in_every_member(cost_profile, shares, sums, optimizer):
     cost = MemoryCost(divisible(cost_profile, *sums), optimizer)
-    parts = [Division(tp_share=share / sum(shares)) for share in shares]
+    parts = [Division(tp_share=share) for share in shares_of(shares)]
     # Rounding: a byte for each kind of state and unit of every member.
     slack = 12 * len(shares)
     for unit in range(3):
@@ -166,7 +167,7 @@ def test_a_group_holds_divided_units_once_and_the_others_in_every_member(cost_pr
         assert together == pytest.approx(copies * cost.state_bytes(units), abs=slack)
         together = sum(cost.activation_bytes_per_sample(units, part) for part in parts)
         assert together == pytest.approx(copies * (5000 - everywhere) + len(shares) * everywhere, abs=slack)
-        assert cost.activation_bytes_per_sample(units, Division(tp_share=1.0)) == 5000
+        assert cost.activation_bytes_per_sample(units, Division(tp_share=ALONE)) == 5000
     for part in parts:
         assert cost.buffer_bytes_per_sample(range(1, 2), part) == cost.buffer_bytes_per_sample(range(1, 2))
         assert cost.state_bytes(range(3), part) <= cost.state_bytes(range(3))
@@ -218,7 +219,7 @@ def test_members_of_a_plan_hold_their_parts(cost_profile, make_cost_plan):
     plan = replace(plan, stages=(replace(plan.stages[0], replicas=(pair,)),))
     cost = MemoryCost(profile)
     peaks = cost.plan_peak_bytes(plan)
-    assert divisions_of(plan)["a0"].tp_share == 0.75
+    assert divisions_of(plan)["a0"].tp_share == MemberShare(shares=(3.0, 1.0))
     # Four samples in flight; of each, the two cuts (inputs of two units, sums of two) are whole in both members, and
     # what the divided layers of those two units read.
     same = framework_bytes("cuda") + 4 * 4 * 1000
@@ -227,6 +228,43 @@ def test_members_of_a_plan_hold_their_parts(cost_profile, make_cost_plan):
     assert limits[0] < limits[1]
 
 
-def test_a_division_needs_a_share():
-    with pytest.raises(ValueError, match="tp_share"):
-        Division(tp_share=0.0)
+def test_members_hold_whole_pieces_and_all_of_what_has_none(cost_profile):
+    """Unit 1 has four heads in 2400 of its 4000 bytes; shares of 2:1 are three heads and one."""
+    pieces = (TensorPieces(pieces=4, parameter_bytes=2400, work_share=0.6),)
+    held = MemberBytes(whole_bytes=2000, divided_bytes=4000)
+    units = list(cost_profile.graph.units)
+    units[1] = replace(units[1], tensor_sums=2, tensor_pieces=pieces, member_activation_bytes=held)
+    cost = MemoryCost(replace(cost_profile, graph=replace(cost_profile.graph, units=tuple(units))), "sgd")
+    assert cost.held_sizes(range(1, 2), "a0").parameter_bytes == 4000
+    for share, parameter_bytes, activation_bytes in zip(shares_of((2.0, 1.0)), (3400, 2200), (5000, 3000), strict=True):
+        sizes = cost.held_sizes(range(1, 2), "a0", Division(tp_share=share))
+        assert sizes.parameter_bytes == sizes.gradient_bytes == parameter_bytes
+        assert sizes.activation_bytes_per_sample == activation_bytes
+    # Five members cannot have a head each: all have all of it.
+    many = Division(tp_share=even_share(5))
+    assert cost.held_sizes(range(1, 2), "a0", many).parameter_bytes == 4000
+
+
+def test_shared_parameters_count_once_in_members_too(cost_profile):
+    """The first and the last unit share 1000 bytes, of two rows: a member of two has one."""
+    rows = (TensorPieces(pieces=2, parameter_bytes=1000, work_share=1.0, shared=("wte",)),)
+    units = [replace(unit, tensor_sums=1, tensor_pieces=rows, shared=("wte",)) for unit in cost_profile.graph.units]
+    graph = replace(cost_profile.graph, units=tuple(units), shared_bytes={"wte": 1000})
+    whole, half = (graph.held_parameter_bytes(range(3), share) for share in (ALONE, even_share(2)))
+    assert [size - part for size, part in zip(whole, half, strict=True)] == [500, 0, 0]
+
+
+def test_a_division_needs_a_replica_and_a_share_its_place():
+    with pytest.raises(ValueError, match="at least one replica"):
+        Division(replicas=0)
+    for shares, rank in (((1.0, 0.0), 0), ((), 0), ((1.0, 1.0), 2)):
+        with pytest.raises(ValueError, match="positive shares and a rank"):
+            MemberShare(shares=shares, rank=rank)
+
+
+def test_what_is_run_again_on_the_first_stage_waits_for_no_w(cost_profile):
+    """There is no I there, so that nothing behind the unit at work holds what W needs."""
+    units = tuple(replace(unit, deferred_bytes_per_sample=9000) for unit in cost_profile.graph.units)
+    cost = MemoryCost(replace(cost_profile, graph=replace(cost_profile.graph, units=units)))
+    split, fused = (Division(recompute=(0,), splits=splits) for splits in (True, False))
+    assert cost.need(range(2), "a0", 4, 2, split) == cost.need(range(2), "a0", 4, 2, fused)

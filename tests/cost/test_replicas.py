@@ -10,6 +10,7 @@ from spantrain.app.describe import described_profile
 from spantrain.config.presets import load_preset
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
+from spantrain.core.shares import ALONE, shares_of
 from spantrain.core.spans import equal_spans
 from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
@@ -60,10 +61,10 @@ def test_one_replica_sums_nothing(cost_profile):
 def test_members_sum_with_those_that_hold_the_same():
     alike = stage_of({"a": 2.0, "b": 1.0}, {"c": 4.0, "d": 2.0})
     assert [ring.devices for ring in rings_of(alike)] == [("a", "c"), ("b", "d")]
-    assert [ring.tp_share for ring in rings_of(alike)] == pytest.approx([2 / 3, 1 / 3])
+    assert [ring.tp_share for ring in rings_of(alike)] == list(shares_of((2.0, 1.0)))
     # Where parts differ, the leaders stand for their groups.
     other = stage_of({"a": 2.0, "b": 1.0}, {"c": 1.0, "d": 1.0})
-    assert rings_of(other) == (Ring(devices=("a", "c"), tp_share=1.0),)
+    assert rings_of(other) == (Ring(devices=("a", "c"), tp_share=ALONE),)
 
 
 def test_devices_alone_take_a_ring_sum_whatever_their_single_shares(divided):
@@ -120,8 +121,12 @@ def test_members_sum_their_parts_at_once_and_every_byte_once(laptop, shares):
     around = {pair: size for pair, size in cost.sent_bytes(grouped).items() if pair in pairs}
     assert set(around) == pairs
     assert all(unit.tensor_sums for unit in laptop.graph.units)
-    assert sum(around.values()) == pytest.approx(sum(cost.sent_bytes(plain).values()), abs=100)
-    assert around["lab-0", "home-tx2"] == pytest.approx(around["lab-1", "home-nano"] * shares[0] / shares[1], rel=1e-4)
+    held = [sum(laptop.graph.held_parameter_bytes(range(units), share)) for share in shares_of(shares)]
+    # What all members hold whole is summed in each ring.
+    assert laptop.graph.parameter_bytes < sum(held) < 1.05 * laptop.graph.parameter_bytes
+    ratio = sum(held) / laptop.graph.parameter_bytes
+    assert sum(around.values()) == pytest.approx(ratio * sum(cost.sent_bytes(plain).values()), abs=100)
+    assert around["lab-0", "home-tx2"] == pytest.approx(around["lab-1", "home-nano"] * held[0] / held[1], rel=1e-4)
     # Both rings cross the same line between the sites, so together they are not faster than one of the whole.
     whole_s, parts_s = (sum(cost.end_of_step_s(stage)) for stage in (plain, grouped))
     assert whole_s * 0.9 < parts_s

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica
+from spantrain.core.shares import TensorPieces
 from spantrain.cost.tensor import GroupCost
 from spantrain.errors import ProfileError
 
@@ -85,6 +86,33 @@ def test_the_slowest_member_rules(cost_profile):
     # All members compute the whole of a unit that cannot be divided.
     whole = cost.compute.unit_seconds(0, "slow", Op.FORWARD, 4)
     assert cost.seconds(range(1), mixed, (9.0, 1.0), Op.FORWARD, 4) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(("shares", "parts"), [((2.0, 1.0), (3, 1)), ((9.0, 1.0), (3, 1)), ((1.0, 1.0), (2, 2))])
+def test_heads_are_whole(cost_profile, shares, parts):
+    """Four heads are half of the unit's work, and a fourth of it every member does whole."""
+    heads = TensorPieces(pieces=4, parameter_bytes=100, work_share=0.5)
+    columns = TensorPieces(pieces=1000, parameter_bytes=50, work_share=0.25)
+    first, block, last = divisible(cost_profile, 0, 1, 0).graph.units
+    units = (first, replace(block, tensor_pieces=(heads, columns)), last)
+    profile = replace(cost_profile, graph=replace(cost_profile.graph, units=units))
+    alone = [GroupCost(profile).compute.unit_seconds(1, kind, Op.BACKWARD_WEIGHT, 4) for kind in ("fast", "slow")]
+    own = [
+        part / 4 * 0.5 + round(1000 * share / sum(shares)) / 1000 * 0.25 + 0.25
+        for part, share in zip(parts, shares, strict=True)
+    ]
+    wanted = max(part * seconds for part, seconds in zip(own, alone, strict=True))
+    found = GroupCost(profile).seconds(range(1, 2), ("a0", "b0"), shares, Op.BACKWARD_WEIGHT, 4)
+    assert found == pytest.approx(wanted)
+
+
+def test_what_has_fewer_pieces_than_members_is_computed_whole(cost_profile):
+    heads = TensorPieces(pieces=1, parameter_bytes=100, work_share=1.0)
+    first, block, last = divisible(cost_profile, 0, 1, 0).graph.units
+    units = (first, replace(block, tensor_pieces=(heads,)), last)
+    cost = GroupCost(replace(cost_profile, graph=replace(cost_profile.graph, units=units)))
+    whole = cost.compute.unit_seconds(1, "fast", Op.BACKWARD_WEIGHT, 4)
+    assert cost.seconds(range(1, 2), ("a0", "a1"), (1.0, 1.0), Op.BACKWARD_WEIGHT, 4) == pytest.approx(whole)
 
 
 def test_uneven_shares_are_reckoned_though_even_ones_were_measured(cost_profile):

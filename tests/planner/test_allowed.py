@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.app.evaluate import Evaluator
 from spantrain.core.cluster import Host
-from spantrain.core.plan import WireFormat
+from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import FRAMEWORK_BYTES
 from spantrain.errors import InfeasiblePlanError
@@ -63,6 +63,29 @@ def test_cuts_are_rounded_only_where_allowed(two_sites: Callable[[float], Profil
     evaluate = Evaluator(profile, JOB)
     assert evaluate(rounded.plan).step_s < 0.99 * evaluate(native.plan).step_s
     assert any("rounded to bfloat16: sent as it is, the plan would be" in reason for reason in rounded.reasons)
+
+
+def test_a_cut_has_the_most_exact_of_the_allowed_formats_that_is_as_fast(
+    two_sites: Callable[[float], Profile],
+) -> None:
+    everything = Constraints(wire_formats=tuple(WireFormat))
+    chosen = {}
+    for bandwidth in (2e5, 2e6, 2e7, 1.25e9):
+        profile = two_sites(bandwidth)
+        evaluate = Evaluator(profile, JOB)
+        plan = best_of(request_of(profile, everything)).plan
+        chosen[bandwidth] = plan.stages[0].wire_format
+        by_form = {form: evaluate(with_cut(plan, form)).step_s for form in WireFormat}
+        good_enough = [form for form in WireFormat if by_form[form] <= 1.01 * by_form[WireFormat.INT4]]
+        assert chosen[bandwidth] is good_enough[0]
+    assert chosen[2e5] is WireFormat.INT4
+    assert chosen[1.25e9] is WireFormat.NATIVE
+    assert set(chosen.values()) > {WireFormat.INT4, WireFormat.NATIVE}
+
+
+def with_cut(plan: Plan, form: WireFormat) -> Plan:
+    first, *others = plan.stages
+    return replace(plan, stages=(replace(first, wire_format=form), *others))
 
 
 def test_cuts_stay_exact_where_rounding_gains_little(two_sites: Callable[[float], Profile]) -> None:

@@ -11,6 +11,7 @@ from spantrain.app.predict import predict, with_best_order
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.shares import ALONE, MemberShare, even_share
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import UnitGraph
 from spantrain.cost.memory import Division, MemoryCost
@@ -53,7 +54,9 @@ def profile(make_profile, make_cluster, make_graph) -> Profile:
 
 
 @settings(deadline=None, max_examples=40)
-@given(ratios=ratios, splits=st.booleans(), share=st.sampled_from([1.0, 0.5, 0.3]))
+@given(
+    ratios=ratios, splits=st.booleans(), share=st.sampled_from([ALONE, even_share(2), MemberShare(shares=(3.0, 7.0))])
+)
 def test_arrays_say_what_the_memory_model_says(make_profile, make_cluster, make_graph, ratios, splits, share) -> None:
     graph = putting_off(make_graph(blocks=4), ratios)
     cost = MemoryCost(make_profile(make_cluster({"here": {"a": 1.0}}), graph))

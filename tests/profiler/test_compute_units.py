@@ -12,7 +12,7 @@ from spantrain.core.units import ModelSpec, Unit, UnitGraph
 from spantrain.models.catalog import resolve_model
 from spantrain.models.device import CpuDevice, EmulatedDevice
 from spantrain.models.graph import build_graph
-from spantrain.profiler.compute import measure_units
+from spantrain.profiler.compute import Bench, measure_units
 
 
 class FrozenClock:
@@ -54,17 +54,14 @@ def seconds_law(scale_s: float) -> Callable[[Unit, Op, int], float]:
     return lambda unit, op, samples: scale_s * weights[op] * (samples + 1)
 
 
+def bench_of(device, spec, graph, *, kind: str = "cpu", dtype: str = "float32", emulate=None) -> Bench:
+    return Bench(device=device, spec=spec, graph=graph, kind=kind, dtype=dtype, emulate=emulate)
+
+
 def test_each_class_of_units_is_measured_once_at_each_size() -> None:
     spec, graph = model("gpt2-tiny")
-    timings = measure_units(
-        EmulatedDevice(clock=FrozenClock()),
-        spec,
-        graph,
-        kind="board",
-        dtype="float32",
-        sizes=(4, 1, 2, 2),
-        emulate=seconds_law(1e-3),
-    )
+    bench = bench_of(EmulatedDevice(clock=FrozenClock()), spec, graph, kind="board", emulate=seconds_law(1e-3))
+    timings = measure_units(bench, (4, 1, 2, 2))
     classes = {unit.unit_class for unit in graph.units}
     assert len(classes) == 3
     points = [(timing.unit_class, timing.samples) for timing in timings]
@@ -87,24 +84,15 @@ def test_short_points_are_repeated_more(scale_s: float, runs: int) -> None:
         return seconds_law(scale_s)(unit, op, samples)
 
     device = EmulatedDevice(clock=FrozenClock())
-    measure_units(device, spec, graph, kind="board", dtype="float32", sizes=(2,), emulate=emulate)
+    measure_units(bench_of(device, spec, graph, emulate=emulate), (2,))
     assert asked.count((Op.FORWARD, 2)) == 3 * runs
 
 
 def test_progress_is_told_point_by_point() -> None:
     spec, graph = model("gpt2-tiny")
     told: list[tuple[int, int, str]] = []
-    measure_units(
-        CpuDevice(),
-        spec,
-        graph,
-        kind="cpu",
-        dtype="float32",
-        sizes=(1, 2),
-        emulate=None,
-        on_progress=lambda *event: told.append(event),
-        repeats=1,
-    )
+    bench = bench_of(CpuDevice(), spec, graph)
+    measure_units(bench, (1, 2), on_progress=lambda *event: told.append(event), repeats=1)
     assert [done for done, _, _ in told] == [0, 1, 2, 3, 4, 5, 6]
     assert {total for _, total, _ in told} == {6}
     assert "2 samples" in told[1][2]
@@ -113,7 +101,7 @@ def test_progress_is_told_point_by_point() -> None:
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny"])
 def test_real_times_of_every_family(name: str) -> None:
     spec, graph = model(name)
-    timings = measure_units(CpuDevice(), spec, graph, kind="cpu", dtype="float32", sizes=(2,), emulate=None, repeats=1)
+    timings = measure_units(bench_of(CpuDevice(), spec, graph), (2,), repeats=1)
     assert {timing.unit_class for timing in timings} == {unit.unit_class for unit in graph.units}
     for timing in timings:
         assert min(timing.forward_s, timing.backward_input_s, timing.backward_weight_s) > 0
@@ -121,7 +109,7 @@ def test_real_times_of_every_family(name: str) -> None:
 
 def test_bfloat16_is_measured_under_autocast() -> None:
     spec, graph = model("gpt2-tiny", "bfloat16")
-    timings = measure_units(CpuDevice(), spec, graph, kind="cpu", dtype="bfloat16", sizes=(2,), emulate=None, repeats=1)
+    timings = measure_units(bench_of(CpuDevice(), spec, graph, dtype="bfloat16"), (2,), repeats=1)
     assert {timing.dtype for timing in timings} == {"bfloat16"}
     assert len(timings) == 3
 
@@ -129,13 +117,11 @@ def test_bfloat16_is_measured_under_autocast() -> None:
 def test_sizes_that_do_not_fit_are_left_out_aloud(caplog) -> None:
     spec, graph = model("gpt2-tiny")
     # Two runs of F, I and W for each of two sizes; the third size of the first class does not fit.
-    timings = measure_units(
-        SmallDevice(12), spec, graph, kind="cpu", dtype="float32", sizes=(1, 2, 4, 8), emulate=None, repeats=1
-    )
+    timings = measure_units(bench_of(SmallDevice(12), spec, graph), (1, 2, 4, 8), repeats=1)
     assert [timing.samples for timing in timings] == [1, 2]
     assert "does not fit with 4 samples or more" in caplog.text
 
 
 def test_without_sizes_nothing_is_measured() -> None:
     spec, graph = model("gpt2-tiny")
-    assert measure_units(SmallDevice(0), spec, graph, kind="cpu", dtype="float32", sizes=(), emulate=None) == ()
+    assert measure_units(bench_of(SmallDevice(0), spec, graph), ()) == ()

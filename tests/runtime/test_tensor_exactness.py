@@ -10,11 +10,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from library_models import library_spec
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
-from spantrain.errors import Interrupted
-from spantrain.models.build import build_units
+from spantrain.errors import ConfigError, Interrupted
+from spantrain.models.build import build_units, unit_count
 from spantrain.models.data import open_dataset
 from spantrain.models.device import CpuDevice
 from spantrain.models.graph import build_graph
@@ -53,8 +54,8 @@ class Ran:
     held: int
 
 
-def divided(plan: Plan, groups: Groups) -> Plan:
-    """The plan with replicas of several devices."""
+def divided(plan: Plan, groups: Groups, slices: frozenset[int] = frozenset()) -> Plan:
+    """The plan with replicas of several devices, some stages with slices of the sequence where they have groups."""
     stages, names = [], []
     for index, stage in enumerate(plan.stages):
         replicas = []
@@ -62,7 +63,8 @@ def divided(plan: Plan, groups: Groups) -> Plan:
             devices = tuple(f"s{index}r{number}t{rank}" for rank in range(len(shares)))
             names += devices
             replicas.append(replace(replica, devices=devices, tp_shares=tuple(map(float, shares))))
-        stages.append(replace(stage, replicas=tuple(replicas)))
+        grouped = any(len(replica.devices) > 1 for replica in replicas)
+        stages.append(replace(stage, replicas=tuple(replicas), sequence_parallel=grouped and index in slices))
     one = plan.cluster.devices[0]
     host = replace(plan.cluster.hosts[0], devices=tuple(names))
     devices = tuple(replace(one, name=name) for name in names)
@@ -196,7 +198,8 @@ def random_groups(draw: st.DrawFn, plan: Plan) -> Groups:
 @given(data=st.data())
 def test_random_plans_of_text_models(data, plans, reference):
     plan = data.draw(plans(("gpt2", "bert")))
-    check(divided(plan, data.draw(random_groups(plan))), reference)
+    slices = data.draw(st.frozensets(st.integers(0, len(plan.stages) - 1)), "stages with slices of the sequence")
+    check(divided(plan, data.draw(random_groups(plan)), slices), reference)
 
 
 @settings(max_examples=5, **RANDOM)
@@ -219,17 +222,34 @@ THIRDS = [Span(0, 3), Span(3, 6), Span(6, 9)]
     ids=["alike", "degrees", "shares"],
 )
 @pytest.mark.parametrize("schedule", ["1f1b", "critical-path"])
-def test_replicas_of_unequal_samples_and_tensors(groups, schedule, make_plan, spec_of, reference):
+@pytest.mark.parametrize("slices", [frozenset(), frozenset({0, 1})], ids=["whole", "slices"])
+def test_replicas_of_unequal_samples_and_tensors(groups, schedule, slices, make_plan, spec_of, reference):
     """The first replica takes a third of the samples; the embedding is tied to the head of the other stage."""
     plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 2], [1]], [THIRDS, THIRDS], schedule)
-    check(divided(plan, groups), reference)
+    check(divided(plan, groups, slices), reference)
 
 
-def test_divided_by_leaders_and_rounded_on_the_cut(make_plan, spec_of):
-    """A cut in bfloat16 is rounded once, by leaders: all members go on with the same numbers."""
+@pytest.mark.parametrize("slices", [frozenset(), frozenset({0, 2})], ids=["whole", "slices"])
+def test_stages_make_a_bias_of_positions_themselves(slices, make_plan, reference, tmp_path):
+    """T5's, of parameters alone: three stages share its table, whose gradient is summed over them."""
+    spec = library_spec("t5", tmp_path)
+    assert len(build_graph(spec).units[1].outputs) == 2, "behind the first block: the decoder's tokens, what it read"
+    plan = make_plan(spec, [0, 2, 4, 6], [[1], [1, 2], [1]], [THIRDS, THIRDS, THIRDS], "critical-path")
+    check(divided(plan, [[[1, 1]], [[1], [1, 1]], [[2, 1]]], slices), reference)
+
+
+def test_a_model_without_a_sequence_to_slice_is_refused_by_name(make_plan, spec_of):
+    plan = make_plan(spec_of("resnet"), [0, unit_count(spec_of("resnet"))], [[1]], [THIRDS], "gpipe")
+    with pytest.raises(ConfigError, match=r"stage 0: sequence_parallel, but no unit of .* leave it out"):
+        run_step(divided(plan, [[[1, 1]]], frozenset({0})))
+
+
+@pytest.mark.parametrize("wire_format", [WireFormat.BFLOAT16, WireFormat.INT8])
+def test_divided_by_leaders_and_rounded_on_the_cut(wire_format, make_plan, spec_of):
+    """A cut is rounded once, by leaders: all members go on with the same numbers."""
     plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [THIRDS, THIRDS], "critical-path")
     first, last = plan.stages
-    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), last))
+    rounded = replace(plan, stages=(replace(first, wire_format=wire_format), last))
     exact = run_step(divided(plan, [[[1, 2]], [[2, 1]]]))
     close = run_step(divided(rounded, [[[1, 2]], [[2, 1]]]))
     assert exact["s1r0t0"].loss_sum != close["s1r0t0"].loss_sum

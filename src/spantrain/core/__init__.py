@@ -1,8 +1,10 @@
 """Data: what every other layer speaks of. Standard library only.
 
 spans       samples and pieces of samples
+speed       how fast a device or a link is over time
 action      F, B, I, W on a span; the one truth about order
 parts       which part of a tensor a member of a tensor-parallel group holds
+shares      how much of a unit such a member has
 quantities  "100 Mbit/s" <-> bytes per second
 cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts
@@ -13,6 +15,7 @@ hints       an order of work found when planning
 outer       sites that train by themselves, joined by an outer optimizer
 plan        stages, replicas, spans, predictions
 checkpoint  what a checkpoint holds, and the samples that were consumed
+links       what a device knows of the links to its peers while it trains
 messages    events and commands of policies; the address of a message
 decisions   what a policy heard and answered, as text that parses back
 trace       what happened on each lane

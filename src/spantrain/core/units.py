@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
+
 __all__ = ["ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
 
 
@@ -66,6 +68,36 @@ class Unit:
     deferred_bytes_per_sample: int | None = None
     """Held from I to W for one sample: the graph, and gradients inside the unit that W starts from. None: taken to be
     what is held before."""
+    tensor_pieces: tuple[TensorPieces, ...] = ()
+    """Of a unit that can be divided: what is, by which whole pieces. Empty: taken to be all of it, at any point."""
+    member_activation_bytes: MemberBytes | None = None
+    """What a member of a group holds for one sample from F to I, measured. None: reckoned
+    (`UnitGraph.held_activation_bytes`)."""
+    member_deferred_bytes: MemberBytes | None = None
+    """The same from I to W. None: in proportion to what is held before."""
+    sequence_activation_bytes: MemberBytes | None = None
+    """What a member holds from F to I with slices of the sequence between divided layers, measured. None: the unit has
+    no transformer block of which all layers are known (`core.plan.Stage.sequence_parallel`)."""
+    sequence_deferred_bytes: MemberBytes | None = None
+    """The same from I to W."""
+
+    def slices_sequence(self, share: MemberShare) -> bool:
+        """Whether a member of a group holds slices of the sequence in it."""
+        return share.slices_sequence and len(share.shares) > 1 and self.sequence_activation_bytes is not None
+
+    def work_share(self, share: MemberShare) -> float:
+        """Return the part of the unit's computation that falls to a member of a group."""
+        if not self.tensor_sums or len(share.shares) == 1:
+            return 1.0
+        if not self.tensor_pieces:
+            return share.part
+        return 1.0 - sum(group.work_share * (1.0 - share.of(group.pieces)) for group in self.tensor_pieces)
+
+    def divided_share(self, share: MemberShare) -> float:
+        """Return the part that a member has of what is divided in the unit."""
+        if not self.tensor_sums or len(share.shares) == 1:
+            return 1.0
+        return divided_share(self.tensor_pieces, share) if self.tensor_pieces else share.part
 
     @property
     def cut_bytes_per_sample(self) -> int:
@@ -95,51 +127,72 @@ class UnitGraph:
         if unknown:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
 
-    def held_parameter_bytes(self, units: range, tp_share: float = 1.0) -> tuple[int, ...]:
+    def held_parameter_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the bytes of parameters of each of consecutive units; those that they share count at the first one.
 
-        Of a unit that can be divided, a member of a tensor-parallel group holds its `tp_share`.
+        A member of a tensor-parallel group holds whole pieces of what is divided in a unit, and all of the rest.
         """
         seen: set[str] = set()
         found = []
         for unit in (self.units[index] for index in units):
-            size = unit.parameter_bytes - sum(self.shared_bytes[name] for name in unit.shared if name in seen)
+            size = unit.parameter_bytes - self._shared_bytes(unit.shared, seen)
+            for group in unit.tensor_pieces:
+                divided = group.parameter_bytes - self._shared_bytes(group.shared, seen)
+                size -= divided - round(divided * tp_share.of(group.pieces))
+            if unit.tensor_sums and not unit.tensor_pieces:
+                size = round(size * tp_share.part)
             seen.update(unit.shared)
-            found.append(round(size * tp_share) if unit.tensor_sums else size)
+            found.append(size)
         return tuple(found)
 
-    def held_activation_bytes(self, unit: int, tp_share: float = 1.0) -> int:
+    def _shared_bytes(self, names: Collection[str], seen: Collection[str]) -> int:
+        return sum(self.shared_bytes[name] for name in names if name in seen)
+
+    def held_activation_bytes(self, unit: int, tp_share: MemberShare = ALONE) -> int:
         """Return the bytes that one sample in flight holds of a unit.
 
-        Of a unit that can be divided, a member of a tensor-parallel group holds whole its input, and for each sum the
-        result and what the divided layers read (of the input's size: as a rule a normalization's result). Of the rest
-        it holds its `tp_share` (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
-        2022, section 4.2: the five of a transformer block without sequence parallelism and dropout).
+        Of a unit that can be divided, a member of a tensor-parallel group holds something whole, and of the rest the
+        pieces that it has. Where that was not measured, whole are the input, and for each sum the result and what the
+        divided layers read (of the input's size: as a rule a normalization's result; Korthikanti et al., "Reducing
+        Activation Recomputation in Large Transformer Models", 2022, section 4.2: the five of a transformer block
+        without sequence parallelism and dropout).
         """
         own = self.units[unit]
         size = own.activation_bytes_per_sample
-        if tp_share == 1.0 or not own.tensor_sums:
+        if len(tp_share.shares) == 1 or not own.tensor_sums:
             return size
-        entering_bytes = self.entering_bytes(unit)
-        whole = min(size, entering_bytes + own.tensor_sums * (entering_bytes + own.cut_bytes_per_sample))
-        return whole + math.ceil(tp_share * (size - whole))
+        found = own.sequence_activation_bytes if own.slices_sequence(tp_share) else own.member_activation_bytes
+        if found is None:
+            entering_bytes = self.entering_bytes(unit)
+            whole = min(size, entering_bytes + own.tensor_sums * (entering_bytes + own.cut_bytes_per_sample))
+            found = MemberBytes(whole_bytes=whole, divided_bytes=size - whole)
+        return found.of(own.divided_share(tp_share))
 
-    def stage_held_bytes(self, units: range, tp_share: float = 1.0, recompute: Collection[int] = ()) -> int:
+    def stage_held_bytes(self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = ()) -> int:
         """Return the bytes that one sample holds of consecutive units from F to I (or B), each tensor once.
 
         A cut between two of them belongs to both. Of a recomputed unit only what enters it is held; its output is what
-        enters the next one.
+        enters the next one. Between two units with slices of the sequence there are slices only.
         """
         own = {unit: self.held_activation_bytes(unit, tp_share) for unit in units}
-        own |= {unit: min(own[unit], self.entering_bytes(unit)) for unit in recompute}
-        twice = (
-            min(self.units[unit].cut_bytes_per_sample, own[unit], own[unit + 1])
-            for unit in units[:-1]
-            if unit not in recompute
-        )
-        return sum(own.values()) - sum(twice)
+        inner = {unit + 1 for unit in units[:-1] if self._slice_between(unit, tp_share)}
+        for unit in recompute:
+            entering_bytes = self.entering_bytes(unit)
+            own[unit] = min(own[unit], math.ceil(tp_share.part * entering_bytes) if unit in inner else entering_bytes)
+        found = sum(own.values())
+        for unit in units[:-1]:
+            cut_bytes = self.units[unit].cut_bytes_per_sample
+            if unit + 1 in inner:
+                found -= sum(min(cut_bytes, own[side]) for side in (unit, unit + 1) if side not in recompute)
+            elif unit not in recompute:
+                found -= min(cut_bytes, own[unit], own[unit + 1])
+        return found
 
-    def stage_deferred_bytes(self, units: range, tp_share: float = 1.0, recompute: Collection[int] = ()) -> int:
+    def _slice_between(self, unit: int, tp_share: MemberShare) -> bool:
+        """Whether slices go from a unit to the next one."""
+        return all(self.units[side].slices_sequence(tp_share) for side in (unit, unit + 1))
+
+    def stage_deferred_bytes(self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = ()) -> int:
         """Return the bytes that one sample holds of consecutive units from I to W; recomputed ones are done by then."""
         left = [unit for unit in units if unit not in recompute]
         if any(self.units[unit].deferred_bytes_per_sample is None for unit in left):
@@ -148,7 +201,7 @@ class UnitGraph:
         return sum(self._deferred_bytes(unit, tp_share) for unit in left)
 
     def stage_again_bytes(
-        self, units: range, tp_share: float = 1.0, recompute: Collection[int] = (), *, splits: bool = True
+        self, units: range, tp_share: MemberShare = ALONE, recompute: Collection[int] = (), *, splits: bool = True
     ) -> int:
         """Return the bytes that one sample holds besides while its recomputed units are run again, one after the other.
 
@@ -175,15 +228,18 @@ class UnitGraph:
         """Return the bytes that enter a unit for one sample."""
         return self.units[unit - 1].cut_bytes_per_sample if unit else self.input_bytes_per_sample
 
-    def _again_bytes(self, unit: int, tp_share: float) -> int:
+    def _again_bytes(self, unit: int, tp_share: MemberShare) -> int:
         return max(0, self.held_activation_bytes(unit, tp_share) - self.entering_bytes(unit))
 
-    def _deferred_bytes(self, unit: int, tp_share: float) -> int:
-        """Return what is held of one unit from I to W; of a divided one, in proportion to what is held before."""
+    def _deferred_bytes(self, unit: int, tp_share: MemberShare) -> int:
+        """Return what is held of one unit from I to W; what is not known of a divided one, in proportion to before."""
         own = self.units[unit]
         size = own.deferred_bytes_per_sample or 0
-        if tp_share == 1.0 or not own.tensor_sums or not own.activation_bytes_per_sample:
+        if len(tp_share.shares) == 1 or not own.tensor_sums or not own.activation_bytes_per_sample:
             return size
+        found = own.sequence_deferred_bytes if own.slices_sequence(tp_share) else own.member_deferred_bytes
+        if found is not None:
+            return found.of(own.divided_share(tp_share))
         return math.ceil(size * self.held_activation_bytes(unit, tp_share) / own.activation_bytes_per_sample)
 
     @property

@@ -1,10 +1,11 @@
 """Bytes that a device needs for its part of a plan: a hard limit (DESIGN idea 5).
 
-A member of a tensor-parallel group has its share of parameters, gradients and optimizer state of the units that can be
-divided, and of their activations but for what every member has (`UnitGraph.held_activation_bytes`); it has all of
-other units, and messages whole. State sharding (`core.plan.StateSharding`) divides gradients and optimizer state evenly
-among the replicas, zero3 the parameters too: beside its part a device then holds the largest unit's twice, one at work
-and one gathered ahead, in the type that is computed with.
+A member of a tensor-parallel group has, of parameters, gradients and optimizer state, whole pieces of what is divided
+and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was measured on members
+(`UnitGraph.held_activation_bytes`); it has all of other units, and messages whole. State sharding
+(`core.plan.StateSharding`) divides gradients and optimizer state evenly among the replicas, zero3 the parameters too:
+beside its part a device then holds the largest unit's twice, one at work and one gathered ahead, in the type that is
+computed with.
 
 Activations of a stage are its units', each cut between them once. Recomputed units (`core.plan.Stage.recompute`) hold
 what enters them, and besides the largest of them, run again, for the span at work (Chen et al., "Training Deep Nets
@@ -19,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from spantrain.core.plan import Plan, StateSharding, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
-from spantrain.cost.tensor import normalised
+from spantrain.core.shares import ALONE, MemberShare, shares_of
 
 __all__ = [
     "BUFFERED_MICRO_BATCHES",
@@ -62,8 +63,8 @@ def framework_bytes(backend: str) -> int:
 class Division:
     """Which part of a stage a device has, and how its messages are sent."""
 
-    tp_share: float = 1.0
-    """Of its tensor-parallel group, as a part of one."""
+    tp_share: MemberShare = ALONE
+    """Its place in its tensor-parallel group."""
     state_sharding: StateSharding = StateSharding.NONE
     replicas: int = 1
     """Of the stage: among how many sharded state is divided."""
@@ -76,8 +77,8 @@ class Division:
     """Whether the schedule may put W off (`core.plan.splits_backward`)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.tp_share <= 1 or self.replicas < 1:
-            raise ValueError(f"a division needs 0 < tp_share <= 1 and at least one replica, got {self}")
+        if self.replicas < 1:
+            raise ValueError(f"a division needs at least one replica, got {self}")
 
     @property
     def gradient_parts(self) -> int:
@@ -236,7 +237,9 @@ class MemoryCost:
     ) -> MemoryNeed:
         """Return what a device needs for a stage's units, with so many samples in flight."""
         per_sample = self.in_flight_bytes_per_sample(units, division)
-        again = self._profile.graph.stage_again_bytes(units, division.tp_share, division.recompute)
+        # The first stage goes back at once: nothing waits for W behind what is run again.
+        splits = division.splits and units.start > 0
+        again = self._profile.graph.stage_again_bytes(units, division.tp_share, division.recompute, splits=splits)
         # The span whose units are run again holds, beside them, what it holds from F to I.
         again = max(0, self.activation_bytes_per_sample(units, division) + again - per_sample)
         return MemoryNeed(
@@ -325,7 +328,7 @@ def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
     before = WireFormat.NATIVE
     for stage in plan.stages:
         for replica in stage.replicas:
-            for device, share in zip(replica.devices, normalised(replica.tp_shares), strict=True):
+            for device, share in zip(replica.devices, _shares(stage, replica), strict=True):
                 yield (
                     device,
                     Division(
@@ -339,3 +342,7 @@ def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
                     ),
                 )
         before = stage.wire_format
+
+
+def _shares(stage: Stage, replica: Replica) -> tuple[MemberShare, ...]:
+    return shares_of(replica.tp_shares, slices_sequence=stage.sequence_parallel)

@@ -27,6 +27,7 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
+from spantrain.core.shares import ALONE, MemberShare, shares_of
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, Collectives, SumOptions
 from spantrain.cost.recompute import operations_of
 from spantrain.cost.tensor import GroupCost, normalised
@@ -42,7 +43,7 @@ class Ring:
     """Devices of different replicas that hold the same part of a stage's parameters."""
 
     devices: tuple[str, ...]
-    tp_share: float
+    tp_share: MemberShare
 
 
 def rings_of(stage: Stage) -> tuple[Ring, ...]:
@@ -52,11 +53,11 @@ def rings_of(stage: Stage) -> tuple[Ring, ...]:
         return ()
     shares = [tuple(round(share, _SHARE_DIGITS) for share in normalised(replica.tp_shares)) for replica in replicas]
     if len(set(shares)) > 1:
-        return (Ring(devices=tuple(replica.devices[0] for replica in replicas), tp_share=1.0),)
+        return (Ring(devices=tuple(replica.devices[0] for replica in replicas), tp_share=ALONE),)
     members = zip(*(replica.devices for replica in replicas), strict=True)
     return tuple(
         Ring(devices=devices, tp_share=share)
-        for devices, share in zip(members, normalised(replicas[0].tp_shares), strict=True)
+        for devices, share in zip(members, shares_of(replicas[0].tp_shares), strict=True)
     )
 
 

@@ -1,7 +1,8 @@
 """Seconds of F, I and W on tensor-parallel groups, of equal and of unequal shares.
 
 What was measured at a group's degree is taken where the group divides evenly and each of its kinds was. Else it is
-reckoned: the slowest member's share of what the unit takes it alone, and the sums of Megatron-LM (Shoeybi et al., 2019,
+reckoned: the slowest member's share of what the unit takes it alone (of whole pieces, as the runtime divides:
+`Unit.work_share`), and the sums of Megatron-LM (Shoeybi et al., 2019,
 section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of its input's gradient in I, none in W.
 A unit that cannot be divided is computed whole by every member. Unequal shares are those of SpanTrain (Chinese paper,
 second-level groups: devices of unlike capacity divide a layer by it).
@@ -13,12 +14,13 @@ of device from 13 % low to 7 % high on data-centre cards, and 1 % to two thirds 
 links of their own: measure those.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica
 from spantrain.core.profile import Profile
+from spantrain.core.shares import shares_of
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.network import NetworkCost
 
@@ -55,6 +57,7 @@ class GroupCost:
         self.prefix_seconds = cache(self._prefix_seconds)
         """Running sums over units, by (devices, tp_shares, op, samples); entry j is the seconds of units 0 to j-1."""
         self._sum_s = cache(self._sum_of)
+        self._largest = cache(self._largest_of)
 
     def seconds(self, units: range, devices: Group, tp_shares: tuple[float, ...], op: Op, samples: int) -> float:
         """Return the seconds of one action of consecutive units on a group."""
@@ -74,11 +77,6 @@ class GroupCost:
         kinds = [self._devices[name].kind for name in devices]
         if len(devices) == 1:
             return self.compute.prefix_seconds(kinds[0], op, samples)
-        even = max(tp_shares) - min(tp_shares) <= _EVEN * max(tp_shares)
-        # Members of a kind differ by their shares only: the largest one is the slowest.
-        largest: dict[str, float] = {}
-        for kind, share in zip(kinds, normalised(tp_shares), strict=True):
-            largest[kind] = max(share, largest.get(kind, 0.0))
         known: dict[tuple[str, int], float] = {}
         sums = [0.0]
         if samples == 0:
@@ -86,22 +84,25 @@ class GroupCost:
         for index, unit in enumerate(self._units):
             alike = (unit.unit_class, self._summed_bytes(index, op))
             if alike not in known:
-                known[alike] = self._unit_seconds(index, devices, even, largest, op, samples)
+                known[alike] = self._unit_seconds(index, devices, tp_shares, op, samples)
             sums.append(sums[-1] + known[alike])
         return tuple(sums)
 
-    def _unit_seconds(
-        self, unit: int, devices: Group, even: bool, largest: dict[str, float], op: Op, samples: int
-    ) -> float:
-        degree = len(devices)
+    def _unit_seconds(self, unit: int, devices: Group, tp_shares: tuple[float, ...], op: Op, samples: int) -> float:
+        degree, largest = len(devices), self._largest(unit, devices, tp_shares)
+        even = max(tp_shares) - min(tp_shares) <= _EVEN * max(tp_shares)
         if even and all(self.compute.has_timing(unit, kind, degree) for kind in largest):
             return max(self.compute.unit_seconds(unit, kind, op, samples, tp_degree=degree) for kind in largest)
-        divides = self._units[unit].tensor_sums > 0
-        work_s = max(
-            (share if divides else 1.0) * self.compute.unit_seconds(unit, kind, op, samples)
-            for kind, share in largest.items()
-        )
+        work_s = max(share * self.compute.unit_seconds(unit, kind, op, samples) for kind, share in largest.items())
         return work_s + self.sums(unit, op) * self._sum_s(devices, samples * self._summed_bytes(unit, op))
+
+    def _largest_of(self, unit: int, devices: Group, tp_shares: tuple[float, ...]) -> Mapping[str, float]:
+        """Return the largest part of a unit's work by kind: members of a kind differ by their shares only."""
+        largest: dict[str, float] = {}
+        for name, share in zip(devices, shares_of(tp_shares), strict=True):
+            kind = self._devices[name].kind
+            largest[kind] = max(self._units[unit].work_share(share), largest.get(kind, 0.0))
+        return largest
 
     def sums(self, unit: int, op: Op) -> int:
         """Return how often a group sums in one operation of a unit; the first unit's input has no gradient."""

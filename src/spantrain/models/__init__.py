@@ -5,6 +5,7 @@ data_choice     put a model on the data that a user names (imports no torch)
 sources         models that users bring, by name: transformers configurations, functions (imports no torch)
 any             models that nobody edited, cut into units
 build           units of a model, same weights whichever are built; tied parameters; example inputs
+blank           units without weights of their own, for a device that takes them over from others
 units           what a unit is; the loss; names of parameters in the unsplit model
 units_init      initial weights of the image models, whose batch statistics are frozen
 gpt2            GPT-2 as units
@@ -24,6 +25,7 @@ hashing         integer mixing and derived seeds that are the same on every mach
 stage           run the F, I and W of a stage
 tensor          tensor parallelism in any ratio: units divided among a group
 held            count the bytes of tensors that are really held
+held_member     measure what members of a tensor-parallel group hold of a unit
 segment         run a part of a stage, held or computed again
 split_backward  wrap torch's private halves of the backward pass
 precision       the type that torch computes products in

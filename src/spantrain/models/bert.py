@@ -33,15 +33,12 @@ class BertEmbedding(ModuleUnit):
     """Bytes to vectors: token, position and type embeddings, normalized."""
 
     def __init__(self, name: str, config: BertConfig) -> None:
-        super().__init__(name, BertEmbeddings(config), tensor_sums=1)
+        super().__init__(name, BertEmbeddings(config))
         self.shared = {_GROUP: "body.word_embeddings.weight"}
 
 
 class BertHead(UnitModule):
     """Transform, output layer tied to the token embedding, loss on the masked bytes."""
-
-    tensor_sums = 1
-    """The vocabulary is divided: of a few numbers for each token, and back of the input's gradient."""
 
     def __init__(self, name: str, config: BertConfig) -> None:
         super().__init__(name, prefixes={"cls": "cls"}, shared={_GROUP: "cls.predictions.decoder.weight"})
@@ -67,7 +64,7 @@ def make_unit(spec: ModelSpec, index: int) -> UnitModule:
         return BertEmbedding(names[index], config)
     if index == len(names) - 1:
         return BertHead(names[index], config)
-    return ModuleUnit(names[index], BertLayer(config, layer_idx=index - 1), tensor_sums=2)
+    return ModuleUnit(names[index], BertLayer(config, layer_idx=index - 1))
 
 
 def initialize(spec: ModelSpec, unit: UnitModule) -> None:

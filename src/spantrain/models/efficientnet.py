@@ -31,8 +31,6 @@ def configuration(spec: ModelSpec) -> EfficientNetConfig:
 class EfficientNetHead(UnitModule):
     """Top convolution, mean over the image, classifier, loss."""
 
-    tensor_sums = 1
-
     def __init__(self, name: str, config: EfficientNetConfig) -> None:
         encoder = "efficientnet.encoder"
         prefixes = {"top_conv": f"{encoder}.top_conv", "top_bn": f"{encoder}.top_bn", "classifier": "classifier"}
@@ -62,7 +60,7 @@ def make_unit(spec: ModelSpec, index: int) -> UnitModule:
         return ModuleUnit(names[index], EfficientNetEmbeddings(config))
     if index == len(names) - 1:
         return EfficientNetHead(names[index], config)
-    return ModuleUnit(names[index], _block(config, index - 1), tensor_sums=1)
+    return ModuleUnit(names[index], _block(config, index - 1))
 
 
 def _block(config: EfficientNetConfig, index: int) -> nn.Module:

@@ -30,9 +30,6 @@ def configuration(spec: ModelSpec) -> GPT2Config:
 class GPT2Embedding(UnitModule):
     """Bytes to vectors: token and position embeddings. `(samples, tokens)` to `(samples, tokens, hidden)`."""
 
-    tensor_sums = 1
-    """Of the rows that each member of a group has of the vocabulary."""
-
     def __init__(self, name: str, config: GPT2Config) -> None:
         prefixes = {"wte": "transformer.wte", "wpe": "transformer.wpe"}
         super().__init__(name, prefixes=prefixes, shared={"wte": "wte.weight"})
@@ -48,9 +45,6 @@ class GPT2Embedding(UnitModule):
 
 class GPT2Head(UnitModule):
     """Final normalization, output layer tied to the token embedding, loss."""
-
-    tensor_sums = 1
-    """The vocabulary is divided: of a few numbers for each token, and back of the input's gradient."""
 
     def __init__(self, name: str, config: GPT2Config) -> None:
         prefixes = {"ln_f": "transformer.ln_f", "lm_head": "lm_head"}
@@ -76,7 +70,7 @@ def make_unit(spec: ModelSpec, index: int) -> UnitModule:
         return GPT2Embedding(names[index], config)
     if index == len(names) - 1:
         return GPT2Head(names[index], config)
-    return ModuleUnit(names[index], GPT2Block(config, layer_idx=index - 1), tensor_sums=2)
+    return ModuleUnit(names[index], GPT2Block(config, layer_idx=index - 1))
 
 
 def initialize(spec: ModelSpec, unit: UnitModule) -> None:

@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from spantrain.core.precision import check_dtype
+from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.models.build import (
     build_units,
@@ -20,9 +22,10 @@ from spantrain.models.build import (
     unit_count,
     unit_names,
 )
-from spantrain.models.held import StorageLog
+from spantrain.models.held_member import TWO, held_behind, held_by_two
 from spantrain.models.precision import autocast_dtype
-from spantrain.models.segment import Segment
+from spantrain.models.tensor.pieces import pieces_of
+from spantrain.models.tensor.shard import divides_sequence, sums_of
 from spantrain.models.units import UnitModule
 
 __all__ = ["build_graph"]
@@ -39,6 +42,12 @@ class _Cost:
     outputs: tuple[TensorSpec, ...]
     held_bytes: int
     deferred_bytes: int
+    pieces: tuple[TensorPieces, ...]
+    member_held: MemberBytes | None
+    member_deferred: MemberBytes | None
+    sequence_held: MemberBytes | None
+    sequence_deferred: MemberBytes | None
+    sums: int
 
 
 def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
@@ -47,7 +56,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     Operations are counted on the meta device: products and convolutions, other work counts as none. Types and
     shapes at the cuts, and the bytes held from F to W, come from a real forward on the CPU, once for each class of
     identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters; behind
-    I also the gradients that W starts from.
+    I also the gradients that W starts from. What members of a tensor-parallel group hold was measured on two of them.
 
     Args:
         spec: the model.
@@ -93,8 +102,13 @@ def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:
         outputs=cost.outputs,
         activation_bytes_per_sample=cost.held_bytes,
         shared=tuple(sorted(module.shared)),
-        tensor_sums=module.tensor_sums,
+        tensor_sums=cost.sums,
         deferred_bytes_per_sample=cost.deferred_bytes,
+        tensor_pieces=cost.pieces,
+        member_activation_bytes=cost.member_held,
+        member_deferred_bytes=cost.member_deferred,
+        sequence_activation_bytes=cost.sequence_held,
+        sequence_deferred_bytes=cost.sequence_deferred,
     )
 
 
@@ -121,7 +135,14 @@ def _measure(
     _, large = _held_bytes(spec, module, _tensors(inputs, _LARGE, "cpu"), dtype)
     last = module.name == unit_names(spec)[-1]
     held_bytes = math.ceil((large - small) / (_LARGE - _SMALL))
-    deferred_bytes = _deferred_bytes(spec, module, _tensors(inputs, _SMALL, "cpu"), dtype)
+    # What did not grow with the batch before I is still there behind it.
+    constant_bytes = small - _SMALL * held_bytes
+    batch, low = partial(_batch, spec, inputs, last), autocast_dtype(dtype)
+    deferred_bytes = held_behind(module, batch, low).backward_input_bytes
+    sums = sums_of(empty)
+    pieces = pieces_of(empty) if sums else ()
+    two = held_by_two(module, batch, low) if pieces else []
+    sliced = held_by_two(module, batch, low, sequence_parallel=True) if two and divides_sequence(module) else []
     return _Cost(
         flop=flop,
         # Every floating-point tensor at a cut has a gradient, if only zeros (`StageExecutor`).
@@ -131,9 +152,30 @@ def _measure(
             _tensor_spec(out, number, requires_grad=out.is_floating_point()) for number, out in enumerate(outputs)
         ),
         held_bytes=held_bytes,
-        # What did not grow with the batch before I is still there behind it.
-        deferred_bytes=max(0, math.ceil(deferred_bytes / _SMALL) - (small - _SMALL * held_bytes)),
+        deferred_bytes=max(0, math.ceil((deferred_bytes - constant_bytes) / _SMALL)),
+        pieces=pieces,
+        member_held=_by_member(pieces, [held.forward_bytes - constant_bytes for held in two]),
+        member_deferred=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in two]),
+        sequence_held=_by_member(pieces, [held.forward_bytes - constant_bytes for held in sliced]),
+        sequence_deferred=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in sliced]),
+        sums=sums,
     )
+
+
+def _by_member(pieces: tuple[TensorPieces, ...], held: list[int]) -> MemberBytes | None:
+    """Return what members hold for one sample, from what two of unlike parts hold; None where they have like parts."""
+    parts = [divided_share(pieces, share) for share in TWO] if held else [0.0, 0.0]
+    if parts[0] == parts[1]:
+        return None
+    per_part = (held[0] - held[1]) / (parts[0] - parts[1])
+    whole_bytes = held[0] - parts[0] * per_part
+    return MemberBytes(
+        whole_bytes=max(0, math.ceil(whole_bytes / _SMALL)), divided_bytes=max(0, math.ceil(per_part / _SMALL))
+    )
+
+
+def _batch(spec: ModelSpec, inputs: tuple[TensorSpec, ...], last: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    return _tensors(inputs, _SMALL, "cpu"), example_labels(spec, _SMALL) if last else None
 
 
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...]) -> float:
@@ -185,21 +227,6 @@ def _held_bytes(
     storages = [tensor.untyped_storage() for tensor in (*inputs, *saved, *outputs)]
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in own}
     return outputs, sum(sizes.values())
-
-
-def _deferred_bytes(spec: ModelSpec, module: UnitModule, inputs: tuple[Tensor, ...], dtype: str) -> int:
-    """Return the bytes of the distinct storages held behind I, for W; the model's first unit has no I."""
-    last, samples = module.name == unit_names(spec)[-1], inputs[0].shape[0]
-    labels = example_labels(spec, samples) if last else None
-    segment = Segment([module], ends_model=last, autocast_dtype=autocast_dtype(dtype), torch_device=torch.device("cpu"))
-    log = StorageLog([*module.parameters(), *module.buffers()])
-    with log.watching():
-        held, outputs = segment.forward(inputs, labels)
-    del inputs
-    segment.backward_input(held, tuple(torch.ones_like(output) for output in outputs if output.is_floating_point()))
-    del outputs
-    log.add(*held.tensors)
-    return log.look()
 
 
 def _tensor_spec(tensor: Tensor, position: int, *, requires_grad: bool) -> TensorSpec:

@@ -47,6 +47,14 @@ class StorageLog:
         # Detached: an operation that saves its own output would else hold itself alive.
         return tensor.detach()
 
+    def look_with(self, *tensors: Tensor) -> int:
+        """Return the bytes that are alive now, with those of some tensors, which are not noted."""
+        now_bytes = self.look()
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return now_bytes + sum(
+            size for at, size in storages.items() if at not in self._seen and at not in self._left_out
+        )
+
     def look(self) -> int:
         """Return the bytes that are alive now."""
         entries = self._seen.items()

@@ -26,8 +26,6 @@ def _plain(value: object) -> object:
 class ResNetHead(UnitModule):
     """Mean over the image, classifier, loss."""
 
-    tensor_sums = 1
-
     def __init__(self, name: str, config: ResNetConfig) -> None:
         super().__init__(name, prefixes={"classifier": name})
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(config.hidden_sizes[-1], config.num_labels))
@@ -50,7 +48,7 @@ def make_unit(spec: ModelSpec, index: int) -> UnitModule:
         return ModuleUnit(names[index], ResNetEmbeddings(config))
     if index == len(names) - 1:
         return ResNetHead(names[index], config)
-    return ModuleUnit(names[index], _block(config, index - 1), tensor_sums=1)
+    return ModuleUnit(names[index], _block(config, index - 1))
 
 
 def _block(config: ResNetConfig, index: int) -> nn.Module:

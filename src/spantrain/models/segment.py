@@ -2,6 +2,7 @@
 
 A stage without recomputation is one segment. Else each recomputed unit is a segment, and so is each run of units
 between them. Segments are joined as stages are: by detached tensors, of which the floating-point ones have gradients.
+Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from spantrain.models.held import StorageLog
 from spantrain.models.split_backward import PendingWeights, SplitBackward
+from spantrain.models.tensor.divided import gathered, own_part, with_own_part
 from spantrain.models.units import UnitModule, parameter_names
 
 __all__ = ["HeldSegment", "Segment", "Tensors", "detached", "segments_of"]
@@ -26,7 +28,7 @@ class HeldSegment:
     """What is kept of one span by one segment, from F to W."""
 
     inputs: Tensors
-    """Leaves, until the gradients of those that require grad are known."""
+    """Leaves, or slices that are leaves, until the gradients of those that require grad are known."""
     labels: Tensor | None = None
     """For the second run of the model's last unit."""
     outputs: Tensors = ()
@@ -41,7 +43,7 @@ class HeldSegment:
         """All that is kept, but for what autograd saves in the graph."""
         labels = () if self.labels is None else (self.labels,)
         pending = () if self.pending is None else self.pending.gradients
-        return (*self.inputs, *labels, *self.outputs, *(self.gradients or ()), *pending)
+        return (*map(own_part, self.inputs), *labels, *self.outputs, *(self.gradients or ()), *pending)
 
 
 class Segment:
@@ -56,12 +58,14 @@ class Segment:
         units: Sequence[UnitModule],
         *,
         ends_model: bool,
+        ends_stage: bool = True,
         recomputed: bool = False,
         autocast_dtype: torch.dtype | None = None,
         torch_device: torch.device,
     ) -> None:
         self._units = tuple(units)
         self._ends_model = ends_model
+        self._ends_stage = ends_stage
         self._recomputed = recomputed
         self._autocast_dtype = autocast_dtype
         self._torch_device = torch_device
@@ -75,7 +79,8 @@ class Segment:
             for unit in self._units[:-1]:
                 tensors = unit(*tensors)
             if labels is None:
-                return tuple(_not_a_view(tensor) for tensor in self._units[-1](*tensors))
+                outputs = self._units[-1](*tensors)
+                return tuple(map(_not_a_view, gathered(tuple(outputs)) if self._ends_stage else outputs))
             loss_sum = self._units[-1](*tensors, labels)
         assert isinstance(loss_sum, Tensor), "the last unit returns one tensor, the loss sum"
         assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
@@ -88,7 +93,7 @@ class Segment:
                 outputs = self.run(inputs, labels)
             return HeldSegment(inputs=inputs, labels=labels), detached(outputs)
         outputs = self.run(inputs, labels)
-        return HeldSegment(inputs=inputs, outputs=outputs), detached(outputs)
+        return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs))), detached(outputs)
 
     def backward_input(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
         """Run I; return the gradients of the inputs that require grad (none at the model's beginning).
@@ -127,9 +132,9 @@ class Segment:
     def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
         """Run F once more, now with a graph."""
         if log is None:
-            return self.run(held.inputs, held.labels)
+            return tuple(map(own_part, self.run(held.inputs, held.labels)))
         with log.watching():
-            outputs = self.run(held.inputs, held.labels)
+            outputs = tuple(map(own_part, self.run(held.inputs, held.labels)))
         log.add(*outputs)
         log.look()
         return outputs
@@ -154,6 +159,7 @@ def segments_of(
         Segment(
             units[first:end],
             ends_model=is_last and end == len(units),
+            ends_stage=end == len(units),
             recomputed=first in recompute,
             autocast_dtype=autocast_dtype,
             torch_device=torch_device,
@@ -164,7 +170,7 @@ def segments_of(
 
 def detached(tensors: Tensors) -> Tensors:
     """Return the tensors without their graph."""
-    return tuple(tensor.detach() for tensor in tensors)
+    return tuple(with_own_part(tensor, own_part(tensor).detach()) for tensor in tensors)
 
 
 def _roots(outputs: Tensors, output_gradients: Tensors) -> tuple[Tensors, Tensors]:
@@ -176,9 +182,10 @@ def _roots(outputs: Tensors, output_gradients: Tensors) -> tuple[Tensors, Tensor
 
 
 def _with_grad(tensors: Tensors) -> Tensors:
-    return tuple(tensor for tensor in tensors if tensor.requires_grad)
+    return tuple(own for own in map(own_part, tensors) if own.requires_grad)
 
 
 def _not_a_view(tensor: Tensor) -> Tensor:
     """Return the tensor, copied if it is a view: torch's I detaches outputs in place, which a view does not allow."""
-    return tensor.clone(memory_format=torch.contiguous_format) if tensor._is_view() else tensor
+    own = own_part(tensor)
+    return with_own_part(tensor, own.clone(memory_format=torch.contiguous_format)) if own._is_view() else tensor

@@ -11,6 +11,7 @@ from spantrain.core.spans import Span
 from spantrain.errors import ProtocolError, ScheduleError
 from spantrain.models.held import HeldMeter, StorageLog
 from spantrain.models.segment import HeldSegment, Tensors, detached, segments_of
+from spantrain.models.tensor.divided import own_part, with_own_part
 from spantrain.models.units import UnitModule, parameter_names
 
 __all__ = ["StageExecutor"]
@@ -191,8 +192,9 @@ class StageExecutor:
 
     def _leaf(self, tensor: Tensor, *, is_input: bool) -> Tensor:
         """Return a tensor as a leaf, of which a gradient is wanted if a segment before waits for it, or a stage."""
-        leaf = tensor.detach()
-        return leaf.requires_grad_(leaf.is_floating_point() and not (is_input and self._is_first))
+        leaf = own_part(tensor).detach()
+        leaf.requires_grad_(leaf.is_floating_point() and not (is_input and self._is_first))
+        return with_own_part(tensor, leaf)
 
     def _to_send(self, outputs: Tensors) -> Tensors:
         return (outputs[0].float(),) if self._is_last else outputs

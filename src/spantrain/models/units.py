@@ -22,9 +22,6 @@ class UnitModule(nn.Module):
     depend on how a batch is cut (DESIGN section 10). Its parameters train all the same.
     """
 
-    tensor_sums: int = 0
-    """How often a tensor-parallel group would sum in it, each way (`core.units.Unit`); 0: it cannot be divided."""
-
     def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.name = name
@@ -47,10 +44,9 @@ class UnitModule(nn.Module):
 class ModuleUnit(UnitModule):
     """A unit that is one module from one tensor to one tensor."""
 
-    def __init__(self, name: str, body: nn.Module, *, tensor_sums: int = 0) -> None:
+    def __init__(self, name: str, body: nn.Module) -> None:
         super().__init__(name, prefixes={"body": name})
         self.body = body
-        self.tensor_sums = tensor_sums
         self.eval()
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:

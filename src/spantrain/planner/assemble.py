@@ -10,6 +10,7 @@ import numpy as np
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bytes
+from spantrain.core.shares import even_share
 from spantrain.core.spans import Span, equal_spans
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import Division, MemoryCost
@@ -170,7 +171,7 @@ class Assembler:
 
 
 def _division(shape: StageShape, group: tuple[str, ...]) -> Division:
-    return Division(tp_share=1 / len(group), state_sharding=shape.state_sharding, replicas=len(shape.groups))
+    return Division(tp_share=even_share(len(group)), state_sharding=shape.state_sharding, replicas=len(shape.groups))
 
 
 def _stage_of(shape: StageShape, spans: tuple[Span, ...], shares: Sequence[int], limits: Sequence[int]) -> Stage:

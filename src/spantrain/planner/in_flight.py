@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from spantrain.core.shares import ALONE, MemberShare
 from spantrain.core.units import UnitGraph
 
 __all__ = ["in_flight_bytes"]
@@ -13,7 +14,7 @@ _Array = NDArray[np.float64]
 
 
 def in_flight_bytes(
-    graph: UnitGraph, points: Sequence[int] | None = None, *, splits: bool, tp_share: float = 1.0
+    graph: UnitGraph, points: Sequence[int] | None = None, *, splits: bool, tp_share: MemberShare = ALONE
 ) -> _Array:
     """Return what `MemoryCost.in_flight_bytes_per_sample` says of units points[i] to points[j] - 1, as [i, j].
 
@@ -32,7 +33,7 @@ def in_flight_bytes(
     return np.where(ends[:, None] < ends[None, :], held, 0.0)
 
 
-def _held_bytes(graph: UnitGraph, ends: NDArray[np.int64], tp_share: float) -> _Array:
+def _held_bytes(graph: UnitGraph, ends: NDArray[np.int64], tp_share: MemberShare) -> _Array:
     """Return the bytes of units, of cuts between them once."""
     units = len(graph.units)
     own = [graph.held_activation_bytes(unit, tp_share) for unit in range(units)]

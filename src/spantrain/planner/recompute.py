@@ -150,7 +150,7 @@ class _Parts:
         """Return a stage's units by the bytes that they free for a second of its slowest replica, most first."""
         graph = self.request.profile.graph
         whole = graph.stage_held_bytes(stage.units)
-        freed = {unit: whole - graph.stage_held_bytes(stage.units, 1.0, (unit,)) for unit in stage.units}
+        freed = {unit: whole - graph.stage_held_bytes(stage.units, recompute=(unit,)) for unit in stage.units}
         seconds = {unit: self._forward_s(stage, (unit,)) for unit in stage.units}
         useful = [unit for unit in stage.units if freed[unit] > 0]
         return sorted(useful, key=lambda unit: freed[unit] / max(seconds[unit], 1e-12), reverse=True)

@@ -82,6 +82,8 @@ class Constraints:
     """Whether devices of a host may divide tensors among themselves."""
     recompute: bool = True
     """Whether activations may be computed again where memory is short."""
+    sequence_parallel: bool = False
+    """Whether tensor-parallel groups hold slices of the sequence between divided layers, wherever they can."""
     sharded_state: bool = False
     """Whether the replicas of a stage may divide its gradients, optimizer state and parameters."""
 

@@ -2,7 +2,7 @@
 
 import logging
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from spantrain.models.precision import autocast_dtype
 from spantrain.models.stage import StageExecutor
 from spantrain.models.units import UnitModule
 
-__all__ = ["Emulation", "Progress", "measure_units"]
+__all__ = ["Bench", "Emulation", "Progress", "measure_units"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -35,17 +35,24 @@ _LONG_POINT_S = 0.15
 _MOST_REPEATS = 9
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What is measured, and on what."""
+
+    device: Device
+    spec: ModelSpec
+    graph: UnitGraph
+    """The model's units, built for `dtype`."""
+    kind: str
+    """Name of the device's kind, for the record."""
+    dtype: str
+    """Of `core.precision`."""
+    emulate: Emulation | None = None
+    """Seconds that an emulated device takes; None on real ones."""
+
+
 def measure_units(
-    device: Device,
-    spec: ModelSpec,
-    graph: UnitGraph,
-    *,
-    kind: str,
-    dtype: str,
-    sizes: Sequence[int],
-    emulate: Emulation | None,
-    on_progress: Progress | None = None,
-    repeats: int = 3,
+    bench: Bench, sizes: Sequence[int], *, on_progress: Progress | None = None, repeats: int = 3
 ) -> tuple[UnitTiming, ...]:
     """Return the median (emulated: least) seconds of F, I and W, for each class of units and number of samples.
 
@@ -55,39 +62,40 @@ def measure_units(
     device's memory ends the list of its class, with a warning.
 
     Args:
-        device: what computes.
-        spec: the model.
-        graph: its units, built for `dtype`.
-        kind: name of the device's kind, for the record.
-        dtype: of `core.precision`.
+        bench: what is measured.
         sizes: numbers of samples; none gives no timings.
-        emulate: seconds that an emulated device takes; None on real ones.
         on_progress: told before each point and at the end.
         repeats: of a point; 1 leaves out the further repeats of short points.
     """
     tell = on_progress or (lambda _done, _total, _text: None)
-    wanted = sorted(set(sizes))
+    wanted, indices = sorted(set(sizes)), _representatives(bench.graph)
     timings: list[UnitTiming] = []
-    indices = _representatives(graph)
-    total, done = len(indices) * len(wanted), 0
+    total = len(indices) * len(wanted)
     # Built together: an unedited model is built whole for whichever of its units.
-    units = dict(zip(indices, build_units(spec, indices, seed=0), strict=True)) if wanted else {}
-    for index in list(units):
-        bench = _Bench(
-            units.pop(index), device=device, spec=spec, graph=graph, index=index, dtype=dtype, emulate=emulate
-        )
-        for samples in wanted:
-            tell(done, total, f"{kind}: {bench.unit.unit_class}, {samples} samples")
-            done += 1
-            try:
-                seconds = bench.measure(samples, repeats)
-            except torch.OutOfMemoryError:
-                _LOGGER.warning("%s: %s does not fit with %d samples or more", kind, bench.unit.name, samples)
-                done += len(wanted) - wanted.index(samples) - 1
-                break
-            timings.append(_timing(bench.unit, kind, dtype, samples, seconds))
-    tell(total, total, f"{kind}: done")
+    units = dict(zip(indices, build_units(bench.spec, indices, seed=0), strict=True)) if wanted else {}
+    for number, index in enumerate(indices if wanted else ()):
+        unit, unit_class = units.pop(index), bench.graph.units[index].unit_class
+        before = number * len(wanted)
+
+        def tell_size(position: int, before: int = before, unit_class: str = unit_class) -> None:
+            tell(before + position, total, f"{bench.kind}: {unit_class}, {wanted[position]} samples")
+
+        timings += _measure_unit(_UnitBench(unit, bench=bench, index=index), wanted, repeats, tell_size)
+    tell(total, total, f"{bench.kind}: done")
     return tuple(timings)
+
+
+def _measure_unit(
+    unit: "_UnitBench", sizes: Sequence[int], repeats: int, tell_size: Callable[[int], None]
+) -> Iterator[UnitTiming]:
+    """Yield the timings of one unit, up to the first number of samples that does not fit."""
+    for position, samples in enumerate(sizes):
+        tell_size(position)
+        try:
+            yield unit.measure(samples, repeats)
+        except torch.OutOfMemoryError:
+            _LOGGER.warning("%s: %s does not fit with %d samples or more", unit.kind, unit.unit.name, samples)
+            return
 
 
 def _representatives(graph: UnitGraph) -> list[int]:
@@ -112,48 +120,26 @@ class _OpSeconds:
         return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
-def _timing(unit: Unit, kind: str, dtype: str, samples: int, seconds: _OpSeconds) -> UnitTiming:
-    return UnitTiming(
-        unit_class=unit.unit_class,
-        kind=kind,
-        dtype=dtype,
-        samples=samples,
-        forward_s=seconds.forward_s,
-        backward_input_s=seconds.backward_input_s,
-        backward_weight_s=seconds.backward_weight_s,
-    )
-
-
-class _Bench:
+class _UnitBench:
     """One unit as a stage of its own, ready to be run on any number of samples."""
 
-    def __init__(
-        self,
-        unit: UnitModule,
-        *,
-        device: Device,
-        spec: ModelSpec,
-        graph: UnitGraph,
-        index: int,
-        dtype: str,
-        emulate: Emulation | None,
-    ) -> None:
-        self.unit = graph.units[index]
-        self._device = device
-        self._spec = spec
-        self._before = graph.units[index - 1].outputs if index > 0 else None
-        self._is_last = index == len(graph.units) - 1
-        self._emulate = emulate
+    def __init__(self, module: UnitModule, *, bench: Bench, index: int) -> None:
+        self.unit = bench.graph.units[index]
+        self.kind = bench.kind
+        self._bench = bench
+        self._device = bench.device
+        self._before = bench.graph.units[index - 1].outputs if index > 0 else None
+        self._is_last = index == len(bench.graph.units) - 1
         self._executor = StageExecutor(
-            [unit],
+            [module],
             is_first=index == 0,
             is_last=self._is_last,
             global_batch=1,
-            autocast_dtype=autocast_dtype(dtype),
-            torch_device=device.torch_device,
+            autocast_dtype=autocast_dtype(bench.dtype),
+            torch_device=bench.device.torch_device,
         )
 
-    def measure(self, samples: int, repeats: int) -> _OpSeconds:
+    def measure(self, samples: int, repeats: int) -> UnitTiming:
         """Return the median seconds of each operation; on an emulated device the least."""
         inputs, labels = self._data(samples)
         try:
@@ -167,8 +153,12 @@ class _Bench:
         finally:
             self._executor.discard()
         # An emulated device never takes less than its time; what it takes more is the machine below it.
-        middle = statistics.median if self._emulate is None else min
-        return _OpSeconds(
+        middle = statistics.median if self._bench.emulate is None else min
+        return UnitTiming(
+            unit_class=self.unit.unit_class,
+            kind=self.kind,
+            dtype=self._bench.dtype,
+            samples=samples,
             forward_s=middle([seconds.forward_s for seconds in seen]),
             backward_input_s=middle([seconds.backward_input_s for seconds in seen]),
             backward_weight_s=middle([seconds.backward_weight_s for seconds in seen]),
@@ -200,15 +190,16 @@ class _Bench:
         )
 
     def _seconds(self, op: Op, samples: int) -> float | None:
-        return None if self._emulate is None else self._emulate(self.unit, op, samples)
+        emulate = self._bench.emulate
+        return None if emulate is None else emulate(self.unit, op, samples)
 
     def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Tensor | None]:
         place = self._device.torch_device
         if self._before is None:
-            inputs = example_inputs(self._spec, samples, device=place)
+            inputs = example_inputs(self._bench.spec, samples, device=place)
         else:
             inputs = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
-        return inputs, example_labels(self._spec, samples, device=place) if self._is_last else None
+        return inputs, example_labels(self._bench.spec, samples, device=place) if self._is_last else None
 
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:

@@ -72,6 +72,10 @@ class Alone:
         """Return the tensor: it is all there is."""
         return tensor
 
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
+        """Return the tensor: it is its own sum, and all of it is the own piece."""
+        return tensor
+
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Leave the tensor."""
 
@@ -111,8 +115,15 @@ class _TorchMembers(TorchGroup):
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return all members' tensors behind each other."""
-        self._like = ("all_gather", tensor.nbytes // max(1, tensor.shape[dim]) * sum(sizes))
+        # Members name it alike, those too that give nothing.
+        shape = [sum(sizes) if place == dim % tensor.dim() else size for place, size in enumerate(tensor.shape)]
+        self._like = ("all_gather", torch.Size(shape).numel() * tensor.element_size())
         return super().all_gather(tensor, sizes, dim)
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return the own piece of the members' sum."""
+        self._like = ("reduce_scatter", tensor.nbytes)
+        return super().reduce_scatter(tensor, sizes, dim)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""

@@ -1,28 +1,25 @@
 """One device's part of a stage: its groups, its units with the part of their parameters that it holds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch.distributed import Store
 
 from spantrain.core.parts import TensorPart
-from spantrain.core.plan import Plan, Replica
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.units import UnitGraph
+from spantrain.errors import ConfigError
 from spantrain.models.build import UnitModule, build_units, parameter_names
 from spantrain.models.device import Device
 from spantrain.models.precision import autocast_dtype
 from spantrain.models.stage import StageExecutor
 from spantrain.models.tensor.shard import notices, partial_parameters, shard_units
 from spantrain.models.tensor.slices import whole_of
-from spantrain.runtime.groups import StageGroups, open_groups
+from spantrain.runtime.groups import StageGroups
 from spantrain.runtime.part_sums import GroupParts, share_parts
 
 __all__ = ["StageMember", "build_member", "join_stage", "unit_shares"]
-
-_COLLECTIVE_TIMEOUT_S = 300.0
-"""How long a device waits for another of its stage; one that has ended or lost its network is noticed sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +50,17 @@ class StageMember:
 
 
 def join_stage(
-    plan: Plan, name: str, device: Device, *, graph: UnitGraph, seed: int, meet: Callable[[int, int, bool], Store]
+    plan: Plan, name: str, device: Device, *, graph: UnitGraph, seed: int, groups: StageGroups
 ) -> StageMember:
-    """Meet the other devices of the stage, and build its units with the weights that one process would have given them.
+    """Build a stage's units with the weights that one process would have given them; leave the groups if that fails.
 
     Raises:
-        PeerLostError: another device of the stage did not come, or went away.
         ConfigError: the devices of the replica have not the same model.
     """
     stage_index, _ = plan.place(name)
-    stage = plan.stages[stage_index]
-    store = None
-    if len(stage.devices) > 1:
-        store = meet(plan.generation, stage_index, stage.devices[0] == name)
-    groups = open_groups(
-        plan, stage_index, name, store=store, torch_device=device.torch_device, timeout_s=_COLLECTIVE_TIMEOUT_S
-    )
     with ExitStack() as undo:
         undo.callback(groups.close)
-        units = build_units(plan.model, stage.units, seed=seed)
+        units = build_units(plan.model, plan.stages[stage_index].units, seed=seed)
         member = build_member(plan, name, device, units, graph=graph, groups=groups)
         undo.pop_all()
     return member
@@ -83,13 +72,14 @@ def build_member(
     """Divide the stage's units, in place, and take this device's part of them to the device.
 
     Raises:
-        ConfigError: the devices of the replica have not the same model.
+        ConfigError: the devices of the replica have not the same model, or it has no sequence to slice as planned.
     """
     stage_index, replica_index = plan.place(name)
     stage = plan.stages[stage_index]
     replica = stage.replicas[replica_index]
     names = [tuple(parameter_names(unit).values()) for unit in units]
-    own = _divided(units, replica, groups)
+    _check_sequence(plan, stage_index, graph)
+    own = _divided(units, stage, replica, groups)
     executor = StageExecutor(
         units,
         is_first=stage_index == 0,
@@ -118,10 +108,26 @@ def build_member(
     )
 
 
-def _divided(units: Sequence[UnitModule], replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
+def _check_sequence(plan: Plan, stage_index: int, graph: UnitGraph) -> None:
+    """Refuse slices of the sequence of a model that has none."""
+    sliced = any(unit.sequence_activation_bytes for unit in graph.units)
+    if plan.stages[stage_index].sequence_parallel and not sliced:
+        raise ConfigError(
+            f"stage {stage_index}: sequence_parallel, but no unit of {plan.model.name} is a transformer block of which "
+            "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
+        )
+
+
+def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
     """Keep this member's part of the units, in place; return what it holds of each parameter."""
     if len(replica.devices) > 1:
-        return shard_units(units, replica.tp_shares, groups.replica.rank, groups.replica)
+        return shard_units(
+            units,
+            replica.tp_shares,
+            groups.replica.rank,
+            groups.replica,
+            sequence_parallel=stage.sequence_parallel,
+        )
     return {
         full: whole_of(unit.get_parameter(local)) for unit in units for local, full in parameter_names(unit).items()
     }

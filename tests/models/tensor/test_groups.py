@@ -39,6 +39,11 @@ def test_processes_joined_by_gloo_train_what_one_would(device: str, tmp_path: Pa
     order = Order(work=work, folder=tmp_path, device=device)
     multiprocessing.spawn(member, args=(order,), nprocs=len(SHARES))
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False, map_location="cpu") for rank in range(len(SHARES))]
+    assert [said["own"].tolist() for said in found] == [
+        [[0, 3, 6, 9, 12], [18, 21, 24, 27, 30]],
+        [[], []],
+        [[15], [33]],
+    ]
     for said in found:
         assert said["gathered"].tolist() == 2 * [[0, 1, 1, 2, 2, 2]]
         assert said["small"].tolist() == [6, 6, 6]

@@ -29,8 +29,11 @@ _CONFIGURATIONS: Mapping[str, Mapping[str, object]] = MappingProxyType({"llama":
 _SUMS = MappingProxyType({"llama": [1, 2, 1], "t5": [1, 2, 2, 4, 3, 1]})
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "slices"])
 @pytest.mark.parametrize("name", _CONFIGURATIONS)
-def test_an_unedited_model_in_parts_trains_as_the_whole_does(name: str, tmp_path: Path) -> None:
+def test_an_unedited_model_in_parts_trains_as_the_whole_does(
+    name: str, sequence_parallel: bool, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dict(_CONFIGURATIONS[name])))
     spec = hf_spec(f"hf:{tmp_path}", sequence_length=8)
     generator = torch.Generator().manual_seed(1)
@@ -38,5 +41,6 @@ def test_an_unedited_model_in_parts_trains_as_the_whole_does(name: str, tmp_path
     labels = torch.randint(0, 256, example_labels(spec, 4).shape, generator=generator)
     work = Work(inputs=inputs, labels=labels, spans=(Span(0, 3), Span(3, 4)), order="FIW", is_first=True)
     assert [sums_of(unit) for unit in build_units(spec, seed=3)] == _SUMS[name]
-    members = assert_like_whole(lambda: build_units(spec, seed=3), work, (2, 1))
+    members = assert_like_whole(lambda: build_units(spec, seed=3), work, (2, 1), sequence_parallel=sequence_parallel)
+    assert sequence_parallel == any(text.startswith("reduce_scatter") for text in members[0].operations)
     assert notices(members[0].units) == ()

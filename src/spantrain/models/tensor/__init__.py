@@ -10,8 +10,12 @@ positions  attention with learned relative positions
 experts    experts of a mixture
 division   what becomes of each module of a region
 layers     divided linear layers, convolutions and embeddings
+sequence   slices of the sequence between divided layers
+blocks     the blocks that can work on slices of the sequence
+divided    tensors of which each member has a part, and which behave as the whole would
 logits     outputs of a divided output layer, and their cross-entropy
 functions  sums and gatherings over a group, for autograd
 group      the members of a group, in processes or in threads
+pieces     by which whole pieces a unit is divided, for the cost model
 slices     parts of tensors: taken out of the whole, put back
 """

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from spantrain.core.parts import TensorPart, divide_pieces
 from spantrain.core.spans import Span
 from spantrain.models.tensor.experts import divide_experts, expert_parts, expert_width
-from spantrain.models.tensor.functions import InputCopy
+from spantrain.models.tensor.functions import InputCopy, sum_parts
 from spantrain.models.tensor.group import TensorGroup
 from spantrain.models.tensor.layers import (
     Apply,
@@ -25,7 +26,9 @@ from spantrain.models.tensor.layers import (
 from spantrain.models.tensor.multihead import DividedHeads
 from spantrain.models.tensor.positions import OwnHeadsOfBias
 from spantrain.models.tensor.rules import Column, Region, child
+from spantrain.models.tensor.sequence import SequenceSlices
 from spantrain.models.tensor.slices import part_of, take, whole_of
+from spantrain.models.units import UnitModule
 
 __all__ = ["Change", "Divider", "Task"]
 
@@ -64,10 +67,13 @@ class Task:
 class Divider:
     """One member's way to divide the modules of one unit."""
 
-    unit: nn.Module
+    unit: UnitModule
     shares: tuple[float, ...]
     group: TensorGroup
     copy: InputCopy = field(repr=False)
+    slices: SequenceSlices = field(repr=False)
+    sliced: set[Region] = field(default_factory=set, repr=False)
+    """Regions whose surroundings hold slices of the sequence; known when modules are built."""
 
     def spans(self, pieces: int) -> tuple[Span, ...] | None:
         """Return the pieces of each member; None if there are too few for all."""
@@ -79,8 +85,8 @@ class Divider:
         if spans is None:
             return None
         own = spans[self.group.rank]
-        changes = [self._column(column, region.pieces, spans) for column in region.columns]
-        changes += [self._row(path, region.pieces, own) for path in region.rows]
+        changes = [self._column(column, region, spans) for column in region.columns]
+        changes += [self._row(path, region.pieces, own, region) for path in region.rows]
         changes += [self._channels(path, region.pieces, own, sliced=False) for path in region.channels]
         changes += [self._channels(path, region.pieces, own, sliced=True) for path in region.sliced]
         bias = OwnHeadsOfBias(own=own, heads=region.pieces, copy=self.copy) if region.heads_of_bias else None
@@ -149,20 +155,34 @@ class Divider:
 
         return Task(title=path, changes=(Change(path=path, module=module, parts=parts, build=build),))
 
-    def _column(self, column: Column, pieces: int, spans: Sequence[Span]) -> Change:
+    def _column(self, column: Column, region: Region, spans: Sequence[Span]) -> Change:
         module, own = self._module(column.path), spans[self.group.rank]
         apply, parts = _apply(module), {}
         for name, tensor in _own_parameters(module):
             dim = tensor.dim() - 1 if _is_transposed(apply) else 0
-            parts[name] = part_of(tensor, dim, own, pieces, column.blocks)
-        read = InputGather(group=self.group, sizes=tuple(s.size for s in spans)) if column.gathers else self.copy
+            parts[name] = part_of(tensor, dim, own, region.pieces, column.blocks)
 
         def build(parameters: Parameters) -> nn.Module:
+            read = self._reader(region)
+            if column.gathers:
+                read = InputGather(group=self.group, sizes=tuple(span.size for span in spans))
             return ColumnLayer(parameters["weight"], parameters.get("bias"), apply, read)
 
         return Change(path=column.path, module=module, parts=parts, build=build)
 
-    def _row(self, path: str, pieces: int, own: Span) -> Change:
+    def _reader(self, region: Region) -> Callable[[Tensor], Tensor]:
+        """Return what makes the input of a region's column-wise layers."""
+        if region not in self.sliced:
+            return self.copy
+        return self.slices.for_columns if region.counts_at is None else self.slices.for_heads
+
+    def _adder(self, region: Region | None) -> Callable[[Tensor], Tensor]:
+        """Return what makes the output of a region's row-wise layers."""
+        if region is None or region not in self.sliced:
+            return partial(sum_parts, group=self.group)
+        return self.slices.own_tokens if region.counts_at is None else self.slices.own_of_heads
+
+    def _row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
         module = self._module(path)
         apply, parts = _apply(module), {}
         for name, tensor in _own_parameters(module):
@@ -170,7 +190,7 @@ class Divider:
             parts[name] = whole_of(tensor) if name == "bias" else part_of(tensor, dim, own, pieces)
 
         def build(parameters: Parameters) -> nn.Module:
-            return RowLayer(parameters["weight"], parameters.get("bias"), apply, self.group)
+            return RowLayer(parameters["weight"], parameters.get("bias"), apply, self._adder(region))
 
         return Change(path=path, module=module, parts=parts, build=build)
 

@@ -16,6 +16,8 @@ from spantrain.models.units import UnitModule, parameter_names
 __all__ = ["UnitRules", "find_rules", "full_module_names", "heavy_modules"]
 
 _VOCABULARIES = frozenset({"embed_tokens", "shared", "tok_embeddings", "token_embedding", "word_embeddings", "wte"})
+_POSITIONS = "relative_attention_bias"
+"""Of distances between tokens: few rows, which units share that make the same bias of them."""
 _OUTPUTS = frozenset({"classifier", "decoder", "embed_out", "head", "lm_head", "output_projection", "score"})
 
 
@@ -76,7 +78,8 @@ def _is_vocabulary(unit: UnitModule, path: str, name: str, module: nn.Module) ->
     plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
     if not plain or module.scale_grad_by_freq:
         return False
-    named = name.rpartition(".")[2] in _VOCABULARIES or f"{path}.weight" in unit.shared.values()
+    last = name.rpartition(".")[2]
+    named = last in _VOCABULARIES or (f"{path}.weight" in unit.shared.values() and last != _POSITIONS)
     return named and not _works_with_weight(unit, path)
 
 
@@ -118,9 +121,11 @@ def full_module_names(unit: UnitModule) -> Mapping[str, str]:
     return found
 
 
-def heavy_modules(unit: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def heavy_modules(unit: nn.Module, full_names: Mapping[str, str]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that work with matrices of their own, embeddings aside: products, convolutions, experts."""
     for path, module in unit.named_modules():
+        if full_names.get(path, "").endswith(_POSITIONS):
+            continue
         matrices = any(parameter.dim() > 1 and parameter.shape[0] > 1 for parameter in module.parameters(recurse=False))
         if matrices and not isinstance(module, nn.Embedding):
             yield path, module

@@ -35,6 +35,9 @@ class TensorGroup(Protocol):
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return the members' tensors behind each other along `dim`; `sizes` are their lengths there, by rank."""
 
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return the own piece along `dim` of the sum of the members' tensors; `sizes` are those of all, by rank."""
+
 
 class TorchGroup:
     """Members in processes of their own, joined by torch.distributed: Gloo, or NCCL between CUDA devices."""
@@ -70,7 +73,22 @@ class TorchGroup:
         sent = sent.contiguous()
         received = [torch.empty_like(sent) for _ in sizes]
         self._timed(lambda: dist.all_gather(received, sent, group=self._process_group))
-        return torch.cat([part[:length] for part, length in zip(received, sizes, strict=True)]).movedim(0, dim)
+        parts = [part[:length].movedim(0, dim) for part, length in zip(received, sizes, strict=True)]
+        return torch.cat(parts, dim=dim)
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return the own piece of the sum: members exchange pieces and add them in the order of ranks.
+
+        Raises:
+            PeerLostError: another member went away.
+        """
+        sent = tensor.movedim(dim, 0).contiguous()
+        own = sizes[self.rank]
+        received = sent.new_empty(self.size * own, *sent.shape[1:])
+        self._timed(
+            lambda: dist.all_to_all_single(received, sent, [own] * self.size, list(sizes), group=self._process_group)
+        )
+        return _summed(received.view(self.size, own, *sent.shape[1:]).unbind()).movedim(0, dim)
 
     def _timed(self, operation: Callable[[], object]) -> None:
         start_s = time.perf_counter()
@@ -114,10 +132,7 @@ class ThreadGroup:
         self.operations.append(f"all_reduce{list(tensor.shape)}")
         parts = self._exchange(tensor.clone())
         assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        tensor.copy_(total)
+        tensor.copy_(_summed(parts))
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return the members' tensors behind each other along `dim`."""
@@ -125,6 +140,14 @@ class ThreadGroup:
         parts = self._exchange(tensor.clone())
         assert [part.shape[dim] for part in parts] == list(sizes), f"sizes {sizes}, got {[p.shape for p in parts]}"
         return torch.cat(parts, dim=dim)
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return the own piece along `dim` of the sum, added in the order of ranks."""
+        self.operations.append(f"reduce_scatter{list(tensor.shape)}")
+        parts = self._exchange(tensor.clone())
+        assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
+        assert sum(sizes) == tensor.shape[dim], f"sizes {sizes} of {tensor.shape[dim]}"
+        return _summed([part.split_with_sizes(list(sizes), dim)[self.rank] for part in parts])
 
     def leave(self) -> None:
         """Give up: members that wait for this one fail at once."""
@@ -136,6 +159,14 @@ class ThreadGroup:
         parts = list(self._meeting.laid_down)
         self._meeting.barrier.wait()
         return parts
+
+
+def _summed(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors, added in their order."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:

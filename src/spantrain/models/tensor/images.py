@@ -5,7 +5,8 @@ frozen, go with the channels. A bottleneck's middle convolution reads all channe
 quarter of the block's width. A shortcut's convolution is computed whole by every member.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from torch import nn
@@ -27,81 +28,76 @@ def image_regions(unit: nn.Module) -> Iterator[Region]:
 def _pairs(anchor: str, module: nn.Module) -> Iterator[Region]:
     """Yield pairs of convolutions with batch normalizations and elementwise modules between them."""
     first, channels = "", list[str]()
-    prefix = f"{anchor}." if anchor else ""
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm2d) and first:
-            channels.append(f"{prefix}{name}")
+            channels.append(name)
         elif type(part) is nn.Conv2d and part.groups == 1:
             if first:
-                column, rows = Column(path=f"{prefix}{first}"), (f"{prefix}{name}",)
-                pieces = part.in_channels
-                yield Region(anchor=anchor, pieces=pieces, columns=(column,), rows=rows, channels=tuple(channels))
+                columns = (Column(path=first),)
+                pair = _by_channels(anchor, child(module, first), columns=columns, rows=(name,), channels=channels)
+                yield from [pair] if pair is not None else []
             first, channels = "" if first else name, []
         elif not isinstance(part, ELEMENTWISE):
             first = ""
 
 
 def _basic(anchor: str, module: nn.Module) -> Region | None:
-    first = child(module, "layer.0.convolution")
-    if not isinstance(first, nn.Conv2d):
-        return None
-    return Region(
-        anchor=anchor,
-        pieces=first.out_channels,
-        columns=(Column(path=f"{anchor}.layer.0.convolution"),),
-        rows=(f"{anchor}.layer.1.convolution",),
-        channels=(f"{anchor}.layer.0.normalization",),
+    return _by_channels(
+        anchor,
+        child(module, "layer.0.convolution"),
+        columns=(Column(path="layer.0.convolution"),),
+        rows=("layer.1.convolution",),
+        channels=("layer.0.normalization",),
     )
 
 
 def _bottleneck(anchor: str, module: nn.Module) -> Region | None:
-    first = child(module, "layer.0.convolution")
-    if not isinstance(first, nn.Conv2d):
-        return None
-    return Region(
-        anchor=anchor,
-        pieces=first.out_channels,
-        columns=(
-            Column(path=f"{anchor}.layer.0.convolution"),
-            Column(path=f"{anchor}.layer.1.convolution", gathers=True),
-        ),
-        rows=(f"{anchor}.layer.2.convolution",),
-        channels=(f"{anchor}.layer.0.normalization", f"{anchor}.layer.1.normalization"),
+    return _by_channels(
+        anchor,
+        child(module, "layer.0.convolution"),
+        columns=(Column(path="layer.0.convolution"), Column(path="layer.1.convolution", gathers=True)),
+        rows=("layer.2.convolution",),
+        channels=("layer.0.normalization", "layer.1.normalization"),
     )
 
 
 def _inverted(anchor: str, module: nn.Module) -> Region | None:
-    depthwise = child(module, "depthwise_conv.depthwise_conv")
-    if not isinstance(depthwise, nn.Conv2d):
-        return None
-    expands = child(module, "expansion.expand_conv") is not None
-    depthwise_path = f"{anchor}.depthwise_conv.depthwise_conv"
-    columns = [Column(path=f"{anchor}.squeeze_excite.expand")]
-    channels = [f"{anchor}.depthwise_conv.depthwise_norm"]
-    if expands:
-        columns.append(Column(path=f"{anchor}.expansion.expand_conv"))
-        channels += [f"{anchor}.expansion.expand_bn", depthwise_path]
-    return Region(
-        anchor=anchor,
-        pieces=depthwise.out_channels,
-        columns=tuple(columns),
-        rows=(f"{anchor}.squeeze_excite.reduce", f"{anchor}.projection.project_conv"),
-        channels=tuple(channels),
-        sliced=() if expands else (depthwise_path,),
-    )
+    depthwise = "depthwise_conv.depthwise_conv"
+    columns = [Column(path="squeeze_excite.expand")]
+    channels, sliced = ["depthwise_conv.depthwise_norm"], [depthwise]
+    if child(module, "expansion.expand_conv") is not None:
+        columns.append(Column(path="expansion.expand_conv"))
+        channels += ["expansion.expand_bn", *sliced]
+        sliced = []
+    rows = ("squeeze_excite.reduce", "projection.project_conv")
+    return _by_channels(anchor, child(module, depthwise), columns=columns, rows=rows, channels=channels, sliced=sliced)
 
 
 def _top(anchor: str, module: nn.Module) -> Region | None:
-    convolution = child(module, "top_conv")
+    columns = (Column(path="top_conv"),)
+    return _by_channels(anchor, child(module, "top_conv"), columns=columns, rows=("classifier",), channels=("top_bn",))
+
+
+def _by_channels(
+    anchor: str,
+    convolution: nn.Module | None,
+    *,
+    columns: Sequence[Column],
+    rows: Sequence[str],
+    channels: Sequence[str],
+    sliced: Sequence[str] = (),
+) -> Region | None:
+    """Return a region of as many pieces as a convolution has output channels; paths are those below the anchor."""
     if not isinstance(convolution, nn.Conv2d):
         return None
     prefix = f"{anchor}." if anchor else ""
     return Region(
         anchor=anchor,
         pieces=convolution.out_channels,
-        columns=(Column(path=f"{prefix}top_conv"),),
-        rows=(f"{prefix}classifier",),
-        channels=(f"{prefix}top_bn",),
+        columns=tuple(replace(column, path=f"{prefix}{column.path}") for column in columns),
+        rows=tuple(f"{prefix}{path}" for path in rows),
+        channels=tuple(f"{prefix}{path}" for path in channels),
+        sliced=tuple(f"{prefix}{path}" for path in sliced),
     )
 
 

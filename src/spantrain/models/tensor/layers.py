@@ -4,7 +4,7 @@ Column-wise: its outputs are divided, its input is whole; row-wise: its inputs a
 the group (Shoeybi et al., Megatron-LM, 2019, section 3). Parts may be of any size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -93,8 +93,9 @@ class ColumnLayer(nn.Module):
     """The own outputs of a linear layer or convolution."""
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, apply: Apply, read: InputCopy | InputGather | InputSlice
+        self, weight: nn.Parameter, bias: nn.Parameter | None, apply: Apply, read: Callable[[Tensor], Tensor]
     ) -> None:
+        """`read` makes what the weights are applied to of what comes in."""
         super().__init__()
         self.weight = weight
         self.bias = bias
@@ -113,16 +114,19 @@ class ColumnLayer(nn.Module):
 class RowLayer(nn.Module):
     """A linear layer or convolution of the own inputs; its bias is added once, to the group's sum."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, apply: Apply, group: TensorGroup) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, apply: Apply, add: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`add` makes the group's sum of the member's part, or a slice of the sum."""
         super().__init__()
         self.weight = weight
         self.bias = bias
         self._apply_layer = apply
-        self._group = group
+        self._add = add
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """Return the whole output, the same on all members."""
-        total = sum_parts(self._apply_layer(tensor, self.weight, None), self._group)
+        """Return the whole output, the same on all members; or the own slice of it."""
+        total = self._add(self._apply_layer(tensor, self.weight, None))
         return total if self.bias is None else self._apply_layer.add_bias(total, self.bias)
 
     def extra_repr(self) -> str:
@@ -152,7 +156,7 @@ class OutputLayer(nn.Module):
     def forward(self, tensor: Tensor) -> DividedLogits:
         """Return what behaves as all outputs would."""
         own = functional.linear(self._read(tensor), self.weight, self.bias)
-        return DividedLogits(own, all_classes=self._all_classes, group=self._group)
+        return DividedLogits.of(own, self._all_classes, self._group)
 
     def extra_repr(self) -> str:
         """Say what is held."""

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from spantrain.core.spans import Span
-from spantrain.models.tensor.functions import gather_same
+from spantrain.models.tensor.divided import DividedTensor
 from spantrain.models.tensor.group import TensorGroup
+from spantrain.models.units import IGNORED_LABEL
 
-__all__ = ["DividedLogits", "divided_cross_entropy", "gathered"]
-
-_IGNORED_LABEL = -100
+__all__ = ["DividedLogits", "divided_cross_entropy"]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -48,7 +47,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def divided_cross_entropy(
-    logits: Tensor, labels: Tensor, classes: Span, group: TensorGroup, *, ignored_label: int = _IGNORED_LABEL
+    logits: Tensor, labels: Tensor, classes: Span, group: TensorGroup, *, ignored_label: int = IGNORED_LABEL
 ) -> Tensor:
     """Return each label's cross-entropy, float32, 0 for ignored ones; every member gets the same.
 
@@ -66,77 +65,31 @@ def divided_cross_entropy(
     return losses
 
 
-class DividedLogits(Tensor):
-    """Outputs of a layer whose classes are divided among a group: behaves as the whole tensor would.
+class DividedLogits(DividedTensor):
+    """Outputs of a layer whose classes, the last dimension, are divided among a group.
 
     What keeps the classes apart (a cast, a cut or a join of other dimensions, a product with a number) is done on the
-    own classes, and so is the cross-entropy. For anything else the whole is gathered, and the result is the same.
+    own classes, and so is the cross-entropy.
     """
 
-    own: Tensor
-    """The last dimension holds the own classes."""
-    _all_classes: tuple[Span, ...]
-    _group: TensorGroup
-
-    @staticmethod
-    def __new__(cls, own: Tensor, *, all_classes: Sequence[Span], group: TensorGroup) -> "DividedLogits":
+    @classmethod
+    def of(cls, own: Tensor, all_classes: Sequence[Span], group: TensorGroup) -> "DividedLogits":
         """Wrap the own classes; `all_classes` are those of each member."""
-        shape = (*own.shape[:-1], all_classes[-1].hi)
-        made: DividedLogits = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=own.dtype, device=own.device, requires_grad=own.requires_grad
-        )
-        made.own, made._all_classes, made._group = own, tuple(all_classes), group
-        return made
+        return cls(own, sizes=[span.size for span in all_classes], dim=-1, group=group)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Do on the own classes what can be; anything else on the gathered whole."""
-        name, named = getattr(func, "__name__", ""), dict(kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in _FACTS:
-                return func(*args, **named)
-            if func is functional.cross_entropy:
-                done = _own_cross_entropy(*args, **named)
-            else:
-                done = _on_own_classes(name, func, args, named)
-            if done is not None:
-                return done
-            plain_args, plain_named = gathered(args), gathered(named)
-        return func(*plain_args, **plain_named)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Refuse: kernels are called on own classes or on the whole only."""
-        raise TypeError(f"{func}: divided logits have come to a kernel")
-
-    def gathered(self) -> Tensor:
-        """Return the whole, for work that every member does alike."""
-        return gather_same(self.own, self._group, [span.size for span in self._all_classes], self.own.dim() - 1)
-
-    def with_own(self, own: Tensor) -> "DividedLogits":
-        """Return divided logits with these own classes."""
-        return DividedLogits(own, all_classes=self._all_classes, group=self._group)
+    def _on_own(cls, func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        if func is functional.cross_entropy:
+            return _own_cross_entropy(*args, **named)
+        return _on_own_classes(getattr(func, "__name__", ""), func, args, named)
 
     def losses(self, labels: Tensor, ignored_label: int) -> Tensor:
         """Return each label's cross-entropy; the logits are `(labels, classes)`."""
-        classes = self._all_classes[self._group.rank]
+        start = sum(self._sizes[: self._group.rank])
+        classes = Span(start, start + self._sizes[self._group.rank])
         return divided_cross_entropy(self.own, labels, classes, self._group, ignored_label=ignored_label)
 
 
-_FACTS = frozenset({"__get__", "dim", "is_floating_point", "nelement", "numel", "size"})
-"""What is asked of shape, type and place; the wrapper itself knows."""
 _CASTS = frozenset({"bfloat16", "contiguous", "double", "float", "half", "to"})
 _PRODUCTS = frozenset({"__mul__", "__rmul__", "__truediv__", "div", "mul", "neg", "__neg__"})
 
@@ -170,21 +123,12 @@ def _keeps_last(index: Any, ndim: int) -> bool:
     return places[-1] is Ellipsis or places[-1] == slice(None) or (Ellipsis not in places and len(places) < ndim)
 
 
-def gathered(value: Any) -> Any:
-    """Return arguments or results with all divided logits in them gathered."""
-    if isinstance(value, DividedLogits):
-        return value.gathered()
-    if isinstance(value, dict):
-        return {key: gathered(entry) for key, entry in value.items()}
-    return type(value)(gathered(entry) for entry in value) if type(value) in (list, tuple) else value
-
-
 def _own_cross_entropy(
     input: Any,  # noqa: A002 - the name is torch's
     target: Tensor,
     weight: Tensor | None = None,
     size_average: object = None,
-    ignore_index: int = _IGNORED_LABEL,
+    ignore_index: int = IGNORED_LABEL,
     reduce: object = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,

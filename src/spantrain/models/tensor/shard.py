@@ -7,17 +7,20 @@ import torch
 from torch import nn
 
 from spantrain.core.parts import TensorPart
+from spantrain.models.tensor.blocks import Block, sequence_blocks
+from spantrain.models.tensor.divided import gathered
 from spantrain.models.tensor.division import Change, Divider, Task
 from spantrain.models.tensor.find import find_rules, full_module_names, heavy_modules
 from spantrain.models.tensor.functions import InputCopy
 from spantrain.models.tensor.group import TensorGroup
-from spantrain.models.tensor.logits import gathered
+from spantrain.models.tensor.logits import DividedLogits
 from spantrain.models.tensor.multihead import leave_fast_paths
 from spantrain.models.tensor.rules import child, counts
+from spantrain.models.tensor.sequence import SequenceSlices
 from spantrain.models.tensor.slices import take, whole_of
 from spantrain.models.units import UnitModule, parameter_names
 
-__all__ = ["notices", "partial_parameters", "shard_units", "sums_of"]
+__all__ = ["divides_sequence", "notices", "partial_parameters", "shard_units", "sums_of"]
 
 _NOTES = "_tensor_notes"
 
@@ -41,8 +44,18 @@ def sums_of(unit: UnitModule) -> int:
     return find_rules(unit).sums
 
 
+def divides_sequence(unit: UnitModule) -> bool:
+    """Whether members of a group can hold slices of the sequence somewhere in a unit, if there are pieces for all."""
+    return bool(sequence_blocks(unit, find_rules(unit).regions))
+
+
 def shard_units(
-    units: Sequence[UnitModule], shares: Sequence[float], rank: int, group: TensorGroup
+    units: Sequence[UnitModule],
+    shares: Sequence[float],
+    rank: int,
+    group: TensorGroup,
+    *,
+    sequence_parallel: bool = False,
 ) -> dict[str, TensorPart]:
     """Leave of a stage's units what one member of a group holds, in place; return the parts by full parameter names.
 
@@ -55,6 +68,7 @@ def shard_units(
         shares: of the members, by rank, in any unit; each gets whole pieces (heads, columns, channels).
         rank: of this member.
         group: the members.
+        sequence_parallel: hold slices of the sequence between the divided layers of transformer blocks (`sequence`).
 
     Raises:
         ValueError: the shares are not one positive number for each member.
@@ -64,8 +78,14 @@ def shard_units(
     if group.size == 1:
         return {full: whole_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
     left: dict[int, list[str]] = {id(unit): [] for unit in units}
-    tasks = [(unit, task) for unit in units for task in _tasks(unit, tuple(shares), group, left[id(unit)].append)]
+    dividers = {id(unit): _divider(unit, tuple(shares), group) for unit in units}
+    tasks = [(unit, task) for unit in units for task in _tasks(dividers[id(unit)], left[id(unit)].append)]
     tasks = _without_conflicts(units, tasks, lambda unit, why: left[id(unit)].append(why))
+    blocks = {id(unit): list[Block]() for unit in units}
+    if sequence_parallel:
+        for unit in units:
+            done = [task for other, task in tasks if other is unit]
+            blocks[id(unit)] += _slice_sequence(dividers[id(unit)], done, left[id(unit)].append)
     replaced = _Replaced()
     for unit, task in tasks:
         for change in task.changes:
@@ -75,7 +95,7 @@ def shard_units(
     for unit in units:
         leave_fast_paths(unit)
         done = [task for other, task in tasks if other is unit]
-        object.__setattr__(unit, _NOTES, _notes(unit, done, left[id(unit)]))
+        object.__setattr__(unit, _NOTES, _notes(unit, done, blocks[id(unit)], left[id(unit)]))
     return {full: replaced.part_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
 
 
@@ -93,14 +113,18 @@ def partial_parameters(units: Sequence[UnitModule]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for unit in units for name in _notes_of(unit).partial))
 
 
-def _tasks(
-    unit: UnitModule, shares: tuple[float, ...], group: TensorGroup, leave: Callable[[str], None]
-) -> Iterator[Task]:
-    rules = find_rules(unit)
+def _divider(unit: UnitModule, shares: tuple[float, ...], group: TensorGroup) -> Divider:
+    """Return what divides a unit, which from now on leaves no own parts of classes to those behind it."""
     copy = InputCopy(group)
-    divider = Divider(unit=unit, shares=shares, group=group, copy=copy)
+    slices = SequenceSlices(group, shares, copy)
     unit.register_forward_hook(lambda *_: copy.forget(), always_call=True)
-    unit.register_forward_hook(lambda _unit, _inputs, outputs: gathered(outputs))
+    unit.register_forward_hook(lambda *_: slices.forget(), always_call=True)
+    unit.register_forward_hook(lambda _unit, _inputs, outputs: gathered(outputs, DividedLogits))
+    return Divider(unit=unit, shares=shares, group=group, copy=copy, slices=slices)
+
+
+def _tasks(divider: Divider, leave: Callable[[str], None]) -> Iterator[Task]:
+    rules = find_rules(divider.unit)
     found = [(region.anchor, region.pieces, divider.region(region)) for region in rules.regions]
     found += [(path, 0, divider.embedding(path)) for path in rules.embeddings]
     found += [(path, 0, divider.output(path)) for path in rules.outputs]
@@ -108,9 +132,23 @@ def _tasks(
     found += [(path, 0, divider.experts(path)) for path in rules.experts]
     for path, pieces, task in found:
         if task is None:
-            leave(f"{path or 'it'} has {pieces or 'too few'} pieces, fewer than the {group.size} members")
+            leave(f"{path or 'it'} has {pieces or 'too few'} pieces, fewer than the {divider.group.size} members")
         else:
             yield task
+
+
+def _slice_sequence(divider: Divider, done: Sequence[Task], leave: Callable[[str], None]) -> tuple[Block, ...]:
+    """Have the unit's blocks work on slices of the sequence; to be called before their layers are built."""
+    regions = [task.region for task in done if task.region is not None]
+    blocks = sequence_blocks(divider.unit, regions)
+    for block in blocks:
+        divider.sliced.update(block.regions)
+        at, attentions = child(divider.unit, block.path), [child(divider.unit, path) for path in block.attentions]
+        assert at is not None, block.path
+        divider.slices.attach(at, [module for module in attentions if module is not None])
+    if any(region.counts_at is not None and region not in divider.sliced for region in regions):
+        leave("its sequence is held whole by every member: not all of its blocks' layers are known")
+    return blocks
 
 
 class _Replaced:
@@ -204,16 +242,20 @@ def _set_heads(unit: UnitModule, task: Task) -> None:
         task.bias.attach(module)
 
 
-def _notes(unit: UnitModule, done: Sequence[Task], left: Sequence[str]) -> _Notes:
+def _notes(unit: UnitModule, done: Sequence[Task], blocks: Sequence[Block], left: Sequence[str]) -> _Notes:
     divided = {change.path for task in done for change in task.changes}
     names, partial = full_module_names(unit), []
-    whole = [names.get(path, path) for path, _ in heavy_modules(unit) if path not in divided]
+    whole = [names.get(path, path) for path, _ in heavy_modules(unit, names) if path not in divided]
     inside = [name.removeprefix(f"{unit.name}.") for name in whole]
     text = [f"computed whole by every member, for want of a rule: {', '.join(inside)}"] if whole else []
     for path in (path for task in done if task.region is not None for path in task.region.partial):
         module = child(unit, path)
         assert module is not None, path
         partial += [f"{names[path]}.{name}" for name, _ in module.named_parameters()]
+    for path, name in (parameter for block in blocks for parameter in block.partial):
+        module = child(unit, path)
+        if module is not None and module._parameters.get(name) is not None:
+            partial.append(f"{names[path]}.{name}")
     return _Notes(whole=(*left, *text), partial=tuple(partial))
 
 

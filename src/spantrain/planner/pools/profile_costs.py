@@ -14,6 +14,7 @@ import numpy as np
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage, splits_backward
+from spantrain.core.shares import even_share
 from spantrain.core.spans import equal_spans
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.cost.memory import Division, MemoryCost
@@ -210,7 +211,7 @@ class ProfilePools:
 
     def _state_bytes(self, member: Member) -> tuple[Array, Array, Array]:
         """Return, as [i, j], the bytes that are always there, of a sample in flight, and of a sample's messages."""
-        division = Division(tp_share=1 / member.tp_degree, splits=splits_backward(self.schedule))
+        division = Division(tp_share=even_share(member.tp_degree), splits=splits_backward(self.schedule))
         first, shape = self._devices[member.pool][0], (self.units + 1, self.units + 1)
         fixed, per_sample, edges = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for i in range(self.units):
@@ -263,7 +264,7 @@ class ProfilePools:
 
     def _parameter_sums(self, tp_degree: int) -> Array:
         """Return running sums of the parameter bytes of one member of a group."""
-        held = self._profile.graph.held_parameter_bytes(range(self.units), 1 / tp_degree)
+        held = self._profile.graph.held_parameter_bytes(range(self.units), even_share(tp_degree))
         return np.cumsum([0.0, *held])
 
     def _ring_s(self, members: Sequence[Member], units: range) -> float:
@@ -325,5 +326,5 @@ class ProfilePools:
             group[0],
             plan.micro_batches * plan.micro_batch,
             plan.micro_batch,
-            division=Division(tp_share=1 / len(group), splits=splits_backward(self.schedule)),
+            division=Division(tp_share=even_share(len(group)), splits=splits_backward(self.schedule)),
         )

@@ -41,7 +41,7 @@ from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder, shape_o
 from spantrain.planner.strategies.auto_state import DIVISIONS, sharded_proposals
 from spantrain.planner.strategies.auto_tensor import divided_proposals
 from spantrain.planner.strategies.auto_weights import weights_of
-from spantrain.planner.strategies.auto_wires import rounded_proposal
+from spantrain.planner.strategies.auto_wires import fewest_bytes, rounded_proposal
 from spantrain.planner.strategies.spantrain import spantrain
 from spantrain.planner.strategies.spantrain_dp import candidates
 from spantrain.planner.tables import Tables
@@ -115,7 +115,7 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
         proposals.append(
             Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
         )
-    if WireFormat.BFLOAT16 in request.constraints.wire_formats:
+    if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
         proposals += _rounded(request, search.scorer, best)
     return tuple(proposals)
 
@@ -151,10 +151,11 @@ def _may_count(request: PlanRequest) -> bool:
 
 def _rounded(request: PlanRequest, scorer: Scorer, best: Found) -> list[Proposal]:
     """Search again with cuts between sites rounded; return the best such plan if it is worth it."""
-    search = _searcher(request, WireFormat.BFLOAT16)
+    allowed = request.constraints.wire_formats
+    search = _searcher(request, fewest_bytes(allowed))
     if search.best is None:
         return []
-    found = rounded_proposal(scorer, best, search.best, request.objective)
+    found = rounded_proposal(scorer, best, search.best, request.objective, allowed)
     if found is None:
         return []
     return [replace(found, reasons=(*found.reasons, *reasons_of(request, search, search.best)))]

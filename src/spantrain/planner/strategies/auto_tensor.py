@@ -17,6 +17,7 @@ import numpy as np
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_seconds
+from spantrain.core.shares import shares_of
 from spantrain.core.spans import apportion, equal_spans
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.tensor import GroupCost
@@ -212,7 +213,7 @@ class _Search:
                 samples,
                 division=Division(tp_share=share, splits=self._job.splits_backward),
             )
-            for name, share in zip(group.devices, group.shares, strict=True)
+            for name, share in zip(group.devices, shares_of(group.shares), strict=True)
         )
 
 

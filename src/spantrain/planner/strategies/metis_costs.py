@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from spantrain.core.action import Op
 from spantrain.core.quantities import format_bytes
+from spantrain.core.shares import even_share
 from spantrain.core.spans import apportion
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, framework_bytes
 from spantrain.planner.assemble import Assembler, StageShape
@@ -129,7 +130,7 @@ class GroupCosts:
         graph, units = self._assembler.profile.graph, self._assembler.units
         state = np.zeros((units + 1, units + 1))
         for first in range(units):
-            state[first, first + 1 :] = np.cumsum(graph.held_parameter_bytes(range(first, units), 1 / degree))
+            state[first, first + 1 :] = np.cumsum(graph.held_parameter_bytes(range(first, units), even_share(degree)))
         held = [unit.activation_bytes_per_sample / (degree if unit.tensor_sums else 1) for unit in graph.units]
         sums = np.cumsum([0.0, *held])
         edges = BUFFERED_MICRO_BATCHES * self._assembler.cut_bytes

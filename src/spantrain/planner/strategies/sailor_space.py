@@ -14,6 +14,7 @@ import numpy as np
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_bytes
+from spantrain.core.shares import even_share
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.step import StepCost
 from spantrain.planner.cuts import least_largest
@@ -193,7 +194,7 @@ class Space:
 
     def _device_bytes(self, supply: int, units: range, degree: int, in_flight: int, largest: int) -> int:
         group = self.supplies[supply].group(degree)
-        return self.memory.need(units, group[0], in_flight, largest, Division(tp_share=1 / degree)).peak_bytes
+        return self.memory.need(units, group[0], in_flight, largest, Division(tp_share=even_share(degree))).peak_bytes
 
     def _way(self, site: str, other: str, together: int) -> Way:
         here, there = self._hosts[site], self._hosts[other]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.shares import shares_of
 from spantrain.core.spans import equal_spans
 from spantrain.cost.memory import Division
-from spantrain.cost.tensor import normalised
 from spantrain.planner.strategies.spantrain_tables import WayTables
 from spantrain.planner.strategies.spantrain_ways import Slot
 
@@ -72,6 +72,6 @@ def _limit(tables: WayTables, stage: Stage, index: int) -> int | None:
         tables.memory.in_flight_limit_for(
             stage.units, name, sum(sizes), max(sizes), division=Division(tp_share=share, splits=splits)
         )
-        for name, share in zip(replica.devices, normalised(replica.tp_shares), strict=True)
+        for name, share in zip(replica.devices, shares_of(replica.tp_shares), strict=True)
     )
     return least if least >= max(sizes) else None

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from spantrain.core.action import Op
 from spantrain.core.profile import Profile
+from spantrain.core.shares import MemberShare, shares_of
 from spantrain.core.spans import apportion
 from spantrain.cost.memory import MemoryCost, framework_bytes
-from spantrain.cost.tensor import GroupCost, normalised
+from spantrain.cost.tensor import GroupCost
 from spantrain.planner.in_flight import in_flight_bytes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.spantrain_hops import HopRates, RingRate, hop_rates
@@ -144,9 +145,9 @@ class WayTables:
         found = np.where(self._above, 1.0, np.inf)
         micro_batches = self.job.global_batch / size
         for member, count in zip(slot.members, counts, strict=True):
-            for name, share in zip(member.devices, normalised(member.tp_shares), strict=True):
+            for name, share in zip(member.devices, shares_of(member.tp_shares), strict=True):
                 device = self.profile.cluster.device_by_name[name]
-                state, activation = self._bytes(round(share, 9))
+                state, activation = self._bytes(share)
                 left = device.memory_bytes - framework_bytes(device.backend) - state - count * self._buffer
                 at_once = np.floor(left / np.maximum(count * activation, 1.0))
                 found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
@@ -182,9 +183,9 @@ class WayTables:
         found = np.zeros(self._above.shape)
         if len(slot.members) > 1:
             rings = tuple(zip(*(member.devices for member in slot.members), strict=True))
-            for ring, share in zip(rings, normalised(slot.members[0].tp_shares), strict=True):
+            for ring, share in zip(rings, shares_of(slot.members[0].tp_shares), strict=True):
                 rate = self._ring_rate(ring, tuple(other for other in rings if other != ring))
-                found = np.maximum(found, rate.seconds(self._parameters(round(share, 9))))
+                found = np.maximum(found, rate.seconds(self._parameters(share)))
         return found
 
     def _ring_rate_of(self, ring: tuple[str, ...], beside: tuple[tuple[str, ...], ...]) -> RingRate:
@@ -277,12 +278,12 @@ class WayTables:
             return np.zeros(self.units + 1)
         return np.array(self.groups.prefix_seconds(member.devices, member.tp_shares, op, samples))
 
-    def _bytes_of(self, share: float) -> tuple[Array, Array]:
+    def _bytes_of(self, share: MemberShare) -> tuple[Array, Array]:
         """Return the bytes of state, and of activations of one sample, that a tensor share holds, as [i, j]."""
         held = in_flight_bytes(self.profile.graph, splits=self.job.splits_backward, tp_share=share)
         return self._parameters(share) * self.memory.state_ratio, held
 
-    def _parameters_of(self, share: float) -> Array:
+    def _parameters_of(self, share: MemberShare) -> Array:
         """Return the bytes of parameters that a tensor share holds, what several units share once, as [i, j]."""
         rows = np.zeros(self._above.shape)
         for first in range(self.units):

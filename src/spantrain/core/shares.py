@@ -1,0 +1,123 @@
+"""What a member of a tensor-parallel group has of a unit: its part of whole heads, columns, channels or rows."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from spantrain.core.parts import divide_pieces
+
+__all__ = ["ALONE", "MemberBytes", "MemberShare", "TensorPieces", "divided_share", "even_share", "shares_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberShare:
+    """The place of one device in its group: the shares of all, of which pieces are made, and which is its own.
+
+    >>> MemberShare(shares=(2.0, 1.0)).of(4)
+    0.75
+    """
+
+    shares: tuple[float, ...] = (1.0,)
+    """In any unit, as in `core.plan.Replica.tp_shares`."""
+    rank: int = 0
+    slices_sequence: bool = False
+    """Whether its group holds slices of the sequence where it can (`core.plan.Stage.sequence_parallel`)."""
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) <= 0 or not 0 <= self.rank < len(self.shares):
+            raise ValueError(f"a member's share needs positive shares and a rank among them, got {self}")
+
+    @property
+    def part(self) -> float:
+        """The own share as a part of one, as if everything could be divided at any point."""
+        return self.shares[self.rank] / sum(self.shares)
+
+    def of(self, pieces: int) -> float:
+        """Return the part of so many whole pieces; all of them where there are fewer than members."""
+        if len(self.shares) == 1 or pieces < len(self.shares):
+            return 1.0
+        return _parts(pieces, self.shares)[self.rank]
+
+
+@lru_cache(maxsize=4096)
+def _parts(pieces: int, shares: tuple[float, ...]) -> tuple[float, ...]:
+    # Planners ask for the same few thousands of times.
+    return tuple(span.size / pieces for span in divide_pieces(pieces, shares))
+
+
+_SOME = 1e-9
+"""The weight of what has no matrices, where nothing else is divided."""
+
+ALONE = MemberShare()
+"""A device that shares its work with none."""
+
+
+def shares_of(shares: Sequence[float], *, slices_sequence: bool = False) -> tuple[MemberShare, ...]:
+    """Return the share of each member of a group.
+
+    >>> [share.part for share in shares_of((3, 1))]
+    [0.75, 0.25]
+    """
+    return tuple(
+        MemberShare(shares=tuple(shares), rank=rank, slices_sequence=slices_sequence) for rank in range(len(shares))
+    )
+
+
+def even_share(degree: int) -> MemberShare:
+    """Return the share of the first of so many alike members: where pieces do not come out even, it has one more.
+
+    >>> even_share(3).of(4)
+    0.5
+    """
+    return MemberShare(shares=(1.0,) * degree)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberBytes:
+    """What a member holds of a unit for one sample: a part that all hold whole, and its part of the rest.
+
+    Both together may be more than a device alone holds: what is gathered and summed counts, too.
+    """
+
+    whole_bytes: int
+    divided_bytes: int
+
+    def __post_init__(self) -> None:
+        if min(self.whole_bytes, self.divided_bytes) < 0:
+            raise ValueError(f"bytes of a member must not be negative, got {self}")
+
+    def of(self, part: float) -> int:
+        """Return the bytes of a member with such a part of what is divided."""
+        return self.whole_bytes + math.ceil(part * self.divided_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPieces:
+    """Layers of one unit that are divided together, by whole pieces."""
+
+    pieces: int
+    """Heads (with keys and values that several use), columns, channels, rows of a vocabulary."""
+    parameter_bytes: int
+    """Of the parameters that are divided; a shared one counts in the group that has it."""
+    work_share: float
+    """Their part of the unit's matrices, as of its computation (`runtime.stage_member.unit_shares`)."""
+    shared: tuple[str, ...] = ()
+    """Groups of shared parameters among them, e.g. `wte`."""
+
+    def __post_init__(self) -> None:
+        if self.pieces < 1 or self.parameter_bytes < 0 or not 0 <= self.work_share <= 1:
+            raise ValueError(
+                f"tensor pieces need at least one piece, no negative bytes and a work_share from 0 to 1, got {self}"
+            )
+
+
+def divided_share(divided: Sequence[TensorPieces], share: MemberShare) -> float:
+    """Return the part that a member has of what is divided, by the work of each.
+
+    >>> heads, columns = (TensorPieces(pieces=n, parameter_bytes=0, work_share=w) for n, w in ((4, 0.25), (512, 0.75)))
+    >>> divided_share((heads, columns), MemberShare(shares=(3.0, 1.0)))
+    0.75
+    """
+    weights = [group.work_share + _SOME for group in divided]
+    return sum(weight * share.of(group.pieces) for weight, group in zip(weights, divided, strict=True)) / sum(weights)
