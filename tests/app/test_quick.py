@@ -8,6 +8,7 @@ import torch
 
 from spantrain import __version__
 from spantrain.app.quick import QuickRequest, kept_profile, run_folder_for
+from spantrain.app.slowing import slowed
 from spantrain.config.artefacts import write_profile
 from spantrain.config.presets import load_preset
 from spantrain.core.job import TrainJob
@@ -53,10 +54,34 @@ def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path,
     for other in (
         replace(request, dtype="bfloat16"),
         replace(request, model=resolve_model("gpt2-tiny", sequence_length=32)),
-        replace(request, cluster=replace(cluster, emulated_speed=0.5)),
+        replace(request, cluster=replace(cluster, emulated_speed=0.5), own_speed=True),
+        replace(request, cluster=replace(cluster, emulated_speed=0.001)),
     ):
         assert kept_profile(path, "testbed", other) is None
+    slower = replace(profile, cluster=replace(cluster, emulated_speed=0.001))
+    write_profile(slower, path)
+    assert kept_profile(path, "testbed", request) == slower
+    assert kept_profile(path, "testbed", replace(request, own_speed=True)) is None
     write_profile(replace(profile, provenance=replace(made, torch_version="0")), path)
     assert kept_profile(path, "testbed", request) is None
     path.write_text("{}")
     assert kept_profile(path, "testbed", request) is None
+
+
+def test_emulated_devices_are_slowed_until_real_computation_hides_in_their_time():
+    cluster, model = load_preset("laptop"), resolve_model("gpt2-tiny")
+    fast = replace(cluster, emulated_speed=0.5)
+    slow, says = slowed(fast, model, dtype="float32", global_batch=1)
+    assert slow.emulated_speed < 0.5
+    assert replace(slow, emulated_speed=0.5) == fast
+    assert f"slowed to {slow.emulated_speed:g} of their kinds' speed" in says
+    snail = replace(cluster, emulated_speed=1e-5)
+    assert slowed(snail, model, dtype="float32", global_batch=1) == (snail, "")
+
+
+def test_a_step_that_would_last_minutes_is_told_and_not_made():
+    fast = replace(load_preset("laptop"), emulated_speed=0.5)
+    kept, says = slowed(fast, resolve_model("gpt2-tiny"), dtype="float32", global_batch=5000)
+    assert kept == fast
+    assert "partly this machine's" in says
+    assert "--emulated-speed" in says

@@ -55,6 +55,19 @@ def test_a_preset_needs_no_measuring_and_says_so(spantrain, tmp_path):
     assert spantrain("simulate", out, "--json").code == 0
 
 
+def test_a_plan_is_made_for_the_users_data_and_length(spantrain, tmp_path):
+    """As `spantrain train --model` would make it."""
+    (tmp_path / "text.txt").write_text("a" * 4000)
+    out = tmp_path / "plan.json"
+    words = ("--sequence-length", 32, "--data", tmp_path / "text.txt")
+    ended = spantrain("plan", *PRESET, "--strategy", "single-device", *words, "--out", out)
+    assert ended.code == 0, ended.err
+    assert (read_plan(out).model.sequence_length, read_plan(out).model.dataset) == (32, f"text:{tmp_path / 'text.txt'}")
+    refused = spantrain("plan", tmp_path / "plan.profile.json", "--global-batch", 8, *words)
+    assert refused.code == 2
+    assert "has its model and data already" in refused.err
+
+
 def test_the_picture_says_what_is_divided(spantrain):
     ended = spantrain("plan", *PRESET, "--strategy", "fsdp")
     assert ended.code == 0, ended.err

@@ -69,6 +69,21 @@ def nothing():
     return 3
 
 
+def leaving():
+    raise SystemExit(4)
+
+
+class Torn(Samples):
+    def __getitem__(self, index):
+        if index == 1:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def torn():
+    return Torn(20)
+
+
 hidden = lambda: None
 '''
 

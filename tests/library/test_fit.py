@@ -19,7 +19,7 @@ from spantrain.models.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TOLERANCE = 1e-4
+TOLERANCE, HALF_TOLERANCE = 1e-4, 0.02
 BATCH, STEPS, RATE, SEED = 12, 6, 0.02, 5
 ADAMW = functools.partial(torch.optim.AdamW, lr=RATE, weight_decay=0.1)
 
@@ -63,10 +63,10 @@ def sampled(data) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.stack(column) for column in zip(*rows, strict=True)) for rows in steps]
 
 
-def check_weights(found, wanted) -> None:
+def check_weights(found, wanted, tolerance=TOLERANCE) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=TOLERANCE, atol=TOLERANCE)
+        torch.testing.assert_close(found[name], tensor, rtol=tolerance, atol=tolerance)
 
 
 class Told(spantrain.Callback):
@@ -110,64 +110,56 @@ def test_fit_on_a_functions_data_resumed(mine, tmp_path):
 
 
 def test_fit_on_data_in_this_process(mine, tmp_path):
-    """Samples are sent to the devices that read them; a callback may end training, with a checkpoint."""
+    """Samples are sent to the devices that read them; a callback may end training, with a checkpoint.
+
+    In float16, whose losses are near those of float32.
+    """
     told = Told(stop_at=3)
     trainer = spantrain.Trainer(
         mine.build,
         mine.loss,
         mine.Samples(48),
         ADAMW,
-        args=arguments(tmp_path / "run"),
+        args=arguments(tmp_path / "run", fp16=True),
         measure=False,
         callbacks=[told],
     )
     outcome = trainer.fit()
     losses, weights = plain_torch(mine, sampled(mine.Samples(48))[: len(outcome.losses)])
     assert 3 <= len(outcome.losses) < STEPS
-    assert outcome.losses == pytest.approx(losses, rel=TOLERANCE)
-    check_weights(trainer.state_dict(), weights)
+    assert outcome.losses == pytest.approx(losses, rel=HALF_TOLERANCE)
+    assert not any(report.skipped for report in told.steps)
+    check_weights(trainer.state_dict(), weights, HALF_TOLERANCE)
     assert told.folders[-1] == f"step-{len(losses)}"
-
-
-def test_a_loop_of_ones_own(mine, tmp_path):
-    batches = sampled(mine.Samples(48))
-    with spantrain.session(
-        mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1), measure=False
-    ) as session:
-        found = [session.step(batch) for batch in batches[:2]]
-        saved = session.state_dict()
-        found += [session.step(batch) for batch in batches[2:]]
-        with pytest.raises(ValueError, match="one row for each of 12"):
-            session.step((torch.zeros(3, 8), torch.zeros(3)))
-        final = session.state_dict()
-    losses, weights = plain_torch(mine, batches)
-    assert found == pytest.approx(losses, rel=TOLERANCE)
-    check_weights(saved, plain_torch(mine, batches[:2])[1])
-    check_weights(final, weights)
 
 
 class OutOfPatience(Exception):
     """What a user's loop may raise."""
 
 
-def test_a_loop_in_float16_that_fails(mine, tmp_path):
-    """Losses are near those of float32; an exception in the loop ends the run."""
-    told, batches = Told(), sampled(mine.Samples(48))[:4]
-    sessions, found = [], []
+def test_a_loop_of_ones_own(mine, tmp_path):
+    """An exception in the loop ends the run; nothing was lost until then."""
+    batches, sessions, found, states = sampled(mine.Samples(48)), [], [], []
 
     def loop() -> None:
         with spantrain.session(
-            mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1, fp16=True), measure=False,
-            callbacks=[told],
-        ) as session:  # fmt: skip
+            mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=-1), measure=False
+        ) as session:
             sessions.append(session)
-            found.extend(session.step(batch) for batch in batches)
+            found.extend(session.step(batch) for batch in batches[:2])
+            states.append(session.state_dict())
+            found.extend(session.step(batch) for batch in batches[2:])
+            with pytest.raises(ValueError, match="one row for each of 12"):
+                session.step((torch.zeros(3, 8), torch.zeros(3)))
+            states.append(session.state_dict())
             raise OutOfPatience
 
     with pytest.raises(OutOfPatience):
         loop()
-    assert found == pytest.approx(plain_torch(mine, batches)[0], rel=0.02)
-    assert not any(report.skipped for report in told.steps)
+    losses, weights = plain_torch(mine, batches)
+    assert found == pytest.approx(losses, rel=TOLERANCE)
+    check_weights(states[0], plain_torch(mine, batches[:2])[1])
+    check_weights(states[1], weights)
     with pytest.raises(UsageError, match="has ended"):
         sessions[0].step(batches[0])
 

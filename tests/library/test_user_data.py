@@ -7,6 +7,7 @@ import torch
 
 from spantrain.errors import ConfigError
 from spantrain.models.any.model import unsplit_model
+from spantrain.models.build import build_units
 from spantrain.models.data import open_dataset
 from spantrain.models.data_choice import model_on_data, user_functions, with_loss
 from spantrain.models.data_user import batch_of, samples_of
@@ -65,12 +66,19 @@ def test_data_in_this_process_need_a_length_and_one_shape(user_file):
     [
         ("broken", r"the function raised RuntimeError: no data today \(.*mine\.py:\d+ in broken\)"),
         ("nothing", "raised TypeError"),
+        ("leaving", r"the function raised SystemExit: 4 \(.*mine\.py:\d+ in leaving\)"),
         ("missing", "there is no function missing; functions there: .*samples"),
     ],
 )
 def test_functions_that_fail_are_named_with_the_place(user_file, data, says):
     with pytest.raises(ConfigError, match=says):
         open_dataset(spec_of(user_file, data=data))
+
+
+def test_a_sample_that_fails_is_named_with_its_number(user_file):
+    data = open_dataset(spec_of(user_file, data="torn"))
+    with pytest.raises(ConfigError, match=r"sample 1 raised KeyError: 1 \(.*mine\.py:\d+ in __getitem__\)"):
+        data.inputs([0, 1])
 
 
 def test_a_loss_function_is_part_of_the_model(user_file, tmp_path):
@@ -95,6 +103,24 @@ def test_a_worker_calls_only_functions_that_it_was_started_with(user_file):
         with pytest.raises(ConfigError, match="which this worker was not started with"):
             with_own_functions(spec, [function for function in own if function != missing])
     assert with_own_functions(model_on_data("gpt2-tiny"), []) == model_on_data("gpt2-tiny")
+
+
+def test_numbers_out_of_range_are_named():
+    """Before they are sent, where the model says how many it knows."""
+    spec = model_on_data("gpt2-tiny")
+    tokens = torch.zeros(2, spec.sequence_length, dtype=torch.int64)
+    ignored = tokens.clone().fill_(-100)
+    assert batch_of((tokens, ignored), spec, source="step 3").samples == 2
+    with pytest.raises(ConfigError, match=r"step 3: the labels have numbers from 256 to 256, but .* knows 0 to 255"):
+        batch_of((tokens, tokens + 256), spec, source="step 3")
+    with pytest.raises(ConfigError, match=r"step 3: the inputs have numbers from -1 to -1"):
+        batch_of((tokens - 1, tokens), spec, source="step 3")
+
+
+def test_a_label_that_the_loss_has_no_row_for_is_named_with_the_function(user_file):
+    last = build_units(spec_of(user_file), seed=0)[-1]
+    with pytest.raises(ConfigError, match=r"Target 9 is out of bounds\. \(.*mine\.py:\d+ in loss\).*out of range"):
+        last(torch.zeros(2, 8), torch.tensor([0, 9]))
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,15 @@ def test_lines_that_cannot_be_read_are_named(tmp_path, content, says):
 
 def test_a_saved_data_set_needs_its_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "state.json").write_text("{}")
     with pytest.raises(ConfigError, match="pip install datasets"):
         open_dataset(spec_of(data=f"hf:{tmp_path}"))
+
+
+def test_a_folder_that_the_library_did_not_write_is_named(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"holds no data set that `datasets` saved: wanted dataset_dict\.json or"):
+        spec_of(data=f"hf:{tmp_path}")
 
 
 class Rows(list):
@@ -192,6 +199,7 @@ def saved(monkeypatch, tmp_path):
         library.load_from_disk = lambda path: found  # type: ignore[attr-defined]
         library.DatasetDict = Splits  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "datasets", library)
+        (tmp_path / "state.json").write_text("{}")
         return f"hf:{tmp_path}"
 
     return put
@@ -246,6 +254,10 @@ def test_pictures_that_cannot_be_read_are_named(pictures, tmp_path):
     few = type(spec)(**{**vars(spec), "config": {**spec.config, "num_labels": 1}})
     with pytest.raises(ConfigError, match="has 2 classes, but the model tells 1 apart"):
         open_dataset(few)
+    damaged = min(pictures.rglob("*.png"))
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=rf"{damaged}: not a picture that pillow reads \(.+\); remove it"):
+        open_dataset(spec)
     for path in pictures.rglob("*.png"):
         path.write_bytes(b"no picture")
     with pytest.raises(ConfigError, match="not a picture"):

@@ -20,6 +20,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.recompute import proposals_of
 from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
+from spantrain.planner.sequence import check_sequence, slicing
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, strategies_named
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.search import SearchEffort
@@ -111,6 +112,8 @@ class _Planning:
     def run(self) -> PlanOutcome:
         asked = strategies_named(self._wishes.strategies or (DEFAULT_STRATEGY,))
         check_kinds(self._profile, self._request.devices, self._job)
+        if self._wishes.constraints.sequence_parallel:
+            check_sequence(self._profile)
         small = len(self._request.devices) <= _COMPARED_UP_TO
         answers = {
             name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
@@ -125,7 +128,10 @@ class _Planning:
     def _answer(self, name: str) -> _Answer:
         started_s = time.perf_counter()
         try:
-            proposals = proposals_of(STRATEGIES[name].propose, self._request, improves=name == DEFAULT_STRATEGY)
+            propose = STRATEGIES[name].propose
+            if self._wishes.constraints.sequence_parallel:
+                propose = slicing(propose)
+            proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
         except InfeasiblePlanError as error:
             return _Answer(figures=_no_figures(str(error), started_s))
         ranked: list[tuple[Proposal, Evaluation]] = []

@@ -16,8 +16,11 @@ from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.requests import new_run
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.slowing import slowed
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.artefacts import read_profile, write_profile
+from spantrain.config.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -48,9 +51,12 @@ class QuickRequest:
     """What is to be trained, on what, and how."""
 
     cluster: Cluster
+    """Its emulated devices are slowed where this machine could not keep up, unless `own_speed` is set."""
     model: ModelSpec
     job: TrainJob
     out: Path
+    own_speed: bool = False
+    """Leave emulated devices at the cluster's speed."""
     global_batch: int = 32
     dtype: str = "float32"
     schedule: str = "critical-path"
@@ -58,6 +64,8 @@ class QuickRequest:
     tensorboard: Path | None = None
     keep_checkpoints: int = 2
     """So many complete ones stay, the newest."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
 
 
 def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS) -> Path:
@@ -88,6 +96,7 @@ def quick_train(
     if options.listen is None:
         open_dataset(request.model)
     names = tuple(device.name for device in request.cluster.devices)
+    listener.note(f"The run's folder: {request.out}")
     request.out.mkdir(parents=True, exist_ok=True)
     options = replace(options, functions=user_functions(request.model))
     with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
@@ -116,11 +125,22 @@ def prepare(session: Session, request: QuickRequest, listener: QuickListener) ->
     profile_path = request.out / _PROFILE_FILE
     profile = kept_profile(profile_path, session.network, request)
     if profile is None:
+        session = replace(session, cluster=_emulated_cluster(session.cluster, request, listener))
         profile = measure_profile(session, request.model, ProfileOptions(dtype=request.dtype), listener)
         write_profile(profile, profile_path)
     else:
         listener.note(f"The profile of {profile.provenance.created} in {profile_path} still holds: not measured again")
     return _planned(profile, request, listener)
+
+
+def _emulated_cluster(cluster: Cluster, request: QuickRequest, listener: QuickListener) -> Cluster:
+    """Return the cluster with devices as slow as the model needs, and say so."""
+    if request.own_speed:
+        return cluster
+    cluster, says = slowed(cluster, request.model, dtype=request.dtype, global_batch=request.global_batch)
+    if says:
+        listener.note(says)
+    return cluster
 
 
 def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -> TrainRequest:
@@ -134,7 +154,12 @@ def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -
     planned = plan_file(profile, request.out / _PROFILE_FILE, spec, request.wishes, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     run = new_run(request.out / _PLAN_FILE, request.job, None, request.out)
-    return replace(run, tensorboard=request.tensorboard, keep_checkpoints=request.keep_checkpoints)
+    return replace(
+        run,
+        tensorboard=request.tensorboard,
+        keep_checkpoints=request.keep_checkpoints,
+        network_trace=request.network_trace,
+    )
 
 
 def kept_profile(path: Path, network: str, request: QuickRequest) -> Profile | None:
@@ -145,9 +170,11 @@ def kept_profile(path: Path, network: str, request: QuickRequest) -> Profile | N
         profile = read_profile(path)
     except UsageError:
         return None
-    made = profile.provenance
+    made, asked = profile.provenance, request.cluster
+    if not request.own_speed and profile.cluster.emulated_speed <= asked.emulated_speed:
+        asked = replace(asked, emulated_speed=profile.cluster.emulated_speed)
     same = (
-        profile.cluster == request.cluster
+        profile.cluster == asked
         and profile.model == request.model
         and profile.dtype == request.dtype
         and (made.spantrain_version, made.torch_version) == (__version__, torch.__version__)

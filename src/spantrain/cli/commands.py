@@ -1,7 +1,7 @@
 """The commands: parse, call the use case, show what came out. Nothing here imports torch until it is needed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,7 @@ from spantrain.cli.options import (
     ClusterFile,
     Data,
     Dtype,
+    EmulatedSpeed,
     Insecure,
     Json,
     Listen,
@@ -27,6 +28,13 @@ from spantrain.cli.options import (
     session_options,
 )
 from spantrain.config.json_codec import to_json
+from spantrain.core.cluster import Cluster
+
+if TYPE_CHECKING:
+    from spantrain.app.profile import ProfileOptions
+    from spantrain.app.session import SessionOptions
+    from spantrain.core.profile import Profile
+    from spantrain.core.units import ModelSpec
 
 __all__ = ["demo", "groups", "profile", "worker"]
 
@@ -66,10 +74,7 @@ def profile(
     dtype: Dtype = "float32",
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
-    emulated_speed: Annotated[
-        float | None,
-        typer.Option(help="Fraction of their kind's speed at which emulated devices run, for this profile."),
-    ] = None,
+    emulated_speed: EmulatedSpeed = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False,
     json_: Json = False,
     no_network: NoNetwork = False,
@@ -83,36 +88,47 @@ def profile(
     check_folder("--out", out)
     check_dtype(dtype)
     spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
-    from spantrain.app.profile import ProfileOptions, measure_profile
+    from spantrain.app.profile import ProfileOptions
+
+    options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
+    where = session_options(no_network=no_network, listen=listen, insecure=insecure, model=spec)
+    _measure(chosen, spec, options, where, out, json_=json_)
+
+
+def _measure(
+    cluster: Cluster, model: "ModelSpec", options: "ProfileOptions", where: "SessionOptions", out: Path, *, json_: bool
+) -> None:
+    """Measure, write the profile, and show it."""
+    from spantrain.app.profile import measure_profile
     from spantrain.app.session import open_session
     from spantrain.cli.render import TerminalReporter
     from spantrain.config.artefacts import write_profile
     from spantrain.models.build import unit_names
 
-    unit_names(spec)  # a model that cannot be had or cut is refused before anything is written or started
-    options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
-    names = tuple(device.name for device in chosen.devices)
-    where = session_options(no_network=no_network, listen=listen, insecure=insecure, model=spec)
+    unit_names(model)  # a model that cannot be had or cut is refused before anything is written or started
+    names = tuple(device.name for device in cluster.devices)
     with (
         clean_interrupt("profiling"),
         TerminalReporter(tables=not json_) as reporter,
-        open_session(chosen, names, where, out / "logs", reporter) as session,
+        open_session(cluster, names, where, out / "logs", reporter) as session,
     ):
-        result = measure_profile(session, spec, options, reporter)
+        result = measure_profile(session, model, options, reporter)
     write_profile(result, out / "profile.json")
     if json_:
-        print_json(
-            {
-                "profile": str(out / "profile.json"),
-                "devices": {entry.device: entry.score for entry in result.scores},
-                "links": [to_json(link) for link in result.links],
-                "compute_s": result.provenance.compute_s,
-                "network_s": result.provenance.network_s,
-            }
-        )
+        print_json(_profile_figures(result, out))
     else:
         reporter.show_profile(result)
         reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
+
+
+def _profile_figures(profile: "Profile", out: Path) -> dict[str, object]:
+    return {
+        "profile": str(out / "profile.json"),
+        "devices": {entry.device: entry.score for entry in profile.scores},
+        "links": [to_json(link) for link in profile.links],
+        "compute_s": profile.provenance.compute_s,
+        "network_s": profile.provenance.network_s,
+    }
 
 
 def groups(profile_path: ProfilePath, json_: Json = False) -> None:

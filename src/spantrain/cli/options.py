@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spantrain.config.cluster_file import load_cluster
+from spantrain.config.network_traces import NetworkTrace, network_trace
 from spantrain.config.presets import PRESET_NAMES, load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
+from spantrain.core.quantities import parse_seconds
 from spantrain.errors import ConfigError
 
 __all__ = [
     "ClusterFile",
     "Data",
     "Dtype",
+    "EmulatedSpeed",
     "Insecure",
     "Json",
     "Listen",
+    "LostAfter",
+    "NetworkTraceName",
     "NoNetwork",
     "Out",
     "Preset",
@@ -32,9 +37,12 @@ __all__ = [
     "check_folder",
     "chosen_cluster",
     "chosen_model",
+    "chosen_trace",
     "print_json",
     "session_options",
 ]
+
+_LEAST_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
@@ -46,9 +54,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 NoNetwork = Annotated[
     bool, typer.Option("--no-network", help="Do not emulate links: all workers on loopback, unshaped.")
 ]
+NetworkTraceName = Annotated[
+    str | None,
+    typer.Option(
+        "--network-trace",
+        help="How links between sites change from the first step on: a name (`spantrain testbed traces`) or FILE.yaml.",
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(help="HOST:PORT on which to wait for workers of other machines, instead of starting them here."),
+]
+LostAfter = Annotated[
+    str | None,
+    typer.Option(
+        help="With --listen: after what silence a worker is lost, default 6s; longer where networks have outages."
+    ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]
 Data = Annotated[
@@ -63,6 +84,10 @@ Tokenizer = Annotated[
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; the last two by autocast.")]
+EmulatedSpeed = Annotated[
+    float | None,
+    typer.Option(help="Fraction of their kind's speed at which emulated devices run; default: the cluster's."),
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when missing.")]
 
 
@@ -105,6 +130,21 @@ def chosen_model(
     return model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
 
 
+def chosen_trace(text: str | None, *, emulated: bool) -> NetworkTrace | None:
+    """Return the trace that links are to follow, if one was asked for.
+
+    Raises:
+        ConfigError: there is no such trace, or the links are not emulated.
+    """
+    if text is None:
+        return None
+    if not emulated:
+        raise ConfigError(
+            f"--network-trace {text}: only emulated links can be made to change; leave out --no-network and --listen"
+        )
+    return network_trace(text)
+
+
 def check_folder(option: str, folder: Path) -> None:
     """Refuse a folder to write to that cannot be made, before any work is done for it; make nothing yet."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -115,14 +155,38 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def session_options(
-    *, no_network: bool = False, listen: str | None = None, insecure: bool = False, model: "ModelSpec | None" = None
+    *,
+    no_network: bool = False,
+    listen: str | None = None,
+    insecure: bool = False,
+    lost_after: str | None = None,
+    model: "ModelSpec | None" = None,
 ) -> "SessionOptions":
-    """Return where workers run, as the options say; those of this machine may call the functions that a model names."""
+    """Return where workers run, as the options say; those of this machine may call the functions that a model names.
+
+    Raises:
+        ConfigError: `lost_after` is no time, or workers of this machine are watched without it.
+    """
     from spantrain.app.session import SessionOptions
     from spantrain.models.data_choice import user_functions
 
     functions = user_functions(model) if model else ()
-    return SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
+    found = SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
+    return found if lost_after is None else replace(found, heartbeat_timeout_s=_patience_s(lost_after, listen))
+
+
+def _patience_s(text: str, listen: str | None) -> float:
+    if listen is None:
+        raise ConfigError(
+            f"--lost-after {text}: is for workers of other machines (--listen); those of this machine are seen to end"
+        )
+    try:
+        found = parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"--lost-after: {error}") from None
+    if found < _LEAST_PATIENCE_S:
+        raise ConfigError(f"--lost-after {text}: give at least {_LEAST_PATIENCE_S:g} s; workers tell 3 times a second")
+    return found
 
 
 def print_json(value: Any) -> None:

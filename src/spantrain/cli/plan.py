@@ -1,12 +1,25 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from spantrain.cli import plan_options as options
-from spantrain.cli.options import ClusterFile, Json, Preset, check_dtype, check_folder, chosen_cluster, print_json
+from spantrain.cli.options import (
+    ClusterFile,
+    Data,
+    Json,
+    Preset,
+    SequenceLength,
+    Tokenizer,
+    check_dtype,
+    check_folder,
+    chosen_cluster,
+    chosen_model,
+    print_json,
+)
 from spantrain.config.json_codec import to_json
 from spantrain.errors import ConfigError
 from spantrain.planner.request import Objective, Restriction
@@ -17,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
+_EITHER = "give either a profile, or --preset NAME or --cluster FILE together with --model"
 _NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
 
 
@@ -28,6 +42,9 @@ def plan(
     preset: Preset = None,
     cluster: ClusterFile = None,
     model: options.Model = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    sequence_length: SequenceLength = None,
     dtype: options.Dtype = None,
     strategy: options.StrategyNames = "",
     objective: options.Wanted = Objective.THROUGHPUT,
@@ -44,6 +61,7 @@ def plan(
     allow_tensor_parallel: options.AllowTensorParallel = False,
     allow_sharded_state: options.AllowShardedState = False,
     recompute: options.Recompute = True,
+    sequence_parallel: options.SequenceParallel = False,
     allow_outer: options.AllowOuter = False,
     outer_every: options.OuterEvery = 100,
     restrict: options.Restrict = Restriction.NONE,
@@ -54,7 +72,10 @@ def plan(
 
     _check_out(out)
     job, wishes = options.job_of(context.params), options.wishes_of(context.params)
-    profile, profile_path = _profile(profile_path, preset, cluster, model, dtype)
+    if profile_path is None:
+        profile = _described(context.params)
+    else:
+        profile = _measured(profile_path, context.params)
     if out is None:
         outcome = make_plan(profile, job, wishes)
     else:
@@ -62,27 +83,34 @@ def plan(
     _show(outcome, profile, out, json_=json_)
 
 
-def _profile(
-    path: Path | None, preset: str | None, cluster: Path | None, model: str | None, dtype: str | None
-) -> "tuple[Profile, Path | None]":
-    """Return the profile that was measured, or one by data sheets, and the file that it is in."""
-    described = preset is not None or cluster is not None
-    if (path is not None) == described:
-        raise ConfigError("give either a profile, or --preset NAME or --cluster FILE together with --model")
-    if path is not None:
-        from spantrain.config.artefacts import read_profile
+def _measured(path: Path, given: Mapping[str, Any]) -> "Profile":
+    """Return the profile that was measured, which says for which model and data."""
+    from spantrain.config.artefacts import read_profile
 
-        if model is not None:
-            raise ConfigError(f"--model {model}: {path} has its model already; leave it out")
-        return read_profile(path), path
+    if given["preset"] is not None or given["cluster"] is not None:
+        raise ConfigError(_EITHER)
+    for name in ("model", "data", "tokenizer", "sequence_length"):
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} {given[name]}: {path} has its model and data already; leave it out")
+    return read_profile(path)
+
+
+def _described(given: Mapping[str, Any]) -> "Profile":
+    """Return a profile by data sheets."""
+    preset, cluster, model, dtype = (given[name] for name in ("preset", "cluster", "model", "dtype"))
+    if preset is None and cluster is None:
+        raise ConfigError(_EITHER)
     if model is None:
         raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
     if dtype is not None:
         check_dtype(dtype)
     from spantrain.app.describe import described_profile
-    from spantrain.models.catalog import resolve_model
 
-    return described_profile(chosen_cluster(preset, cluster), resolve_model(model), dtype=dtype or "float32"), None
+    spec = chosen_model(
+        model, data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
+    )
+    return described_profile(chosen_cluster(preset, cluster), spec, dtype=dtype or "float32")
 
 
 def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_: bool) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "Recompute",
     "Restrict",
     "Schedule",
+    "SequenceParallel",
     "StrategyNames",
     "Wanted",
     "job_of",
@@ -76,6 +77,9 @@ AllowTensorParallel = Annotated[
 ]
 Recompute = Annotated[
     bool, typer.Option("--recompute/--no-recompute", help="Compute activations again where memory is short.")
+]
+SequenceParallel = Annotated[
+    bool, typer.Option("--sequence-parallel", help="Devices that divide tensors hold slices of the sequence too.")
 ]
 AllowOuter = Annotated[
     bool, typer.Option("--allow-outer", help="Groups may train by themselves, joined by an outer optimizer.")
@@ -139,6 +143,7 @@ def _constraints(given: Mapping[str, Any]) -> Constraints:
         wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *allowed))),
         tensor_parallel=given["allow_tensor_parallel"],
         recompute=given["recompute"],
+        sequence_parallel=given["sequence_parallel"],
         sharded_state=given["allow_sharded_state"],
     )
 

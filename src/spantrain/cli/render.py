@@ -4,22 +4,25 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spantrain.app.demo import DemoSummary
-from spantrain.app.plan import PlanOutcome
-from spantrain.app.train import LinkFigures, TrainOutcome
 from spantrain.cli.render_plan import print_plan
 from spantrain.core.plan import Plan
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.planner.groups import Groups
 from spantrain.planner.tree import tree_lines
-from spantrain.runtime.barrier import StepOutcome
+
+if TYPE_CHECKING:
+    from spantrain.app.demo import DemoSummary
+    from spantrain.app.plan_outcome import PlanOutcome
+    from spantrain.app.train_outcome import LinkFigures, TrainOutcome
+    from spantrain.runtime.barrier import StepOutcome
 
 __all__ = ["TerminalReporter", "show_demo_summary"]
 
@@ -63,7 +66,7 @@ class TerminalReporter:
             filled = round(24 * done / max(total, 1))
             self._live.update(Text(f"  {'━' * filled}{' ' * (24 - filled)} {done}/{total} {text}"))
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: "StepOutcome", total_steps: int) -> None:
         """Draw one step's figures."""
         self._recent.append(outcome)
         line = self._step_line(outcome, total_steps)
@@ -98,11 +101,11 @@ class TerminalReporter:
             highlight=False,
         )
 
-    def show_plan(self, outcome: PlanOutcome) -> None:
+    def show_plan(self, outcome: "PlanOutcome") -> None:
         """Print the plan, what it is better than, and why."""
         print_plan(outcome, self._output)
 
-    def show_training(self, outcome: TrainOutcome, plan: Plan) -> None:
+    def show_training(self, outcome: "TrainOutcome", plan: Plan) -> None:
         """Print the figures of a run."""
         self._close_live()
         self._output.print(_run_table(outcome, plan))
@@ -126,7 +129,7 @@ class TerminalReporter:
         """Remember the plan, to say stages and sites."""
         self._plan = plan
 
-    def _step_line(self, outcome: StepOutcome, total_steps: int) -> Text:
+    def _step_line(self, outcome: "StepOutcome", total_steps: int) -> Text:
         mean_s = sum(entry.duration_s for entry in self._recent) / len(self._recent)
         parts = [f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  |grad| {outcome.grad_norm:.2f}"]
         if outcome.skipped:
@@ -139,7 +142,7 @@ class TerminalReporter:
         return Text("\n".join(parts))
 
 
-def _stage_bubbles(plan: Plan, outcome: StepOutcome) -> str:
+def _stage_bubbles(plan: Plan, outcome: "StepOutcome") -> str:
     """Return the bubble of each stage, the mean over its devices."""
     texts = []
     for index, stage in enumerate(plan.stages):
@@ -148,7 +151,7 @@ def _stage_bubbles(plan: Plan, outcome: StepOutcome) -> str:
     return "  ".join(texts)
 
 
-def _site_rates(plan: Plan, previous: StepOutcome, outcome: StepOutcome) -> str:
+def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> str:
     """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
     moved: dict[tuple[str, str], int] = {}
     for source, sent in outcome.sent_bytes.items():
@@ -167,7 +170,7 @@ def _console(*, stderr: bool) -> Console:
     return console if console.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
 
 
-def show_demo_summary(summary: DemoSummary, *, stderr: bool) -> None:
+def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     """Print the demonstration's last lines."""
     console = _console(stderr=stderr)
     table = Table(title="In short", show_header=False)
@@ -222,7 +225,7 @@ def _network_table(profile: Profile) -> Table:
     return table
 
 
-def _run_table(outcome: TrainOutcome, plan: Plan) -> Table:
+def _run_table(outcome: "TrainOutcome", plan: Plan) -> Table:
     table = Table(
         title=f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
     )
@@ -242,7 +245,7 @@ def _run_table(outcome: TrainOutcome, plan: Plan) -> Table:
     return table
 
 
-def _device_table(outcome: TrainOutcome) -> Table:
+def _device_table(outcome: "TrainOutcome") -> Table:
     """Return the figures of devices; what part of tensors each has, where any are divided."""
     divided = any(figures.tensor_share < 1.0 for figures in outcome.devices.values())
     table = Table(title="Devices")
@@ -264,7 +267,7 @@ def _device_table(outcome: TrainOutcome) -> Table:
     return table
 
 
-def _link_table(links: Mapping[str, LinkFigures]) -> Table:
+def _link_table(links: "Mapping[str, LinkFigures]") -> Table:
     table = Table(title="Links")
     for column in ("link", "sent", "received", "mean"):
         table.add_column(column)

@@ -61,7 +61,8 @@ def picture_lines(outcome: "PlanOutcome") -> list[str]:
         units = f"units {stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else f"unit {stage.first_unit}"
         batch = f"micro-batches of {'/'.join(map(str, sizes))}"
         again = f", {len(stage.recompute)} units computed again" if stage.recompute else ""
-        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}{again}")
+        sliced = ", slices of the sequence" if stage.sequence_parallel else ""
+        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}{sliced}{again}")
         lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
         lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
         if index + 1 < len(plan.stages):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.steps import StepLoop
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.core.cluster import Cluster
 from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, UsageError
@@ -77,13 +78,8 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._rows = data if hasattr(data, "__getitem__") and not isinstance(data, str) else None
-        model = model_of(
-            model_factory,
-            loss_fn,
-            data=_name_of(data) if self._rows is None else None,
-            tokenizer=tokenizer,
-            sequence_length=sequence_length,
-        )
+        name = _name_of(data) if self._rows is None else None
+        model = model_of(model_factory, loss_fn, data=name, tokenizer=tokenizer, sequence_length=sequence_length)
         arguments = args or TrainingArguments()
         self._setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
         if self._rows is not None and self._setting.arguments.eval_steps:

@@ -184,6 +184,11 @@ def _dataset(spec: ModelSpec, data: str) -> str:
     kind = kind if kind in _KINDS else _kind_of(path, spec)
     if spec.objective in _OBJECTIVES:
         _check_kind(spec, kind, data)
+    if kind == "hf" and not _is_saved_set(path):
+        raise ConfigError(
+            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(_HF_FILES)} in it; "
+            "write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
+        )
     if kind == "images" and not _has_pictures(path):
         raise ConfigError(
             f"model {spec.name}: data {data} has no images: wanted a folder for each class, with pictures in it "
@@ -196,11 +201,15 @@ def _kind_of(path: Path, spec: ModelSpec) -> str:
     """Return what lies at a path."""
     if path.is_file():
         return "jsonl" if path.suffix in (".jsonl", ".ndjson") else "text"
-    if any((path / name).is_file() for name in _HF_FILES):
+    if _is_saved_set(path):
         return "hf"
     if not is_text(spec):
         return "images"
     return "text"
+
+
+def _is_saved_set(path: Path) -> bool:
+    return any((path / name).is_file() for name in _HF_FILES)
 
 
 def _has_pictures(path: Path) -> bool:

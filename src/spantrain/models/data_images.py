@@ -108,6 +108,7 @@ class _Folder:
         self._paths = [path for path, _ in found]
         digest = sha256()
         for path, number in found:
+            _read_picture(path, whole=False)
             digest.update(f"{path.relative_to(folder).as_posix()}:{number}:".encode() + path.read_bytes())
         self.digest = digest.hexdigest()
 
@@ -115,15 +116,22 @@ class _Folder:
         """Read a picture.
 
         Raises:
-            ConfigError: the file is none.
+            ConfigError: the file is damaged.
         """
-        from PIL import Image, UnidentifiedImageError
+        return _read_picture(self._paths[index], whole=True)
 
-        try:
-            with Image.open(self._paths[index]) as picture:
-                return picture.copy()
-        except UnidentifiedImageError as error:
-            raise ConfigError(f"data {self._paths[index]}: not a picture that pillow reads; remove it") from error
+
+def _read_picture(path: Path, *, whole: bool) -> Any:
+    """Read a picture, or no more of it than shows that it is one."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.copy() if whole else picture.verify()
+    except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
+        raise ConfigError(
+            f"data {path}: not a picture that pillow reads ({error}); remove it, or save it again"
+        ) from error
 
 
 class _Saved:

@@ -18,6 +18,8 @@ from spantrain.errors import ConfigError
 from spantrain.models.any.batch import LABELS, Batch, split_batch
 from spantrain.models.any.factory import load_function, what_was_raised
 from spantrain.models.any.model import cut_model
+from spantrain.models.data_choice import class_count, known_tokens
+from spantrain.models.units import IGNORED_LABEL
 
 __all__ = ["ExampleBatch", "UserSamples", "batch_of", "open_user_samples", "samples_of"]
 
@@ -85,7 +87,7 @@ class UserSamples:
         return self._stacked(found)
 
     def _sample(self, index: int) -> Batch:
-        sample = self._samples[self._indices[index]]
+        sample = self._read(index)
         if isinstance(sample, Mapping):
             ordered = _ordered(sample, self._names, self._source)
             sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
@@ -97,6 +99,12 @@ class UserSamples:
             names=batch.names,
             labels=None if batch.labels is None else batch.labels[0],
         )
+
+    def _read(self, index: int) -> Any:
+        try:
+            return self._samples[self._indices[index]]
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{self._source}: sample {index} raised {what_was_raised(error)}") from error
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
@@ -119,7 +127,7 @@ def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
     try:
         samples = function(held_out=held_out) if takes_held_out else function()
         count = len(samples)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{source}: the function raised {what_was_raised(error)}") from error
     if not hasattr(samples, "__getitem__"):
         raise ConfigError(f"{source}: returned a {type(samples).__name__}; wanted `__len__` and `__getitem__`")
@@ -149,14 +157,34 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> Batch:
     """Return a batch as the model reads it.
 
     Raises:
-        ConfigError: it is none, or its inputs are not of the sort that the model takes.
+        ConfigError: it is none, its inputs are not of the sort that the model takes, or numbers are out of range.
     """
     if isinstance(batch, Mapping):
         batch = _ordered(batch, _wanted_names(spec), source)
     found = split_batch(batch, source=source)
     if spec.family in ("hf", "factory"):
         _check_like(found, cut_model(spec).batch, source)
+    _check_numbers(found, spec, source)
     return found
+
+
+def _check_numbers(batch: Batch, spec: ModelSpec, source: str) -> None:
+    """Refuse tokens and labels that a model has no row for, where its configuration says how many it has."""
+    reads_images = spec.objective == "classify"
+    limit = class_count(spec) if reads_images else known_tokens(spec)
+    if limit is None:
+        return
+    tokens = () if reads_images else tuple(("inputs", tensor) for tensor in batch.inputs)
+    labels = () if batch.labels is None else (("labels", batch.labels[batch.labels != IGNORED_LABEL]),)
+    for name, tensor in (*tokens, *labels):
+        if tensor.numel() == 0 or tensor.is_floating_point():
+            continue
+        least, most = int(tensor.min()), int(tensor.max())
+        if least < 0 or most >= limit:
+            raise ConfigError(
+                f"{source}: the {name} have numbers from {least} to {most}, but {spec.name} knows 0 to {limit - 1}"
+                + (f" (and {IGNORED_LABEL}: not counted)" if name == "labels" else "")
+            )
 
 
 def _check_like(batch: Batch, example: Batch, source: str) -> None:

@@ -160,10 +160,19 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
 
 
 def _fields(name: str, file: Path) -> dict[str, Any]:
+    wanted = "give a transformers config.json or its folder"
+    if not file.exists():
+        folder = file.parent
+        what = f"folder {folder} has no config.json" if folder.is_dir() else f"there is no folder {folder}"
+        if file.name != "config.json":
+            what = f"there is no {file}"
+        raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {name}: {file}: {error}; give a transformers config.json or its folder") from error
+    except OSError as error:
+        raise ConfigError(f"model {name}: {file} cannot be read: {error.strerror}; {wanted}") from error
+    except ValueError as error:
+        raise ConfigError(f"model {name}: {file} is no JSON: {error}; {wanted}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ConfigError(f"model {name}: {file} has no model_type; give a transformers config.json or its folder")
     return fields

@@ -117,6 +117,17 @@ def test_a_configuration_that_will_not_do_is_named(fields, wanted, tmp_path):
         resolve_model(f"hf:{tmp_path}")
 
 
+def test_a_configuration_that_is_not_there_is_named(tmp_path):
+    for path, wanted in (
+        (tmp_path, f"folder {tmp_path} has no config.json; give a transformers config.json or its folder"),
+        (tmp_path / "none", f"there is no {tmp_path / 'none'}; give"),
+        (tmp_path / "none" / "config.json", f"there is no folder {tmp_path / 'none'}; give"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"model hf:{path}: {wanted}")) as caught:
+            resolve_model(f"hf:{path}")
+        assert "Errno" not in str(caught.value)
+
+
 def test_a_configuration_that_the_library_cannot_build_is_named(tmp_path):
     fields = {"model_type": "gpt2", "vocab_size": 260, "n_embd": 10, "n_head": 3, "n_positions": 8}
     (tmp_path / "config.json").write_text(json.dumps(fields))

@@ -162,6 +162,19 @@ def test_every_unit_alone_gives_the_unsplit_gradients(name, unsplit):
     run_cut(whole, list(range(count + 1)), [Span(0, 1), Span(1, SAMPLES)], halves=True)
 
 
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_librarys_model_can_be_had_with_some_of_its_parameters_only(name, unsplit):
+    """Those have the numbers that they have in the whole model, and the others take no memory."""
+    spec = unsplit(name).spec
+    whole, numbers = load_model(spec, seed=7).module.state_dict(), cut_model(spec).numbers
+    for kept in (min(numbers.values()), max(numbers.values())):
+        some = load_model(spec, seed=7, only={kept}).module
+        for key, parameter in some.named_parameters(remove_duplicate=False):
+            assert parameter.is_meta == (numbers[key] != kept), key
+            assert parameter.is_meta or torch.equal(parameter, whole[key]), key
+        assert not any(buffer.is_meta for buffer in some.buffers())
+
+
 @pytest.mark.parametrize("name", [*LIBRARY, *OWN])
 def test_names_are_the_unsplit_models(name, unsplit):
     whole = unsplit(name)

@@ -3,9 +3,11 @@
 batch      example batches: inputs and labels
 factory    call a user's function
 source     load the model and its example batch: the library's class of a configuration, or the function's
+draws      build a model with some of its parameters only, drawn as in the whole one
 structure  which modules are blocks, and which only hold them
 tape       what a forward did outside the blocks, as steps on values, for any number of samples
 record     run a forward and write it down
+derive     tensors that a closed module makes of parameters and constants alone, to be made again elsewhere
 follow     open what can be followed, write its forward down for any number of samples
 widen      one tape for any number of samples, of two tapes
 cut        where the tape is cut: what each unit does, takes and gives

@@ -1,7 +1,8 @@
 """Where a tape is cut: what each unit does, what it takes from the one before and gives to the next.
 
 Steps whose results depend on shapes and constants only (positions, causal masks, rotary angles) are done again in each
-unit that needs them; all other tensors alive at a cut are carried. A carried tensor's first dimension is the samples:
+unit that needs them. So are those that a module made of few parameters alone (learned relative positions): units then
+share the parameters. All other tensors alive at a cut are carried. A carried tensor's first dimension is the samples:
 one that has them elsewhere is moved, and one that has none (a bias made of parameters) is repeated for each sample.
 """
 
@@ -113,6 +114,11 @@ class _Cutter:
             for value in step.makes
             if (facts := self._facts(value)).known is not None and value.index not in changed
         }
+        self._derived = {
+            index: derivation.steps
+            for index, derivation in tape.derivations.items()
+            if index not in changed and derivation.weight_bytes <= self._repeated_bytes(Value(index))
+        }
         self._steps = [step for step in tape.steps if id(step) not in self._constant]
         self._made_at = {value.index: n for n, step in enumerate(self._steps) for value in step.makes}
         self._made_at |= {value.index: -1 for value in tape.inputs if value != labels}
@@ -154,8 +160,9 @@ class _Cutter:
         used = {value.index for step in steps for value in step.uses}
         used |= {value.index for value in _values(self._tape.result)} if last else set()
         made = {value.index for step in own for value in step.makes}
+        derived = [step for index in sorted(used & self._derived.keys() - made) for step in self._derived[index]]
         return TapePart(
-            steps=tuple(steps),
+            steps=(*derived, *steps),
             takes=self._inputs() if lo == 0 else self._crossing(lo),
             gives=() if last else self._crossing(hi),
             result=self._tape.result if last else None,
@@ -200,7 +207,7 @@ class _Cutter:
         return [
             Value(index)
             for index, made in sorted(self._made_at.items())
-            if made < place <= self._last_use.get(index, -1) and index not in self._known
+            if made < place <= self._last_use.get(index, -1) and index not in self._known and index not in self._derived
         ]
 
     def _crossing(self, place: int) -> tuple[Carried, ...]:
@@ -214,9 +221,15 @@ class _Cutter:
     def _crossing_bytes(self, place: int) -> int:
         size = 0
         for carried in self._crossing(place):
-            repeated = _SAMPLES_COMPARED if carried.layout is Layout.NONE else 1
-            size += repeated * self._facts(carried.value).bytes_of(_SAMPLES_COMPARED)
+            alike = carried.layout is Layout.NONE
+            size += (
+                self._repeated_bytes(carried.value) if alike else self._facts(carried.value).bytes_of(_SAMPLES_COMPARED)
+            )
         return size
+
+    def _repeated_bytes(self, value: Value) -> int:
+        """Return the bytes of a value that is repeated for each sample."""
+        return _SAMPLES_COMPARED * self._facts(value).bytes_of(_SAMPLES_COMPARED)
 
     def _why_not(self, place: int) -> str | None:
         """Return why a tensor cannot cross there; None if all can."""

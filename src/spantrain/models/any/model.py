@@ -4,7 +4,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -22,7 +22,6 @@ from spantrain.models.any.structure import Structure, is_composite
 from spantrain.models.any.tape import Step, Tape, Value, Weight
 from spantrain.models.any.tape import parts as in_structure
 from spantrain.models.any.unit import TracedUnit
-from spantrain.models.tensor.shard import sums_of
 from spantrain.models.units import parameter_names
 
 __all__ = ["CutModel", "build_traced", "cut_model", "empty_traced", "unsplit_model"]
@@ -41,11 +40,11 @@ class CutModel:
     """Full name of a parameter -> the group it is in, for those that several units have."""
     skeleton: nn.Module
     """The model on the meta device."""
+    numbers: Mapping[str, int]
+    """Of its parameters, by full name, in the order in which they are made; empty: not known."""
     batch: Batch
     """Example batch, on the CPU."""
     loss: Loss
-    tensor_sums: tuple[int, ...] = ()
-    """How often a tensor-parallel group would sum in each unit, each way."""
     notices: tuple[str, ...]
     """What could not be cut, and why."""
 
@@ -65,10 +64,17 @@ def unsplit_model(spec: ModelSpec, *, seed: int) -> nn.Module:
 
 
 def build_traced(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[TracedUnit]:
-    """Build units; the whole model is built under the seed, and what no unit asked for holds is dropped."""
-    cut = cut_model(spec)
-    loaded = load_model(spec, seed=seed)
-    return [_unit(cut, index, loaded.module, loaded.loss) for index in indices]
+    """Build units; a library's model with their parameters only, a function's whole, and the others are dropped."""
+    cut, wanted = cut_model(spec), list(indices)
+    loaded = load_model(spec, seed=seed, only=_numbers_in(cut, wanted))
+    return [_unit(cut, index, loaded.module, loaded.loss) for index in wanted]
+
+
+def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
+    """Return the numbers of all parameters of these units; None: not all are known."""
+    units = [_unit(cut, index, cut.skeleton, cut.loss) for index in indices]
+    names = {full for unit in units for full in parameter_names(unit).values()}
+    return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
 
 
 def empty_traced(spec: ModelSpec, index: int) -> TracedUnit:
@@ -81,7 +87,6 @@ def empty_traced(spec: ModelSpec, index: int) -> TracedUnit:
 def _unit(cut: CutModel, index: int, model: nn.Module, loss: Loss) -> TracedUnit:
     last = index == len(cut.parts) - 1
     unit = TracedUnit(cut.names[index], cut.parts[index], model, loss if last else None)
-    unit.tensor_sums = cut.tensor_sums[index] if cut.tensor_sums else 0
     unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
     return unit
 
@@ -97,17 +102,16 @@ def _cut(text: str) -> CutModel:
     notices = (*found.notices, *uncut)
     for notice in notices:
         _LOGGER.warning("model %s: %s", spec.name, notice)
-    cut = CutModel(
+    return CutModel(
         names=_names(parts, blocks),
         parts=parts,
         groups=_groups(parts, model),
         skeleton=emptied(model, _meta, buffers=True),
+        numbers=found.loaded.numbers,
         batch=found.loaded.batch,
         loss=found.loaded.loss,
         notices=notices,
     )
-    units = (_unit(cut, index, cut.skeleton, cut.loss) for index in range(len(parts)))
-    return replace(cut, tensor_sums=tuple(sums_of(unit) for unit in units))
 
 
 def _meta(tensor: Tensor) -> Tensor:

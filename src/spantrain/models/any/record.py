@@ -18,7 +18,20 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 
-from spantrain.models.any.tape import Constant, Facts, Place, Step, Tape, TraceProblem, Value, Weight, mapped, parts
+from spantrain.models.any.derive import Deriving
+from spantrain.models.any.tape import (
+    Constant,
+    Derivation,
+    Facts,
+    Place,
+    Step,
+    Tape,
+    TraceProblem,
+    Value,
+    Weight,
+    mapped,
+    parts,
+)
 
 __all__ = ["record"]
 
@@ -93,8 +106,12 @@ class _Recorder(TorchFunctionMode):
         """Paths of the opened modules whose forward is running, the innermost last."""
         self.closed = ""
         """Path of the closed module that is running; empty: none."""
+        self._derivations: dict[int, Derivation] = {}
+        sizes: dict[str, int] = {}
+        self._deriving = Deriving(self._weights, sizes)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._weights[id(tensor)] = name
+            sizes[name] = tensor.numel() * tensor.element_size()
             self._origin[id(tensor)] = _Origin(weights=isinstance(tensor, nn.Parameter))
         for arg in args:
             self._origin[id(arg)] = _Origin(data=True)
@@ -103,7 +120,13 @@ class _Recorder(TorchFunctionMode):
     def tape(self, result: Any) -> Tape:
         """Return what was written down."""
         written = mapped(result, self._part)
-        return Tape(steps=tuple(self._steps), inputs=self._inputs, result=written, facts=self._facts)
+        return Tape(
+            steps=tuple(self._steps),
+            inputs=self._inputs,
+            result=written,
+            facts=self._facts,
+            derivations=self._derivations,
+        )
 
     def __torch_function__(
         self,
@@ -151,6 +174,8 @@ class _Recorder(TorchFunctionMode):
         changed = [t for t, version in zip(tensors, versions, strict=True) if _version(t) != version]
         if path is None:
             self._note_origins(name, tensors, made, changed)
+        if inside and func is not None:
+            self._note_derivation(func, args, kwargs, result, changed)
         if written is not None and (made or changed):
             if any(isinstance(sign, Constant) and is_fake(sign.tensor) for sign in parts(written)):
                 self._refuse("a tensor comes from where it cannot be seen (made in a closed module, and kept there)")
@@ -169,6 +194,17 @@ class _Recorder(TorchFunctionMode):
                 )
             )
         return result
+
+    def _note_derivation(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any, changed: Sequence[Tensor]
+    ) -> None:
+        """Note what a closed module makes of weights, and of no data."""
+        origins = [self._origin.get(id(tensor), _Origin(data=True)) for tensor in _tensors(result)]
+        if not changed and origins and all(origin.weights and not origin.data for origin in origins):
+            self._deriving.note(func, args, kwargs, result, self._is_constant)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        return self._origin.get(id(tensor), _Origin(data=True)) == _Origin()
 
     def _changes(self, changed: Sequence[Tensor], made: Sequence[Tensor]) -> list[tuple[Value, Tensor]]:
         """Give new values to tensors that were written into, and to those that share their memory."""
@@ -198,6 +234,9 @@ class _Recorder(TorchFunctionMode):
         )
         self._value[id(tensor)] = value
         self._alive.append(tensor)
+        derivation = self._deriving.of(tensor, value)
+        if derivation is not None:
+            self._derivations[value.index] = derivation
         return value
 
     def _note_origins(

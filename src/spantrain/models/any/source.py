@@ -2,8 +2,8 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.any.batch import Batch
+from spantrain.models.any.draws import OwnDraws, Registered, empty_like, registering
 from spantrain.models.any.factory import call_factory
 from spantrain.models.any.losses import LabelLoss, Loss, OwnLoss
 from spantrain.models.hashing import derive_seed
@@ -31,19 +32,55 @@ class Loaded:
     module: nn.Module
     batch: Batch
     loss: Loss
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Of its parameters, by name, in the order in which they are made; of a user's function none."""
 
 
-def load_model(spec: ModelSpec, *, seed: int) -> Loaded:
-    """Build the whole model on the CPU, with weights drawn by its own rules under a seed.
+def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = None) -> Loaded:
+    """Build the model on the CPU, with weights drawn by its own rules under a seed.
 
     The global random state is left as it was.
+
+    Args:
+        spec: the model.
+        seed: of its weights.
+        only: numbers of the parameters that are wanted (`Loaded.numbers`); others of a library's model are left
+            empty, on the meta device, where its rules do not need their numbers. None: all are wanted.
 
     Raises:
         ConfigError: the model cannot be built.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model"))
-        return _load(spec)
+        if spec.family != "hf":
+            return _load(spec)
+        if only is not None:
+            with contextlib.suppress(ConfigError):
+                loaded, numbers = _drawn(spec, seed, only)
+                if _has(loaded.module, numbers, only):
+                    return loaded
+        return _drawn(spec, seed, None)[0]
+
+
+def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> tuple[Loaded, dict[str, int]]:
+    def replaced(number: int, parameter: nn.Parameter) -> nn.Parameter:
+        return parameter if only is None or number in only else empty_like(parameter)
+
+    with registering(replaced) as registered, OwnDraws(seed, registered):
+        loaded = _load(spec)
+    return loaded, _numbers(loaded.module, registered)
+
+
+def _has(module: nn.Module, numbers: Mapping[str, int], only: Collection[int]) -> bool:
+    """Whether the parameters that are wanted, and all buffers, have numbers in them."""
+    empty = {name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.is_meta}
+    found = {number for name, number in numbers.items() if name not in empty}
+    return found >= set(only) and not any(buffer.is_meta for buffer in module.buffers())
+
+
+def _numbers(module: nn.Module, registered: Registered) -> dict[str, int]:
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
 
 
 def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
@@ -54,8 +91,9 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(0, "model"))
         if spec.family == "hf":
-            with _fake_parameters(mode):
-                return _load(spec)
+            with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
+                loaded = _load(spec)
+            return replace(loaded, numbers=_numbers(loaded.module, registered))
         loaded = _load(spec)
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
 
@@ -143,26 +181,19 @@ def _library_batch(spec: ModelSpec) -> Batch:
 
 
 def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+    if is_fake(parameter):
+        return parameter
     return nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
 
 
 @contextlib.contextmanager
-def _fake_parameters(mode: FakeTensorMode) -> Iterator[None]:
-    """Make every parameter fake as soon as it is registered, so that no memory is filled and nothing drawn."""
-    register = nn.Module.register_parameter
-
-    def register_fake(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None and not is_fake(param):
-            self._parameters[name] = _fake(param, mode)
-
+def _undrawn() -> Iterator[None]:
+    """Keep the library from drawing weights."""
     from transformers import PreTrainedModel
 
     drawing = PreTrainedModel.initialize_weights
-    nn.Module.register_parameter = register_fake  # type: ignore[method-assign]
     PreTrainedModel.initialize_weights = lambda _self, *_, **__: None
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
         PreTrainedModel.initialize_weights = drawing

@@ -6,7 +6,7 @@ A value is a tensor that a step made. What a step was called with is kept as it 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Constant",
+    "Derivation",
     "Facts",
     "Place",
     "Samples",
@@ -145,6 +146,16 @@ class Step:
         return tuple(dict.fromkeys((*given, *(before for before, _ in self.changes))))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Derivation:
+    """How a value that a closed module made of parameters and constants alone is made again without the module."""
+
+    steps: tuple[Step, ...]
+    """Functions of weights, constants and what they make themselves (values with negative numbers)."""
+    weight_bytes: int
+    """Of the weights that it needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tape:
     """A whole forward."""
@@ -154,6 +165,8 @@ class Tape:
     """Of the model, in order."""
     result: Any
     facts: Mapping[int, Facts]
+    """By the value's index."""
+    derivations: Mapping[int, Derivation] = field(default_factory=dict)
     """By the value's index."""
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spantrain.errors import ConfigError
 from spantrain.models.any.cut import Carried, Layout, TapePart
+from spantrain.models.any.factory import what_was_raised
 from spantrain.models.any.losses import Loss
 from spantrain.models.any.tape import Constant, Place, Samples, StandIn, Step, Value, Weight, mapped, parts, zipped
 from spantrain.models.units import UnitModule
@@ -52,7 +54,20 @@ class TracedUnit(UnitModule):
         return "\n".join((*lines, f"{_short(self._part.result, numbers)}"))
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Return the tensors that cross the cut behind it; the last unit, given labels too, the loss sum."""
+        """Return the tensors that cross the cut behind it; the last unit, given labels too, the loss sum.
+
+        Raises:
+            ConfigError: a number of the data is none that the model, or the loss, has a row for.
+        """
+        try:
+            return self._run(tensors)
+        except IndexError as error:
+            raise ConfigError(
+                f"{self.name}: {what_was_raised(error)}: a token or a label of the data is out of range; give numbers "
+                "from 0 to one less than the model, or its last layer, knows"
+            ) from error
+
+    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
         part = self._part
         labels = tensors[len(part.takes)] if self._loss is not None else None
         samples, place = tensors[0].shape[0], tensors[0].device

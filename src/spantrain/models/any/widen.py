@@ -1,12 +1,24 @@
 """Makes one tape for any number of samples out of two tapes of two numbers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spantrain.models.any.tape import Facts, Samples, Step, Tape, TraceProblem, Value, mapped, parts
+from spantrain.models.any.tape import (
+    Constant,
+    Derivation,
+    Facts,
+    Samples,
+    Step,
+    Tape,
+    TraceProblem,
+    Value,
+    mapped,
+    parts,
+)
 
 __all__ = ["LARGE", "SMALL", "widened"]
 
@@ -30,7 +42,33 @@ def widened(small: Tape, large: Tape) -> Tape:
         raise TraceProblem("how much is done depends on the number of samples", where=where, module="")
     steps = tuple(_step(one, other) for one, other in zip(small.steps, large.steps, strict=True))
     facts = {index: _facts(found, large.facts[index]) for index, found in small.facts.items()}
-    return Tape(steps=steps, inputs=small.inputs, result=small.result, facts=facts)
+    derivations = {
+        index: derivation
+        for index, found in small.derivations.items()
+        if (derivation := _derivation(found, large.derivations.get(index))) is not None
+    }
+    return Tape(steps=steps, inputs=small.inputs, result=small.result, facts=facts, derivations=derivations)
+
+
+def _derivation(one: Derivation, other: Derivation | None) -> Derivation | None:
+    """Return a derivation for any number of samples; None if it is another one for each."""
+    if other is None or [_name(step) for step in one.steps] != [_name(step) for step in other.steps]:
+        return None
+    try:
+        steps = tuple(_step(step, large) for step, large in zip(one.steps, other.steps, strict=True))
+    except TraceProblem:
+        return None
+    return replace(one, steps=steps) if _constants_agree(one.steps, other.steps) else None
+
+
+def _constants_agree(one: Sequence[Step], other: Sequence[Step]) -> bool:
+    found = [[sign for step in steps for sign in parts((step.args, dict(step.kwargs)))] for steps in (one, other)]
+    pairs = zip(*found, strict=True)
+    return all(
+        torch.equal(small.tensor, large.tensor)
+        for small, large in pairs
+        if isinstance(small, Constant) and isinstance(large, Constant)
+    )
 
 
 def _name(step: Step) -> str:

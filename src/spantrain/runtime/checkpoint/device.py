@@ -44,6 +44,10 @@ class DeviceCheckpoints:
         if content is not None:
             restore(Path(folder), content, self._holding, self._optimizer, group, post)
 
+    def hold(self, holding: Holding, optimizer: torch.optim.Optimizer) -> None:
+        """From now on this is what the device holds."""
+        self._holding, self._optimizer = holding, optimizer
+
     def save(self, steps_done: int, scalars: Mapping[str, float]) -> None:
         """Copy what this device saves, and have it written while training goes on.
 

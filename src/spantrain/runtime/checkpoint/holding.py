@@ -1,17 +1,19 @@
 """What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from spantrain.core.checkpoint import CheckpointContent, StoredTensor
+from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.models.build import empty_unit, parameter_names
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
+from spantrain.runtime.exchange_transfer import Described
 
 __all__ = [
     "PARAMETER",
@@ -19,6 +21,7 @@ __all__ = [
     "STATE",
     "Holding",
     "first_names",
+    "held_tensors",
     "holding_of",
     "put_back",
     "shared_names",
@@ -111,9 +114,19 @@ def tensors_of(
     """Return what a device saves, by stored name, with the part that each is: parameters, their optimizer state, and
     the state of its random numbers.
     """
+    tensors, parts = held_tensors(holding, optimizer, holding.writes)
+    state = torch.get_rng_state()
+    tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
+    return tensors, parts
+
+
+def held_tensors(
+    holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]
+) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
+    """Return these parameters and their optimizer state by stored name, not copied, with the part that each is."""
     tensors: dict[str, torch.Tensor] = {}
     parts: dict[str, TensorPart] = {}
-    for name in sorted(holding.writes):
+    for name in sorted(names):
         parameter, part = holding.parameters[name], holding.parts[name]
         tensors[PARAMETER + name], parts[PARAMETER + name] = parameter.detach(), part
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -122,18 +135,16 @@ def tensors_of(
                 whole = TensorPart(full_shape=tuple(value.shape))
                 tensors[stored] = value
                 parts[stored] = part if value.shape == parameter.shape else whole
-    state = torch.get_rng_state()
-    tensors[RANDOM_TORCH], parts[RANDOM_TORCH] = state, TensorPart(full_shape=tuple(state.shape))
     return tensors, parts
 
 
-def wanted_of(holding: Holding, content: CheckpointContent) -> dict[str, TensorPart]:
-    """Return which parts of a checkpoint's tensors a device needs.
+def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, TensorPart]:
+    """Return which parts of the tensors in files a device needs.
 
     Raises:
         ConfigError: it is a checkpoint of another model: parameters are missing, or of other shapes or types.
     """
-    stored = {name: tensor for file in content.files.values() for name, tensor in file.tensors.items()}
+    stored = {name: tensor for file in files.values() for name, tensor in file.tensors.items()}
     problems = []
     for name, part in holding.parts.items():
         problems += _differences(name, part, holding.parameters[name], stored.get(PARAMETER + name))
@@ -167,8 +178,16 @@ def _differences(name: str, part: TensorPart, parameter: torch.Tensor, stored: S
     return found
 
 
-def put_back(holding: Holding, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give parameters and optimizer what a checkpoint holds, in place; state that it lacks begins anew."""
+def put_back(
+    holding: Holding,
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    kept: Mapping[torch.nn.Parameter, Mapping[str, Any]] | None = None,
+) -> None:
+    """Give parameters and optimizer what a checkpoint holds, in place; state that it lacks begins anew.
+
+    `kept` is the state of parameters of the optimizer that are not among the holding's, and stay as they are.
+    """
     with torch.no_grad():
         for name, parameter in holding.parameters.items():
             parameter.copy_(tensors[PARAMETER + name])
@@ -179,6 +198,7 @@ def put_back(holding: Holding, optimizer: torch.optim.Optimizer, tensors: Mappin
             by_parameter.setdefault(name, {})[key] = value
     numbers = {id(parameter): number for number, parameter in enumerate(_in_order(optimizer))}
     state = {numbers[id(holding.parameters[name])]: dict(values) for name, values in by_parameter.items()}
+    state |= {numbers[id(parameter)]: dict(values) for parameter, values in (kept or {}).items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -12,7 +12,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.runtime.checkpoint.storage import Storage, write_whole
+from spantrain.runtime.checkpoint.storage import Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
 
 __all__ = [
@@ -94,10 +94,7 @@ def write_marker(storage: Storage, folder: Path) -> None:
 
 
 def _write(storage: Storage, path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    write_whole(storage, partial, [text.encode()])
-    storage.rename(partial, path)
-    storage.sync_folder(path.parent)
+    write_named(storage, path.parent, path.name, [text.encode()], lambda _digest: path.name)
 
 
 def latest_checkpoint(run_folder: Path) -> Path:

@@ -46,7 +46,7 @@ def restore(
     Raises:
         ConfigError: it is of another model, a file is damaged, or nobody has what is needed.
     """
-    wanted = wanted_of(holding, content)
+    wanted = wanted_of(holding, content.files)
     files = TensorFiles(folder, content.files)
     put_back(holding, optimizer, Exchange(group, content.files, files, post).run(wanted))
     _restore_random(files, content, group.own)

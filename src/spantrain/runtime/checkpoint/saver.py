@@ -14,7 +14,7 @@ from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.parts import TensorPart
 from spantrain.errors import SpanTrainError, WorkerError
 from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
-from spantrain.runtime.checkpoint.storage import Disk, Storage, write_whole
+from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import dtype_name, tensor_pieces
 
 __all__ = ["CheckpointSaver", "SavedFile", "step_folder", "write_device_file"]
@@ -55,11 +55,13 @@ def write_device_file(
         OSError: it cannot be written.
     """
     storage.make_folder(folder)
-    partial = folder / f".{device}.partial"
-    sha256, size_bytes = write_whole(storage, partial, tensor_pieces(tensors))
-    name = f"{device}-{sha256[:_DIGEST_DIGITS]}.safetensors"
-    storage.rename(partial, folder / name)
-    storage.sync_folder(folder)
+    name, sha256, size_bytes = write_named(
+        storage,
+        folder,
+        device,
+        tensor_pieces(tensors),
+        lambda digest: f"{device}-{digest[:_DIGEST_DIGITS]}.safetensors",
+    )
     stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
     return name, StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
 

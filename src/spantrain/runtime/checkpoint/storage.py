@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-__all__ = ["Disk", "Storage", "write_whole"]
+__all__ = ["Disk", "Storage", "write_named"]
 
 
 class Storage(Protocol):
@@ -77,12 +77,34 @@ class Disk:
                 path.unlink()
 
 
-def write_whole(storage: Storage, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Write a file, all of it on the disk when this returns; return its SHA-256 and its size in bytes.
+def write_named(
+    storage: Storage, folder: Path, label: str, pieces: Iterable[bytes | memoryview], named: Callable[[str], str]
+) -> tuple[str, str, int]:
+    """Write a file under a passing name, and give it its own one when it is whole.
+
+    Args:
+        storage: where the folder lies.
+        folder: to write into.
+        label: tells the passing name from those of others that write at the same time.
+        pieces: of the content.
+        named: SHA-256 of the content -> the file's own name.
+
+    Returns:
+        Name, SHA-256 and bytes.
 
     Raises:
         OSError: it cannot be written.
     """
+    partial = folder / f".{label}.partial"
+    sha256, size_bytes = _write_whole(storage, partial, pieces)
+    name = named(sha256)
+    storage.rename(partial, folder / name)
+    storage.sync_folder(folder)
+    return name, sha256, size_bytes
+
+
+def _write_whole(storage: Storage, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write a file, all of it on the disk when this returns; return its SHA-256 and its size in bytes."""
     digest = hashlib.sha256()
     size = 0
     stream = storage.create(path)

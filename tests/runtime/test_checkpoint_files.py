@@ -1,0 +1,222 @@
+"""Files of checkpoints: what was saved comes back, and damage is noticed."""
+
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices
+from made_up_runs import load_all, save_all
+from spantrain.core.checkpoint import CheckpointContent
+from spantrain.core.parts import TensorPart
+from spantrain.core.spans import Span
+from spantrain.errors import ConfigError, WorkerError
+from spantrain.runtime.checkpoint.device import DeviceCheckpoints
+from spantrain.runtime.checkpoint.holding import Holding
+from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.saver import CheckpointSaver, write_device_file
+from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
+from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.tensor_file import TensorFiles
+from spantrain.runtime.exchange import Block
+from spantrain.runtime.exchange_transfer import Group
+from spantrain.runtime.optimizer import build_optimizer
+
+pytestmark = pytest.mark.checkpoint
+
+
+@pytest.fixture(scope="module")
+def plan(spec_of, make_plan):
+    return make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, BATCH)]] * 2, "gpipe")
+
+
+def test_files_are_safetensors_by_the_names_of_the_unsplit_model(plan, tmp_path):
+    manifest = save(tmp_path, plan, 2, scalars={"loss_scale": 1024.0})
+    found = {file.device: load_file(latest_checkpoint(tmp_path) / name) for name, file in manifest.files.items()}
+    values = tensors_at(2)
+    assert torch.equal(found["s0r0"]["parameter/a.weight"], values["a.weight"][""])
+    assert torch.equal(found["s0r0"]["optimizer/exp_avg/b"], values["b"]["exp_avg"][1:3])
+    assert torch.equal(found["s1r0"]["parameter/b"], values["b"][""][[3, 0]])
+    assert read_manifest(latest_checkpoint(tmp_path)).scalars == {"loss_scale": 1024.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_tensors_of_every_type_come_back(dtype, tmp_path):
+    tensors = {
+        "a": torch.arange(6).reshape(2, 3).to(dtype),
+        "scalar": torch.tensor(1).to(dtype),
+        "t": torch.ones(3, 2).t(),
+    }
+    tensors["empty"] = torch.zeros(0, 4)
+    parts = {name: TensorPart(full_shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
+    name, stored = write_device_file(Disk(), tmp_path, "dev", tensors, parts)
+    assert stored.size_bytes == (tmp_path / name).stat().st_size
+    back = load_file(tmp_path / name)
+    assert all(torch.equal(back[key], tensor) and back[key].dtype == tensor.dtype for key, tensor in tensors.items())
+    files = TensorFiles(tmp_path, {name: stored})
+    (piece,) = files.read(name, [Block("a", (Span(1, 2), Span(0, 2)))])
+    assert torch.equal(piece, tensors["a"][1:2, 0:2])
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
+    """What is written is what was there when `save` was called; only the next save waits."""
+    gate = threading.Event()
+
+    class Slow(Disk):
+        def sync(self, stream: BinaryIO) -> None:
+            assert gate.wait(60)
+            super().sync(stream)
+
+    value = torch.ones(5)
+    parts = {"a": TensorPart(full_shape=(5,))}
+    saved = []
+
+    def report(one):
+        saved.append(one)
+        return ()
+
+    with CheckpointSaver(tmp_path, "dev", report, Slow()) as saver:
+        saver.save(1, {"a": value}, parts, {})
+        value.fill_(2.0)
+        assert saved == []
+        gate.set()
+        saver.save(2, {"a": value}, parts, {})
+        assert [one.step for one in saved] == [1]
+    assert [one.step for one in saved] == [1, 2]
+    for one in saved:
+        assert load_file(tmp_path / f"step-{one.step}" / one.name)["a"].tolist() == [float(one.step)] * 5
+
+
+def test_a_device_removes_its_files_of_checkpoints_that_are_not_kept(tmp_path):
+    """Where the coordinator is on another machine, and cannot."""
+    parts = {"a": TensorPart(full_shape=(5,))}
+    dropped: list[int] = []
+    with CheckpointSaver(tmp_path, "dev", lambda _saved: tuple(dropped)) as saver:
+        for step in (1, 2, 3):
+            saver.save(step, {"a": torch.full((5,), float(step))}, parts, {})
+            saver.wait()
+            dropped = [1] if step == 2 else []
+    assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-3"}
+
+
+def test_a_disk_that_fails_is_told_at_the_next_step_that_saves(tmp_path):
+    saver = CheckpointSaver(tmp_path, "dev", lambda _saved: (), Faulty(3))
+    saver.save(1, {"a": torch.ones(5)}, {"a": TensorPart(full_shape=(5,))}, {})
+    with pytest.raises(WorkerError, match=r"could not be written: the machine ends; the one before is whole"):
+        saver.wait()
+    saver.wait()
+
+
+def damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "changed":
+        content[-1] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(b"")
+
+
+def test_random_numbers_go_on_where_they_were(plan, tmp_path):
+    """Those of the device of the same name."""
+    devices = two_devices(2)[:1]
+    torch.manual_seed(3)
+    manifest = save_all(tmp_path, plan, JOB, devices, 2)
+    wanted = torch.rand(4)
+    torch.manual_seed(99)
+    load_all(lambda _: latest_checkpoint(tmp_path), manifest.content, plan, devices)
+    assert torch.equal(torch.rand(4), wanted)
+
+
+@pytest.mark.parametrize("how", ["truncated", "changed", "emptied"])
+def test_damage_is_named_before_anything_is_used(how, plan, tmp_path):
+    manifest = save(tmp_path, plan, 2)
+    folder = latest_checkpoint(tmp_path)
+    victim = folder / sorted(manifest.files)[0]
+    damage(victim, how)
+    with pytest.raises(ConfigError, match=f"{victim.name}: was changed or damaged"):
+        read_manifest(folder)
+    first = two_devices(0)[:1]
+    with pytest.raises(ConfigError, match="changed or damaged"):
+        load_all(lambda _: folder, manifest.content, plan, first)
+
+
+def test_a_file_that_is_missing_is_named_with_its_device(plan, tmp_path):
+    manifest = save(tmp_path, plan, 2)
+    folder = latest_checkpoint(tmp_path)
+    name = next(name for name, file in manifest.files.items() if file.device == "s1r0")
+    (folder / name).unlink()
+    assert read_manifest(folder) == manifest, "it may lie on another machine"
+    with pytest.raises(ConfigError, match=rf"not on any machine of this run: {name} \(device s1r0 wrote it\)"):
+        load_all(lambda _: folder, manifest.content, plan, two_devices(0)[1:])
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [(None, "holds no checkpoint"), ("step-9", "no complete checkpoint"), ("../../etc", "names no checkpoint")],
+)
+def test_a_run_without_a_complete_checkpoint_says_so(marker, says, tmp_path):
+    if marker is not None:
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "checkpoint/latest").write_text(marker)
+    with pytest.raises(ConfigError, match=says):
+        read_manifest(latest_checkpoint(tmp_path))
+
+
+def test_a_manifest_that_is_wrong_is_named(plan, tmp_path):
+    save(tmp_path, plan, 2)
+    path = latest_checkpoint(tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": -2').replace('"schedule"', '"shedule"', 1))
+    with pytest.raises(ConfigError, match=r"(?s)manifest.json.*shedule"):
+        read_manifest(path.parent)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_snapshot_of_a_cuda_device_is_of_the_moment_when_it_was_taken():
+    """Copies are queued on the stream, before what trains next; the buffers are page-locked."""
+    value = torch.ones(2**22, device="cuda")
+    buffers = SnapshotBuffers()
+    copies = buffers.take({"a": value})
+    value.fill_(2.0)
+    buffers.wait()
+    assert copies["a"].is_pinned()
+    assert torch.equal(copies["a"], torch.ones(2**22))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_the_state_of_a_fused_optimizer_comes_back(tmp_path):
+    def trained(steps: int) -> tuple[Holding, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(8, 8, device="cuda"))
+        optimizer = build_optimizer(JOB, [weight])
+        for _ in range(steps):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        part = TensorPart(full_shape=(8, 8))
+        return Holding(parameters={"w": weight}, parts={"w": part}, writes=frozenset("w")), optimizer
+
+    holding, optimizer = trained(2)
+    saved = []
+
+    def report(one):
+        saved.append(one)
+        return ()
+
+    with DeviceCheckpoints(str(tmp_path), "dev", holding, optimizer, report) as checkpoints:
+        checkpoints.save(2, {})
+    again, other = trained(0)
+    content = CheckpointContent(step=2, files={saved[0].name: saved[0].file})
+    alone = Group(own="dev", peers=(), nearness=lambda _peer: 0)
+    DeviceCheckpoints("", "dev", again, other, lambda _saved: ()).resume(
+        str(tmp_path / "checkpoint/step-2"), content, alone, None
+    )
+    for weight, one in ((holding.parameters["w"], optimizer), (again.parameters["w"], other)):
+        weight.grad = torch.ones_like(weight)
+        one.step()
+    assert torch.equal(holding.parameters["w"], again.parameters["w"])
