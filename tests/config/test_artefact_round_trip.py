@@ -20,6 +20,7 @@ from spantrain.core.plan import (
     WireFormat,
 )
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.shares import MemberBytes, TensorPieces
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 
@@ -51,6 +52,14 @@ def unit_graphs() -> st.SearchStrategy[UnitGraph]:
         bytes_per_sample=st.integers(0, 2**60),
         requires_grad=st.booleans(),
     )
+    pieces = st.builds(
+        TensorPieces,
+        pieces=st.integers(1, 2**20),
+        parameter_bytes=st.integers(0, 2**40),
+        work_share=st.floats(0, 1),
+        shared=st.sampled_from([(), ("wte",)]),
+    )
+    members = st.builds(MemberBytes, whole_bytes=st.integers(0, 2**40), divided_bytes=st.integers(0, 2**40))
     units = st.builds(
         Unit,
         name=words,
@@ -61,6 +70,9 @@ def unit_graphs() -> st.SearchStrategy[UnitGraph]:
         activation_bytes_per_sample=st.integers(0, 2**40),
         shared=st.sampled_from([(), ("wte",)]),
         tensor_sums=st.integers(0, 2),
+        tensor_pieces=st.lists(pieces, max_size=2).map(tuple),
+        member_activation_bytes=st.none() | members,
+        member_deferred_bytes=st.none() | members,
     )
     return st.builds(
         UnitGraph, units=st.lists(units, min_size=1, max_size=3).map(tuple), shared_bytes=st.just({"wte": 12})

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.core.spans import equal_spans
+from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
 from spantrain.policy.dispatch import make_policy
 from spantrain.policy.tasks import replica_tasks
@@ -16,7 +17,6 @@ from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
-from spantrain.sim.speed import SpeedTrace
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.core.speed import SpeedTrace
 from spantrain.cost.fairness import fair_parts
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.network import Network, Transfer
-from spantrain.sim.speed import SpeedTrace
 
 LINKS = ("port", "far", "near")
 

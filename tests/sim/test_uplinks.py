@@ -9,11 +9,11 @@ from spantrain.config.changes_file import read_changes
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
+from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
 from spantrain.sim.bound import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.speed import SpeedTrace
 
 
 def case(first: str = "a", second: str = "cd", **lines: float) -> tuple[Plan, ProfileCosts]:
@@ -62,10 +62,22 @@ def test_a_file_of_changes_names_lines(tmp_path: Path) -> None:
     path = tmp_path / "changes.yaml"
     path.write_text("links:\n  lab up:\n    - {at: 0 s, speed: 0.5}\n")
     plan, costs = case(lab_up=RATE)
-    changed = {name.replace(" ", "_"): steps for name, steps in read_changes(path).link_speed.items()}
+    changed = {name.replace(" ", "_"): speed.changes for name, speed in read_changes(path).link_speed.items()}
     assert run(plan, costs, **changed).step_s == run(plan, costs, lab_up=((0.0, 0.5),)).step_s
 
 
 def test_a_line_that_the_cluster_does_not_have_cannot_change() -> None:
     with pytest.raises(UsageError, match="sends nothing over home up; it uses lab->office, lab up"):
         run(*case(lab_up=RATE), home_up=((0.0, 0.5),))
+
+
+def test_a_line_that_changes_between_two_steps_is_waited_for_by_nobody() -> None:
+    """The change comes long after a step's messages have gone: it neither delays the next step nor is forgotten."""
+    plan, costs = case(lab_up=RATE)
+    usual_s = run(plan, costs).step_s
+    traces = {"lab up": SpeedTrace(changes=((1.5 * usual_s, 0.9), (2.5 * usual_s, 0.5), (50 * usual_s, 1.0)))}
+    ends_s = simulate(plan, costs, steps=4, options=SimulationOptions(link_speed=traces)).step_ends_s
+    calm_s = simulate(plan, costs, steps=4).step_ends_s
+    assert ends_s[0] == pytest.approx(calm_s[0])
+    assert all(late >= early - 1e-9 for late, early in zip(ends_s, calm_s, strict=True))
+    assert ends_s[3] - ends_s[2] >= usual_s + 0.5 * 8 * 20 / RATE - 1e-9

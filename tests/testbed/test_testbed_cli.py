@@ -8,6 +8,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from spantrain.cli.testbed import app
+from spantrain.cli.testbed_traffic import sparkline
+from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError, TestbedError
 
 
@@ -54,8 +56,56 @@ def test_up_shape_status_down(namespaces_or_skip: None, own_runtime_dir: Path) -
         (("shape-site", "a"), "nothing to change: give --uplink or --downlink"),
         (("shape-site", "a", "--uplink", "1 Mbit/s"), "no testbed is running"),
         (("status",), "no testbed is running"),
+        (("follow", "drop-50"), "no testbed is running"),
+        (("follow", "drop-50", "--run", "0 s"), "must be more than nothing"),
+        (("load", "--from", "a", "--to", "b", "--rate", "fast"), "--rate"),
+        (("load", "--from", "a", "--to", "b", "--for", "5"), "--for"),
+        (("load", "--from", "a", "--to", "b"), "no testbed is running"),
         (("exec", "host", "--"), "nothing to run"),
     ],
 )
 def test_what_is_missing_is_said(arguments: tuple[str, ...], message: str, own_runtime_dir: Path) -> None:
     assert message in str(run(*arguments).exception)
+
+
+@pytest.mark.root
+def test_follow_and_load(namespaces_or_skip: None, own_runtime_dir: Path) -> None:
+    try:
+        assert run("up", "--preset", "laptop").exit_code == 0
+        followed = json.loads(run("follow", "drop-50:from=0s", "--run", "60 s", "--json").stdout)
+        assert followed["links"]["lab->home"] == [[0.0, 0.5], [45.0, 1.0]]
+        shown = run("follow", "drop-60:from=0s,links=lab->home")
+        assert shown.exit_code == 0
+        assert "lab->home" in shown.stdout
+        speeds = {f"{link['source']}->{link['target']}": link["speed"] for link in status()["links"]}
+        assert {name for name, speed in speeds.items() if speed == 0.4} == {"lab->home"}
+        words = ("load", "--from", "lab", "--to", "office-nx", "--rate", "4Mbit/s", "--for", "500ms")
+        ended = json.loads(run(*words, "--json").stdout)
+        assert (ended["source"], ended["target"], ended["asked_bytes_per_s"]) == ("lab-0", "office-nx", 5e5)
+        loads = {f"{link['source']}->{link['target']}": link["load_bytes_sent"] for link in status()["links"]}
+        assert 0 < ended["received_bytes"] <= loads["lab->office"]
+        assert loads["lab->home"] == 0
+        assert "Mbit/s of 4 Mbit/s asked for" in run(*words).stdout.replace("kbit/s of", "Mbit/s of")
+        assert isinstance(run("load", "--from", "lab", "--to", "moon").exception, TestbedError)
+        assert isinstance(run("load", "--from", "lab-0", "--to", "lab-0").exception, TestbedError)
+    finally:
+        run("down")
+
+
+def status() -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads(run("status", "--json").stdout)
+    return found
+
+
+def test_traces_are_listed_with_a_picture() -> None:
+    shown = run("traces").stdout
+    for name in ("drop-40", "drop-50", "drop-60", "square", "random-walk", "diurnal", "burst", "outage-30"):
+        assert f"\n{name}" in f"\n{shown}"
+    assert "█" in shown
+    listed = json.loads(run("traces", "--json").stdout)["traces"]
+    assert [row["name"] for row in listed][-1] == "outage-30"
+
+
+def test_a_picture_is_as_high_as_the_mean_speed() -> None:
+    speed = SpeedTrace(changes=((2.0, 0.5), (6.0, 0.0), (7.0, 1.0)))
+    assert sparkline(speed, 8.0, 8) == "██▄▄▄▄ █"

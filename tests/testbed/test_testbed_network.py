@@ -14,7 +14,8 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
-from spantrain.testbed.testbed import LinkStatus, Testbed
+from spantrain.testbed.status import LinkStatus
+from spantrain.testbed.testbed import Testbed
 from spantrain.testbed.traffic import Flow, measure_round_trips
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]

@@ -11,11 +11,11 @@ from spantrain.app.what_if import Line, line_rate, with_faster_line, with_faster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
+from spantrain.core.speed import SpeedTrace
 from spantrain.cost.step import StepCost
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search import SearchEffort
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["Explanation", "StageLoad", "WhatIf", "explain_plan"]
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.network_trace import calm_run_s, used_links
 from spantrain.app.plan_files import check_fits_profile
 from spantrain.app.predict import with_best_order
 from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
+from spantrain.config.network_traces import NetworkTrace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
+from spantrain.core.speed import SpeedTrace
 from spantrain.cost.energy import Energy, energy_of_step
 from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_of
 from spantrain.cost.money import Money, money_of_step
@@ -25,7 +28,6 @@ from spantrain.schedule.perfetto import perfetto_json
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = [
     "ScheduleOutcome",
@@ -50,7 +52,9 @@ class SimulateRequest:
     """Of every device; None: the plan's own in-flight limits, and the devices' own memory."""
     steps: int = 3
     changes: Changes = field(default_factory=Changes)
-    """Speeds of devices and links over the simulated steps."""
+    """Speeds of devices and links over the simulated steps; each must be one that the plan uses."""
+    network_trace: NetworkTrace | None = None
+    """How links change, as `spantrain train` takes it; those that the plan does not use do not matter."""
     optimizer: str = "adamw"
     """As `cost.memory` names it: `momentum` is SGD with momentum."""
 
@@ -66,6 +70,8 @@ class ScheduleOutcome:
     """Seconds that no order of work can beat."""
     ratio_to_bound: float | None = None
     samples_per_s: float | None = None
+    step_ends_s: tuple[float, ...] = ()
+    """Of all simulated steps, since the first one's begin."""
     bubble_ratio: tuple[float, ...] = ()
     """By stage, the mean over its devices: the part of the step in which they wait."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -129,8 +135,8 @@ class _Case:
         changes = request.changes
         self._options = SimulationOptions(
             held_sizes=self._sizes,
-            device_speed={name: SpeedTrace(changes=steps) for name, steps in changes.device_speed.items()},
-            link_speed={name: SpeedTrace(changes=steps) for name, steps in changes.link_speed.items()},
+            device_speed=changes.device_speed,
+            link_speed=changes.link_speed if request.network_trace is None else _traced(request, request.network_trace),
         )
         limited = request.memory_limit_bytes
         self._plan = request.plan if limited is None else _limited(request.plan, self._memory, limited)
@@ -173,6 +179,7 @@ class _Case:
             lower_bound_s=bound_s,
             ratio_to_bound=result.step_s / bound_s if bound_s else None,
             samples_per_s=result.samples_per_s,
+            step_ends_s=result.step_ends_s,
             bubble_ratio=tuple(
                 statistics.fmean(result.bubble_ratio[device] for device in stage.devices) for stage in plan.stages
             ),
@@ -221,6 +228,15 @@ class _Case:
                 fewer = math.ceil(excess / max(sizes.activation_bytes_per_sample, 1))
                 limits[stage][number] = max(needed[stage][number], 1, limits[stage][number] - fewer)
         return _with_limits(plan, limits)
+
+
+def _traced(request: SimulateRequest, trace: NetworkTrace) -> Mapping[str, SpeedTrace]:
+    """Return how the links that the plan uses change; parts of the run are parts of its length without a change."""
+    plan, profile = request.plan, request.profile
+    schedule = request.schedules[0] if len(request.schedules) == 1 else plan.schedule
+    speeds = trace.on(plan.cluster, calm_run_s(plan, profile, schedule, request.steps))
+    used = used_links(plan, profile, schedule)
+    return {name: speed for name, speed in speeds.items() if name in used}
 
 
 def _limited(plan: Plan, memory: MemoryCost, limit_bytes: int) -> Plan:

@@ -1,12 +1,13 @@
 """The command that says what a plan would do, under one schedule or all of them."""
 
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import Json, check_folder, print_json
+from spantrain.cli.options import Json, NetworkTraceName, check_folder, chosen_trace, print_json
 from spantrain.config.changes_file import Changes, read_changes
 from spantrain.config.json_codec import to_json
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
@@ -38,6 +39,7 @@ def simulate(
     changes: Annotated[
         Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
     ] = None,
+    network_trace: NetworkTraceName = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
     json_: Json = False,
@@ -52,6 +54,8 @@ def simulate(
         if trace.is_dir():
             raise ConfigError(f"--trace {trace}: is a folder; name the file to write, e.g. {trace / 'sim.json'}")
         check_folder("--trace", trace.parent)
+    if changes is not None and network_trace is not None:
+        raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
     limit_bytes = None if memory_limit is None else _bytes("--memory-limit", memory_limit)
     state = _STATE_OF.get(optimizer, optimizer)
     if state not in OPTIMIZER_STATE_RATIO:
@@ -65,6 +69,7 @@ def simulate(
         memory_limit_bytes=limit_bytes,
         steps=steps,
         changes=Changes() if changes is None else read_changes(changes),
+        network_trace=chosen_trace(network_trace, emulated=True),
         optimizer=state,
     )
     report = run_simulation(request)
@@ -75,6 +80,8 @@ def simulate(
         print_json({"plan": str(plan_path), "memory_limit_bytes": limit_bytes, "steps": steps, "schedules": document})
         return
     _show(report)
+    if network_trace is not None:
+        _show_run(report, network_trace)
     if trace is not None:
         typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
 
@@ -104,6 +111,18 @@ def _show(report: "SimulationReport") -> None:
             console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
     for line in _remarks(ran):
         console.print(f"  {line}", style="dim", highlight=False, markup=False)
+
+
+def _show_run(report: "SimulationReport", network_trace: str) -> None:
+    """Say how long all steps take together: under a trace they differ, and the tables are of the last one."""
+    for outcome in report.schedules.values():
+        ends_s = outcome.step_ends_s
+        if ends_s:
+            slowest_s = max(end_s - start_s for start_s, end_s in pairwise((0.0, *ends_s)))
+            typer.echo(
+                f"  {outcome.schedule}: {len(ends_s)} steps under {network_trace} take {format_seconds(ends_s[-1])}, "
+                f"the slowest {format_seconds(slowest_s)}"
+            )
 
 
 def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spantrain.cli.testbed_traffic import follow, load, traces
 from spantrain.core.quantities import (
     format_bandwidth,
     format_bytes,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from spantrain.core.cluster import Cluster
-    from spantrain.testbed.testbed import TestbedStatus
+    from spantrain.testbed.status import TestbedStatus
 
 __all__ = ["app"]
 
@@ -121,6 +122,11 @@ def shape_site(
     _show(testbed.status(), as_json)
 
 
+app.command()(traces)
+app.command()(follow)
+app.command()(load)
+
+
 @app.command()
 def status(testbed_id: Id = None, as_json: Json = False) -> None:
     """Show hosts, links, their present shape, and what they have carried."""
@@ -192,11 +198,11 @@ def _show_tables(console: "Console", found: "TestbedStatus") -> None:
     for link in found.links:
         links.add_row(
             f"{link.source} -> {link.target}",
-            format_bandwidth(link.bandwidth_bytes_per_s),
+            _rate(link.bandwidth_bytes_per_s, link.speed),
             format_seconds(link.latency_s),
             format_seconds(link.jitter_s) if link.jitter_s else "",
             f"{link.loss_ratio:.2%}" if link.loss_ratio else "",
-            format_bytes(link.bytes_sent),
+            _carried(link.bytes_sent, link.load_bytes_sent),
             str(link.packets_dropped),
             str(link.packets_lost),
         )
@@ -204,11 +210,20 @@ def _show_tables(console: "Console", found: "TestbedStatus") -> None:
     for line in found.lines:
         lines.add_row(
             f"{line.site} {line.way}",
-            format_bandwidth(line.bandwidth_bytes_per_s),
-            format_bytes(line.bytes_sent),
+            _rate(line.bandwidth_bytes_per_s, line.speed),
+            _carried(line.bytes_sent, line.load_bytes_sent),
             str(line.packets_dropped),
         )
     console.print(hosts)
     console.print(links)
     if found.lines:
         console.print(lines)
+
+
+def _rate(bandwidth_bytes_per_s: float, speed: float) -> str:
+    present = format_bandwidth(bandwidth_bytes_per_s * speed)
+    return present if speed == 1 else f"{present} ({speed:.0%})"
+
+
+def _carried(all_bytes: int, load_bytes: int) -> str:
+    return format_bytes(all_bytes) + (f" (load {format_bytes(load_bytes)})" if load_bytes else "")

@@ -7,7 +7,9 @@ kinds         device kinds: kinds.yaml of the package, and the `kinds` section o
 device_rows   the devices of one host
 link_rows     the links between sites
 cluster_file  cluster.yaml -> Cluster
-changes_file  speeds of devices and links over time, for the simulator
+changes_file  speeds of devices and links over time
+trace_library   networks that change, by name
+network_traces  a trace of the library or of a file, for a cluster and a run
 graphs        unit graphs that ship with the program, for planning without torch
 presets       the papers' clusters and the demo's, by name
 consistency   references inside a cluster, profile or plan that a type cannot check

@@ -1,28 +1,26 @@
-"""What changes while a plan runs: speeds of devices and links over time. See docs/simulator.md."""
+"""What changes while a plan runs: speeds of devices and links over time. See docs/network-traces.md."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spantrain.config.files import read_text
+from spantrain.config.files import read_text, write_atomically
 from spantrain.config.problems import Problems
 from spantrain.config.yaml_fields import Field, parse_yaml
 from spantrain.core.quantities import parse_seconds
+from spantrain.core.speed import SpeedTrace
 
-__all__ = ["Changes", "read_changes"]
-
-Steps = tuple[tuple[float, float], ...]
-"""Each: seconds from the start on, and the part of the normal speed from then on."""
+__all__ = ["Changes", "changes_text", "read_changes", "write_changes"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What a file of changes says."""
+    """What a file of changes says; times count from the first step's begin."""
 
-    device_speed: Mapping[str, Steps] = field(default_factory=dict)
+    device_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
     """By device that leads a replica."""
-    link_speed: Mapping[str, Steps] = field(default_factory=dict)
+    link_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
     """By link, e.g. `lab->office`, or by a site's line to all others, e.g. `lab up`."""
 
 
@@ -33,18 +31,46 @@ def read_changes(path: Path) -> Changes:
         ConfigError: it is missing or wrong, or a list of changes runs backwards in time; all that is wrong is told.
     """
     problems = Problems(str(path))
-    root = parse_yaml(read_text(path, remedy="write one, see docs/simulator.md"), problems)
+    root = parse_yaml(read_text(path, remedy="write one, see docs/network-traces.md"), problems)
     tables = root.table(required=(), optional=("devices", "links"))
     devices, links = (tables[name].entries() if name in tables else {} for name in ("devices", "links"))
-    changes = Changes(
-        device_speed={name: _steps(entry) for name, entry in devices.items()},
-        link_speed={name: _steps(entry) for name, entry in links.items()},
-    )
+    device_steps = {name: _steps(entry) for name, entry in devices.items()}
+    link_steps = {name: _steps(entry) for name, entry in links.items()}
     problems.check()
-    return changes
+    return Changes(
+        device_speed={name: SpeedTrace(changes=steps) for name, steps in device_steps.items()},
+        link_speed={name: SpeedTrace(changes=steps) for name, steps in link_steps.items()},
+    )
 
 
-def _steps(entry: Field) -> Steps:
+def write_changes(changes: Changes, path: Path) -> None:
+    """Write a file that `read_changes` reads back.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    write_atomically(path, changes_text(changes))
+
+
+def changes_text(changes: Changes) -> str:
+    """Return the text of a file of changes.
+
+    >>> print(changes_text(Changes(link_speed={"lab->office": SpeedTrace(changes=((5.0, 0.0), (8.0, 1.0)))})), end="")
+    links:
+      "lab->office":
+        - {at: 5.0 s, speed: 0.0}
+        - {at: 8.0 s, speed: 1.0}
+    """
+    lines = []
+    for table, speeds in (("devices", changes.device_speed), ("links", changes.link_speed)):
+        lines += [f"{table}:"] if speeds else []
+        for name, speed in speeds.items():
+            lines.append(f'  "{name}":')
+            lines += [f"    - {{at: {at_s!r} s, speed: {part!r}}}" for at_s, part in speed.changes]
+    return "\n".join(lines or ["links: {}"]) + "\n"
+
+
+def _steps(entry: Field) -> tuple[tuple[float, float], ...]:
     """Return the changes of one device or link, in their order."""
     found: list[tuple[float, float]] = []
     before_s = -math.inf

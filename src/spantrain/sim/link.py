@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from spantrain.core.speed import SpeedTrace
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.sending import Sending
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["Link"]
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from spantrain.core.speed import SpeedTrace
 from spantrain.cost.fairness import fair_parts, part_alone
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.sending import Sending
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["Mesh"]
 

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from spantrain.core.speed import SpeedTrace
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.link import Link
 from spantrain.sim.mesh import Mesh
 from spantrain.sim.sending import Arrived, Lane, Sending, Transfer
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["Network", "Transfer"]
 

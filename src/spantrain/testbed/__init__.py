@@ -1,6 +1,7 @@
 """An emulated wide-area network on one machine (DESIGN section 7).
 
 testbed.py       what users call: up, attach, popen, shape, status, down
+status.py        what it answers: hosts, links, what they carried
 entrance.py      how a process moves itself to a host; also the script that `popen` goes through
 layout.py        addresses; what the router is told
 router.py        the process that holds and carries everything; its keeper, which clears up behind it
@@ -15,4 +16,5 @@ control.py       requests to the router over its socket
 state.py         what is on disk about running testbeds
 inhabitants.py   the processes that live in the namespaces: find and end them
 traffic.py       measure it from inside: TCP rate over time, round trips
+load.py          competing traffic between two hosts
 """

@@ -11,7 +11,9 @@ __all__ = ["Answer", "ControlServer", "ask"]
 
 _TIMEOUT_S = 20.0
 """A router answers within milliseconds; on a machine that is busy with other things, within seconds."""
-_LONGEST_REQUEST_BYTES = 65536
+_LONGEST_REQUEST_BYTES = 1 << 22
+"""A trace of a thousand changes for each of a hundred links."""
+_PART_BYTES = 65536
 
 Answer = dict[str, Any]
 
@@ -61,7 +63,7 @@ class ControlServer:
             return None
         client, received = self._clients[ready_fd]
         try:
-            part = client.recv(_LONGEST_REQUEST_BYTES)
+            part = client.recv(_PART_BYTES)
         except OSError:
             part = b""
         received += part

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from spantrain.core.speed import SpeedTrace
 from spantrain.testbed.layout import Layout
 from spantrain.testbed.lines import Line, Pair, ShapedNetwork
 from spantrain.testbed.namespaces import set_segmentation
@@ -39,7 +40,8 @@ class Forwarder:
     def due_s(self) -> float:
         """Return until when nothing is to be done, unless a packet comes, on the monotonic clock."""
         event_s = self.network.next_event_s
-        return time.monotonic() + _IDLE_S if event_s is None else event_s
+        idle_s = time.monotonic() + _IDLE_S
+        return idle_s if event_s is None else min(event_s, idle_s)
 
     def read(self, tun_fd: int) -> None:
         """Take the packets that a site sends."""
@@ -67,6 +69,13 @@ class Forwarder:
     def reshape_line(self, line: Line, bandwidth_bytes_per_s: float) -> None:
         """Change the uplink or downlink of a site at once."""
         self.network.reshape_line(time.monotonic(), line, bandwidth_bytes_per_s)
+
+    def follow(self, traces: Mapping[str, SpeedTrace], start_s: float | None) -> float:
+        """Let links follow traces that begin at a time of the monotonic clock, or now; return that time."""
+        now_s = time.monotonic()
+        start_s = now_s if start_s is None else start_s
+        self.network.follow(now_s, traces, start_s)
+        return start_s
 
     def _write(self, tun_fd: int, data: bytes) -> None:
         try:

@@ -2,14 +2,18 @@
 
 A site's uplink carries all that leaves it, its downlink all that comes; a site without one is joined to its links
 directly. A packet waits, is sent and leaves at each of them in turn (store and forward), and on each of them flows
-share fairly. No clock, no I/O: what leaves one of them enters the next at the time at which it left, however late the
-caller is.
+share fairly. All of them may follow a trace of speeds. No clock, no I/O: what leaves one of them enters the next at the
+time at which it left, and speeds change at their times, however late the caller is.
 """
 
+import heapq
+from collections.abc import Mapping
 from operator import itemgetter
 from random import Random
 
 from spantrain.core.cluster import Link
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import TestbedError
 from spantrain.testbed.layout import SiteLayout
 from spantrain.testbed.shaper import Packet, Shape, ShapedLink
 
@@ -44,6 +48,8 @@ class ShapedNetwork:
         self._pair_of: dict[ShapedLink, Pair] = {}
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
         """Uplinks, links and downlinks with packets."""
+        self._changes: list[tuple[float, int, ShapedLink, float]] = []
+        """Of speeds, to come: when, by number, of what, to what."""
         for rank, link in enumerate(links):
             shaped = self.links[link.source, link.target] = ShapedLink(shape_of(link), Random(_SEED + rank))
             self._pair_of[shaped] = (link.source, link.target)
@@ -54,12 +60,43 @@ class ShapedNetwork:
 
     @property
     def next_event_s(self) -> float | None:
-        """When `take` should be called next; None while nothing is under way."""
-        times = (link.next_event_s for busy in self._busy for link in busy)
-        return min((time_s for time_s in times if time_s is not None), default=None)
+        """When `take` should be called next; None while nothing is under way and no speed is to change."""
+        times = [time_s for busy in self._busy for link in busy if (time_s := link.next_event_s) is not None]
+        if self._changes:
+            times.append(self._changes[0][0])
+        return min(times, default=None)
+
+    @property
+    def by_name(self) -> dict[str, ShapedLink]:
+        """All that may follow a trace: ways between sites (`lab->office`), and lines to all others (`lab up`)."""
+        ways = {f"{source}->{target}": link for (source, target), link in self.links.items()}
+        return ways | {f"{site} {way}": line for (site, way), line in self.lines.items()}
+
+    def follow(self, now_s: float, traces: Mapping[str, SpeedTrace], start_s: float) -> None:
+        """Let links have other speeds over time from now on, those that are not named their normal speed.
+
+        Raises:
+            TestbedError: there is no link or line of that name.
+        """
+        known = self.by_name
+        unknown = [name for name in traces if name not in known]
+        if unknown:
+            raise TestbedError(
+                f"no link {', '.join(unknown)} to follow a trace; there are {', '.join(known) or 'none'}"
+            )
+        self._change_speeds(now_s)
+        for link in known.values():
+            link.change_speed(now_s, 1.0)
+        changes = [
+            (start_s + at_s, known[name], speed) for name, trace in traces.items() for at_s, speed in trace.changes
+        ]
+        self._changes = [(at_s, number, link, speed) for number, (at_s, link, speed) in enumerate(changes)]
+        heapq.heapify(self._changes)
+        self._change_speeds(now_s)
 
     def push(self, now_s: float, site: str, packet: Packet) -> bool:
         """Take a packet that a site sends; return whether it can go where it is addressed to."""
+        self._change_speeds(now_s)
         link = self._link_to(site, packet)
         if link is None:
             return False
@@ -71,6 +108,7 @@ class ShapedNetwork:
 
     def take(self, now_s: float) -> list[tuple[str, Packet]]:
         """Return the packets that have arrived by now, each with the site that it has come to, by time of arrival."""
+        self._change_speeds(now_s)
         for at_s, uplink, packet in self._leave(0, now_s):
             link = self._link_to(self._line_of[uplink][0], packet)
             assert link is not None, "it was pushed"
@@ -105,6 +143,12 @@ class ShapedNetwork:
         built = self.lines[line] = ShapedLink(shape, Random(_SEED))
         self._line_of[built] = line
         self._make_room()
+
+    def _change_speeds(self, now_s: float) -> None:
+        """Make the changes that are due, each at its own time."""
+        while self._changes and self._changes[0][0] <= now_s:
+            at_s, _, link, speed = heapq.heappop(self._changes)
+            link.change_speed(at_s, speed)
 
     def _make_room(self) -> None:
         """Let lines hold what the longest way over them needs."""

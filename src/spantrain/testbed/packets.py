@@ -2,11 +2,19 @@
 
 from spantrain.testbed.shaper import Packet
 
-__all__ = ["OFFLOAD_HEADER_BYTES", "parse_packet"]
+__all__ = ["LOAD_TYPE_OF_SERVICE", "OFFLOAD_HEADER_BYTES", "parse_packet"]
+
+LOAD_TYPE_OF_SERVICE = 0x20
+"""What marks the packets of traffic that was made to compete: "lower effort", class selector 1 (RFC 4594).
+
+The router does not treat them otherwise, it counts them apart.
+"""
 
 OFFLOAD_HEADER_BYTES = 10
 """Of `struct virtio_net_hdr`, which stands before each packet (Linux: Documentation/networking/tuntap.rst)."""
 _TCP, _UDP = 6, 17
+_CLASS = 0xFC
+"""The two bits below are for congestion marks."""
 
 
 def parse_packet(data: bytes) -> Packet | None:
@@ -30,4 +38,5 @@ def parse_packet(data: bytes) -> Packet | None:
         headers = header_bytes + (data[start + header_bytes + 12] >> 4) * 4
         count = max(1, -(-(wire_bytes - headers) // segment_bytes))
         wire_bytes += (count - 1) * headers
-    return Packet(data, flow, wire_bytes, count, data[start + 17])
+    is_load = data[start + 1] & _CLASS == LOAD_TYPE_OF_SERVICE
+    return Packet(data, flow, wire_bytes, count, data[start + 17], is_load)

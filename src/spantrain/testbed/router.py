@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spantrain.errors import SpanTrainError, TestbedError
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import SpanTrainError, TestbedError, UsageError
 from spantrain.testbed import namespaces
 from spantrain.testbed.build import Built, build
 from spantrain.testbed.control import Answer, ControlServer
@@ -65,6 +66,7 @@ class Router:
             "status": self._status,
             "shape": self._shape,
             "shape_line": self._shape_line,
+            "follow": self._follow,
             "stop": self._stop,
         }
         operation = operations.get(request.pop("operation"))
@@ -72,7 +74,7 @@ class Router:
             return {"error": f"operations are {', '.join(operations)}"}
         try:
             return operation(**request)
-        except (TypeError, ValueError, TestbedError) as error:
+        except (TypeError, ValueError, UsageError) as error:
             return {"error": str(error)}
 
     def _stop(self) -> Answer:
@@ -93,6 +95,10 @@ class Router:
         self._forwarder.reshape_line((site, way), bandwidth_bytes_per_s)
         return {}
 
+    def _follow(self, *, traces: dict[str, list[tuple[float, float]]], start_s: float | None) -> Answer:
+        speeds = {name: SpeedTrace(changes=tuple((at, to) for at, to in rows)) for name, rows in traces.items()}
+        return {"start_s": self._forwarder.follow(speeds, start_s)}
+
     def _status(self) -> Answer:
         network = self._forwarder.network
         links = [
@@ -100,6 +106,7 @@ class Router:
                 "source": source,
                 "target": target,
                 **{name: getattr(link.shape, name) for name in Shape.__dataclass_fields__},
+                "speed": link.speed,
                 **vars(link.counters),
                 "bytes_waiting": link.waiting_bytes,
             }
@@ -110,7 +117,9 @@ class Router:
                 "site": site,
                 "way": way,
                 "bandwidth_bytes_per_s": line.shape.bandwidth_bytes_per_s,
+                "speed": line.speed,
                 "bytes_sent": line.counters.bytes_sent,
+                "load_bytes_sent": line.counters.load_bytes_sent,
                 "packets_sent": line.counters.packets_sent,
                 "packets_dropped": line.counters.packets_dropped,
                 "bytes_waiting": line.waiting_bytes,

@@ -6,7 +6,7 @@ not measured: a caller that wakes late delivers late but never sends at a lower 
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import NamedTuple
@@ -66,6 +66,8 @@ class Packet(NamedTuple):
     """How many packets it stands for."""
     site: int = 0
     """Number of the site that it is for."""
+    is_load: bool = False
+    """Whether it belongs to traffic that was made to compete (`load`)."""
 
 
 @dataclass(eq=False)
@@ -144,23 +146,33 @@ class LinkCounters:
     """For want of room in the queue."""
     packets_lost: int = 0
     """By `loss_ratio`."""
+    load_bytes_sent: int = 0
+    """Of `bytes_sent`, those of traffic that was made to compete."""
 
 
 class ShapedLink:
-    """One direction between two sites. Push packets, collect those that have arrived."""
+    """One direction between two sites. Push packets, collect those that have arrived.
+
+    `speed` is the part of the shape's rate that there is at present. At 0 the link stands still: packets wait, as many
+    as at its normal speed, and go on when it moves again.
+    """
 
     def __init__(self, shape: Shape, random: Random) -> None:
         self.shape = shape
+        self.speed = 1.0
         self.counters = LinkCounters()
         self._random = random
         self._queue = FairQueue()
         self._sending: Packet | None = None
         self._sent_at_s = 0.0
+        self._stalled_bytes = 0.0
+        """What is left of the packet that is being sent, while the link stands still."""
         self._travelling: list[tuple[float, int, Packet]] = []
         self._order = 0
         self._last_arrival_s: dict[bytes, float] = {}
         self._patience_s = _patience_s(shape)
         self._delay_elsewhere_s = 0.0
+        self._measure()
 
     @property
     def waiting_bytes(self) -> int:
@@ -182,6 +194,7 @@ class ShapedLink:
     def expect_delay(self, latency_s: float) -> None:
         """Make room for packets whose whole way has so long a delay: here and on what is before or behind this."""
         self._delay_elsewhere_s = latency_s - self.shape.latency_s
+        self._measure()
         self._drop_what_is_too_much()
 
     def push(self, now_s: float, packet: Packet) -> None:
@@ -209,17 +222,37 @@ class ShapedLink:
 
     def reshape(self, now_s: float, shape: Shape) -> None:
         """Change the shape; what is being sent goes on at the new rate, what travels arrives as it would have."""
+        self._change(now_s, shape, self.speed)
+
+    def change_speed(self, now_s: float, speed: float) -> None:
+        """Let the link carry another part of its rate: what is being sent goes on at the new one, 0 stops it."""
+        self._change(now_s, self.shape, speed)
+
+    def _change(self, now_s: float, shape: Shape, speed: float) -> None:
         self._advance(now_s)
-        if self._sending is not None:
-            scale = self.shape.bandwidth_bytes_per_s / shape.bandwidth_bytes_per_s
-            self._sent_at_s = now_s + (self._sent_at_s - now_s) * scale
-        self.shape = shape
+        left_bytes = self._stalled_bytes if self._sent_at_s == inf else (self._sent_at_s - now_s) * self._bytes_per_s
+        self.shape, self.speed = shape, speed
         self._patience_s = _patience_s(shape)
+        self._measure()
+        if self._sending is not None:
+            self._plan_end(now_s, left_bytes)
         self._drop_what_is_too_much()
 
+    def _measure(self) -> None:
+        """Reckon the present rate, and what may wait at it."""
+        shape = self.shape
+        self._bytes_per_s = shape.bandwidth_bytes_per_s * self.speed
+        # A link that stands still has the buffer that it had.
+        present = replace(shape, bandwidth_bytes_per_s=self._bytes_per_s) if self.speed else shape
+        self._room_bytes = present.room_bytes(shape.latency_s + self._delay_elsewhere_s)
+
+    def _plan_end(self, start_s: float, left_bytes: float) -> None:
+        """Reckon when so many bytes of the packet that is being sent will have left."""
+        self._stalled_bytes = left_bytes
+        self._sent_at_s = start_s + left_bytes / self._bytes_per_s if self._bytes_per_s else inf
+
     def _drop_what_is_too_much(self) -> None:
-        limit = self.shape.room_bytes(self.shape.latency_s + self._delay_elsewhere_s)
-        while self._queue.waiting_bytes > limit:
+        while self._queue.waiting_bytes > self._room_bytes:
             self.counters.packets_dropped += self._queue.drop().packets
 
     def _advance(self, now_s: float) -> None:
@@ -231,8 +264,7 @@ class ShapedLink:
         self._sending = self._queue.pop()
         if self._sending is not None:
             # A packet that has left the link before may be handed on when this one has sent others since.
-            start_s = max(start_s, self._sent_at_s)
-            self._sent_at_s = start_s + self._sending.wire_bytes / self.shape.bandwidth_bytes_per_s
+            self._plan_end(max(start_s, self._sent_at_s), self._sending.wire_bytes)
 
     def _depart(self, packet: Packet, now_s: float) -> None:
         shape = self.shape
@@ -241,6 +273,8 @@ class ShapedLink:
             return
         self.counters.bytes_sent += packet.wire_bytes
         self.counters.packets_sent += packet.packets
+        if packet.is_load:
+            self.counters.load_bytes_sent += packet.wire_bytes
         delay_s = shape.latency_s
         if shape.jitter_s:
             delay_s = max(0.0, delay_s + self._random.uniform(-shape.jitter_s, shape.jitter_s))

@@ -7,100 +7,26 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import ask
 from spantrain.testbed.entrance import Entrance
 from spantrain.testbed.inhabitants import end_inhabitants, end_process
 from spantrain.testbed.layout import HOST_INTERFACE, Layout, lay_out
 from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
+from spantrain.testbed.status import HostStatus, LineStatus, LinkStatus, TestbedStatus
 
-__all__ = ["HostStatus", "LineStatus", "LinkStatus", "Testbed", "TestbedStatus", "down_all", "why_unavailable"]
+__all__ = ["Testbed", "down_all", "why_unavailable"]
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
 _END_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostStatus:
-    """One host."""
-
-    host: str
-    site: str
-    address: str
-    interface: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkStatus:
-    """One direction between two sites: its shape now, and what has passed since the testbed came up."""
-
-    source: str
-    target: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    jitter_s: float
-    loss_ratio: float
-    bytes_sent: int
-    """IP bytes, headers included."""
-    packets_sent: int
-    packets_dropped: int
-    """For want of room in the queue."""
-    packets_lost: int
-    """By `loss_ratio`."""
-    bytes_waiting: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineStatus:
-    """What all links of a site share, in one direction: its rate now, and what has passed since it was there."""
-
-    site: str
-    way: str
-    """`up`: what leaves the site; `down`: what comes."""
-    bandwidth_bytes_per_s: float
-    bytes_sent: int
-    """IP bytes, headers included."""
-    packets_sent: int
-    packets_dropped: int
-    """For want of room in the queue."""
-    bytes_waiting: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TestbedStatus:
-    """A running testbed."""
-
-    __test__ = False
-
-    id: str
-    cluster: str
-    hosts: tuple[HostStatus, ...]
-    links: tuple[LinkStatus, ...]
-    lines: tuple[LineStatus, ...]
-    """Of sites that have them."""
-    packets_refused: int
-    """Addressed to no site, or not IPv4."""
-    up_s: float
-    router_cpu_s: float
-    """Processor time that the router has used since it began."""
-
-    @property
-    def router_cpu_share(self) -> float:
-        """Part of one processor that the router has used since it began."""
-        return self.router_cpu_s / self.up_s
-
-    @property
-    def bytes_sent(self) -> int:
-        """IP bytes over all links."""
-        return sum(link.bytes_sent for link in self.links)
 
 
 class Testbed:
@@ -240,6 +166,40 @@ class Testbed:
                 raise TestbedError(f"site {site}: {way}link must be positive and finite, got {rate} bytes/s")
         for way, rate in rates.items():
             ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
+
+    def follow(self, traces: Mapping[str, SpeedTrace], *, start_s: float | None = None) -> float:
+        """Let links and lines have other speeds over time, in the place of any traces before; return when they begin.
+
+        Args:
+            traces: By way between two sites (`lab->office`) or line of a site (`lab up`); the others have their
+                normal speed. None at all ends what is followed.
+            start_s: When they begin, on this machine's monotonic clock; None: now.
+
+        Raises:
+            TestbedError: No such link or line, or the testbed is gone.
+        """
+        rows = {name: trace.changes for name, trace in traces.items()}
+        return float(ask(self._state.file("sock"), "follow", traces=rows, start_s=start_s)["start_s"])
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Names of all that may follow a trace: ways between sites, and the lines that sites have.
+
+        Raises:
+            TestbedError: The testbed is gone.
+        """
+        found = self.status()
+        ways = (f"{link.source}->{link.target}" for link in found.links)
+        return (*ways, *(f"{line.site} {line.way}" for line in found.lines))
+
+    def hosts_of(self, place: str) -> tuple[str, ...]:
+        """Return the hosts of a site, or the one host of that name.
+
+        Raises:
+            TestbedError: there is no such site or host.
+        """
+        found = tuple(host for host, site in self._state.site_of.items() if place in (host, site))
+        return found or (_known("site or host", place, (*self._state.site_of.values(), *self._state.site_of)),)
 
     def status(self) -> TestbedStatus:
         """Return the present shapes and counters.

@@ -98,6 +98,8 @@ class DialledLink(Link):
     def __init__(self, known: Correspondent, limits: Limits) -> None:
         super().__init__(known)
         self.sockets: list[zmq.Socket[bytes]] = []
+        self.monitors: list[zmq.Socket[bytes]] = []
+        """Each tells that a socket's connection has ended: libzmq makes another, but what was on its way is lost."""
         self.probes: dict[zmq.Socket[bytes], int] = {}
         """How often each socket was asked who it is: more than once means that it was connected again."""
         self.blocked: set[zmq.Socket[bytes]] = set()
@@ -126,6 +128,7 @@ class DialledLink(Link):
                 socket.setsockopt(zmq.CURVE_SERVERKEY, peer.public_key.encode())
             socket.connect(peer.endpoint)
             self.sockets.append(socket)
+            self.monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
             self.probes[socket] = 0
             greeting = self.known.greeting(name, self.epoch, connection, self.connections)
             socket.send(encode_greeting(HELLO, greeting), flags=zmq.NOBLOCK)
@@ -136,6 +139,17 @@ class DialledLink(Link):
         """Note that the other side has answered."""
         self.up = True
         self._patience_s = self._welcome_s
+
+    def cut_off(self, monitor: "zmq.Socket[bytes]") -> None:
+        """Note that a connection has ended without a goodbye: all are to be opened anew, at once.
+
+        Before the other side has answered, libzmq goes on trying, and `welcome_deadline_s` says when to dial again.
+        """
+        while monitor.poll(0):
+            monitor.recv_multipart()
+        if self.up:
+            self.up = False
+            self.welcome_deadline_s = 0.0
 
     def sent_away(self) -> None:
         """Note that the other side has said goodbye."""
@@ -158,8 +172,12 @@ class DialledLink(Link):
         for socket in self.sockets:
             with contextlib.suppress(zmq.Again):  # it is full: the other side will see it end without a goodbye
                 socket.send(bye, flags=zmq.NOBLOCK)
+            socket.disable_monitor()
             socket.close(linger=linger_ms)
+        for monitor in self.monitors:
+            monitor.close(linger=0)
         self.sockets.clear()
+        self.monitors.clear()
         self.probes.clear()
         self.blocked.clear()
         self.control.clear()

@@ -205,12 +205,12 @@ class Loop(threading.Thread):
     def _dial(self, link: DialledLink) -> None:
         with self._exchange.condition:
             link.dial(self._context, self._exchange.name, self._keypair)
-        for socket in link.sockets:
+        for socket in (*link.sockets, *link.monitors):
             self._by_socket[socket] = link
             self._poller.register(socket, zmq.POLLIN)
 
     def _hang_up(self, link: DialledLink) -> None:
-        for socket in link.sockets:
+        for socket in (*link.sockets, *link.monitors):
             self._poller.unregister(socket)
             del self._by_socket[socket]
         link.close(encode_bye(self._exchange.generation), _LINGER_MS)
@@ -316,6 +316,9 @@ class Loop(threading.Thread):
 
     def _receive_dialled(self, socket: "zmq.Socket[bytes]", events: int) -> None:
         link = self._by_socket[socket]
+        if socket in link.monitors:
+            self._note_end(link, socket)
+            return
         if events & zmq.POLLOUT:
             link.blocked.discard(socket)
             self._poller.modify(socket, zmq.POLLIN)
@@ -334,6 +337,14 @@ class Loop(threading.Thread):
                 self._redial(link)
             if socket not in self._by_socket:
                 return
+
+    def _note_end(self, link: DialledLink, monitor: "zmq.Socket[bytes]") -> None:
+        """Take note that a connection has ended; a goodbye may have come before that."""
+        for socket in tuple(link.sockets):
+            if socket in self._by_socket:
+                self._receive_dialled(socket, 0)
+        if monitor in link.monitors:
+            link.cut_off(monitor)
 
     def _take_dialled(self, socket: "zmq.Socket[bytes]", link: DialledLink, frames: "list[zmq.Frame]") -> bool:
         """Take frames of a dialled connection; return whether the link must be dialled again."""

@@ -1,4 +1,4 @@
-"""Devices and links that become slower or faster while they work."""
+"""Devices and links that become slower or faster while they work: how fast they are over time."""
 
 import math
 from bisect import bisect_right
@@ -25,7 +25,7 @@ class SpeedTrace:
     """
 
     changes: tuple[tuple[float, float], ...]
-    """Each: seconds on the simulation's clock, and the speed from then on."""
+    """Each: seconds since the first step's begin, and the speed from then on."""
 
     def __post_init__(self) -> None:
         if not self.changes:
