@@ -55,7 +55,7 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
         return None
     graph = build_graph(resolve_model(_MODEL))
     plan = rehearsal_plan(session.cluster, devices, graph)
-    job = TrainJob(steps=_STEPS, trace_steps=_STEPS)
+    job = TrainJob(steps=_STEPS, trace_steps=_STEPS, adapter="off")
     barrier = StepBarrier(
         devices=frozenset(devices),
         job=job,

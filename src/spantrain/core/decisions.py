@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spantrain.core.action import Action, Direction
-from spantrain.core.messages import Arrived, Command, Event, Finished, Run, StepStarted
+from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run, StepStarted
 from spantrain.core.spans import Span
 
 __all__ = ["Decision", "DeviceDecisions", "event_of", "event_text"]
@@ -24,6 +24,8 @@ def event_text(event: Event) -> str:
             return f"arrived {direction.value} {span}"
         case Finished(action):
             return f"finished {action}"
+        case Recut(spans, reason):
+            return f"recut {' '.join(map(str, spans))} because {reason}"
 
 
 def event_of(text: str) -> Event:
@@ -34,8 +36,15 @@ def event_of(text: str) -> Event:
 
     >>> event_of("arrived backward [4:8]")
     Arrived(direction=<Direction.BACKWARD: 'backward'>, span=Span(lo=4, hi=8))
+    >>> event_of("recut [0:2] [2:4] because the link is slow").reason
+    'the link is slow'
     """
-    match text.split(" "):
+    what, _, reason = text.partition(" because ")
+    match what.split(" "):
+        case ["recut", _, *_] if reason:
+            return Recut(tuple(map(Span.parse, what.split(" ")[1:])), reason)
+        case _ if reason:
+            pass
         case ["step", number] if number.isascii() and number.isdecimal():
             return StepStarted(int(number))
         case ["arrived", ("forward" | "backward") as direction, span]:
@@ -43,8 +52,8 @@ def event_of(text: str) -> Event:
         case ["finished", action]:
             return Finished(Action.parse(action))
     raise ValueError(
-        f"not an event: {text!r}; write step N, arrived forward|backward [lo:hi], or finished ACTION, "
-        "e.g. finished 2F[0:16]"
+        f"not an event: {text!r}; write step N, arrived forward|backward [lo:hi], finished ACTION, or "
+        "recut [lo:hi] ... because REASON, e.g. finished 2F[0:16]"
     )
 
 

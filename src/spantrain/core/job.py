@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
+from spantrain.core.plan import WireFormat
 
+__all__ = ["ADAPTERS", "LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
+
+ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine", "linear")
 MOST_TRACE_STEPS = 50
@@ -37,12 +40,18 @@ class TrainJob:
     """The last so many steps go into the trace; at most 50."""
     loss_scale: float = 65536.0
     """Under float16: what the loss is multiplied by at first (`policy.loss_scale`)."""
+    adapter: str = "auto"
+    """What follows the network while it trains (`docs/adapter.md`)."""
+    allow_wire: tuple[WireFormat, ...] = ()
+    """What `auto` may send over slow cuts, besides what the plan says."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.adapter not in ADAPTERS:
+            raise ValueError(f"adapter must be one of {', '.join(ADAPTERS)}, got {self.adapter!r}")
         if self.lr_schedule not in LR_SCHEDULES:
             raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)}, got {self.lr_schedule!r}")
         if self.learning_rate <= 0:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from spantrain.core.action import Action, Direction
 from spantrain.core.spans import Span
 
-__all__ = ["Arrived", "Command", "Event", "Finished", "MessageKey", "Run", "StepStarted"]
+__all__ = ["Arrived", "Command", "Event", "Finished", "MessageKey", "Recut", "Run", "StepStarted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,21 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Recut:
+    """Micro-batches of this device that have not begun are to be cut otherwise, up to the end of the step."""
+
+    spans: tuple[Span, ...]
+    """In the place of those that they share samples with; the same samples, by rising sample."""
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.spans or list(self.spans) != sorted(self.spans):
+            raise ValueError(f"a re-cut needs spans by rising sample, got {self.spans}")
+        if not self.reason or " because " in self.reason:
+            raise ValueError(f"a re-cut needs a reason, without ' because ' in it; got {self.reason!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Do this action now."""
 
@@ -38,7 +53,7 @@ class Run:
     reason: str
 
 
-Event = StepStarted | Arrived | Finished
+Event = StepStarted | Arrived | Finished | Recut
 Command = Run
 
 

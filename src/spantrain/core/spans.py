@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Coverage", "Span", "apportion", "equal_spans", "split_by_shares"]
+__all__ = ["Coverage", "Span", "apportion", "equal_spans", "split_by_shares", "tapered_sizes"]
 
 _TEXT = re.compile(r"\[(\d+):(\d+)\]")
 
@@ -93,6 +93,11 @@ class Coverage:
         at = bisect_right(self._los, span.lo)
         return at > 0 and self._his[at - 1] >= span.hi
 
+    def end_of(self, sample: int) -> int:
+        """Return up to where everything is there from a sample on; the sample itself if it is not there."""
+        at = bisect_right(self._los, sample)
+        return max(sample, self._his[at - 1]) if at else sample
+
     @property
     def total(self) -> int:
         """Number of samples there."""
@@ -142,3 +147,28 @@ def split_by_shares(span: Span, shares: Sequence[float]) -> tuple[Span | None, .
         parts.append(Span(lo, lo + size) if size else None)
         lo += size
     return tuple(parts)
+
+
+def tapered_sizes(total: int, size: int, *, small: int, first: bool, last: bool) -> list[int]:
+    """Return sizes that sum to `total`: equal ones, where wanted with the first or last one cut up into growing pieces.
+
+    >>> tapered_sizes(32, 8, small=2, first=True, last=True)
+    [2, 2, 4, 8, 8, 4, 2, 2]
+    >>> tapered_sizes(20, 8, small=8, first=False, last=False)
+    [8, 8, 4]
+    """
+    ramp = _ramp(size, small)
+    ramps = (int(first) + int(last)) * size
+    if ramps > total:
+        return tapered_sizes(total, size, small=size, first=False, last=False)
+    inner = total - ramps
+    equal = [size] * (inner // size) + ([inner % size] if inner % size else [])
+    return [*(ramp if first else []), *equal, *(reversed(ramp) if last else [])]
+
+
+def _ramp(size: int, small: int) -> list[int]:
+    """Return pieces that sum to a size, from small ones on, each at most as large as all before it."""
+    pieces = [small]
+    while sum(pieces) < size:
+        pieces.append(min(sum(pieces), size - sum(pieces)))
+    return pieces

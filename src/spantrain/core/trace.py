@@ -58,6 +58,14 @@ class Trace:
         )
         return tuple(sorted(found, key=lambda interval: interval.start_s))
 
+    def since(self, step: int) -> "Trace":
+        """Return the part from a step on."""
+        return Trace(
+            intervals=tuple(interval for interval in self.intervals if interval.step >= step),
+            flows=tuple(flow for flow in self.flows if flow.step >= step),
+            clock=self.clock,
+        )
+
     @staticmethod
     def joined(traces: Iterable["Trace"], clock: str) -> "Trace":
         """Put the traces of several devices together."""

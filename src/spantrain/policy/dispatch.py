@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from spantrain.core.action import Action, Op
 from spantrain.policy.machine import DispatchPolicy, DispatchState, Machine, Progress, ReplicaTask
 from spantrain.policy.planned import PlannedDispatch
+from spantrain.policy.recut import Renumbering, recut_order
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.orders import static_orders
 from spantrain.schedule.registry import STATIC_SCHEDULES, check_schedule
@@ -22,11 +23,17 @@ class _StaticDispatch(Machine):
 
     def __init__(self, task: ReplicaTask, order: Sequence[Action]) -> None:
         super().__init__(task, split=any(action.op is Op.BACKWARD_INPUT for action in order))
-        self._order = [(action.op, self._index[action.span]) for action in order]
+        self._planned = [(action.op, self._index[action.span]) for action in order]
+        self._order = self._planned
         self._position = 0
+
+    def _renumber(self, change: Renumbering) -> None:
+        # Nothing of what is replaced has run, so what has run stays as many actions.
+        self._order = recut_order(self._order, change)
 
     def _begin(self, step: int, now_s: float) -> None:
         super()._begin(step, now_s)
+        self._order = self._planned
         self._position = 0
 
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:  # noqa: ARG002
@@ -46,6 +53,9 @@ class _RuleDispatch(Machine):
     def __init__(self, task: ReplicaTask, preference: Sequence[Op], *, split: bool) -> None:
         super().__init__(task, split=split)
         self._preference = [(op, self._ready[op], f"oldest ready {op.value}") for op in preference]
+
+    def _renumber(self, change: Renumbering) -> None:
+        """Know nothing but what is ready, which follows by itself."""
 
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:  # noqa: ARG002
         blocked = ""

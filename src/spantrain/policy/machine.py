@@ -9,9 +9,10 @@ from typing import Protocol
 
 from spantrain.core.action import Action, Direction, Op, requires
 from spantrain.core.hints import PlannedOrder
-from spantrain.core.messages import Arrived, Command, Event, Finished, Run
+from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run
 from spantrain.core.spans import Coverage, Span
 from spantrain.errors import ScheduleError
+from spantrain.policy.recut import Renumbering, check_recut
 
 __all__ = ["DispatchPolicy", "DispatchState", "Machine", "Progress", "ReplicaTask"]
 
@@ -46,6 +47,14 @@ class DispatchPolicy(Protocol):
 
     def waiting_for(self) -> str:
         """Say in a few words what an idle replica waits for."""
+
+    @property
+    def unbegun(self) -> tuple[Span, ...]:
+        """Own micro-batches that have not begun: those that may be cut otherwise."""
+
+    @property
+    def starved_of(self) -> tuple[Span, int] | None:
+        """What an idle replica waits for: its oldest micro-batch that has not come whole, and how much of it has."""
 
 
 class Progress(IntEnum):
@@ -99,11 +108,16 @@ class Machine(ABC):
         backward = Op.BACKWARD_INPUT if split else Op.BACKWARD
         self._next_op = (Op.FORWARD, backward, Op.BACKWARD_WEIGHT)  # by progress
         self._awaits = {op: self._awaited(op, progress) for progress, op in enumerate(self._next_op)}
-        used = self._next_op if split else self._next_op[:2]
-        self._actions = {op: [Action(task.stage, op, span) for span in task.spans] for op in used}
-        self._index = {span: index for index, span in enumerate(task.spans)}
+        self._used = self._next_op if split else self._next_op[:2]
         self._ready: dict[Op, list[int]] = {op: [] for op in Op}
+        self._take_spans(task.spans)
         self.state: DispatchState | None = None
+
+    def _take_spans(self, spans: Sequence[Span]) -> None:
+        """Work on these micro-batches from now on."""
+        self._spans = tuple(spans)
+        self._actions = {op: [Action(self.task.stage, op, span) for span in spans] for op in self._used}
+        self._index = {span: index for index, span in enumerate(spans)}
 
     def _awaited(self, op: Op, progress: int) -> Direction | None:
         """Return what must arrive before an operation; what the replica itself must have done is its progress."""
@@ -117,6 +131,8 @@ class Machine(ABC):
             self._arrive(event.direction, event.span)
         elif isinstance(event, Finished):
             self._finish(event.action)
+        elif isinstance(event, Recut):
+            self._recut(event.spans)
         else:
             self._begin(event.step, now_s)
         state = self.state
@@ -137,7 +153,7 @@ class Machine(ABC):
     @property
     def step_complete(self) -> bool:
         """Whether all work of the step is done."""
-        return self.state is not None and self.state.num_released == len(self.task.spans)
+        return self.state is not None and self.state.num_released == len(self._spans)
 
     def waiting_for(self) -> str:
         """Say in a few words what an idle replica waits for."""
@@ -160,8 +176,54 @@ class Machine(ABC):
 
     def _oldest(self, progress: Progress) -> str:
         assert self.state is not None
-        at = [span for span, where in zip(self.task.spans, self.state.progress, strict=True) if where is progress]
+        at = [span for span, where in zip(self._spans, self.state.progress, strict=True) if where is progress]
         return str(at[0]) if at else "nothing"
+
+    @property
+    def unbegun(self) -> tuple[Span, ...]:
+        """Own micro-batches that have not begun: those that may be cut otherwise."""
+        return tuple(self._spans[index] for index in self._unbegun_indices())
+
+    def _unbegun_indices(self) -> list[int]:
+        state = self.state
+        if state is None:
+            return []
+        new = [index for index, progress in enumerate(state.progress) if progress is Progress.NEW]
+        return [index for index in new if state.running is None or index != state.running_index]
+
+    @property
+    def starved_of(self) -> tuple[Span, int] | None:
+        """What an idle replica waits for: its oldest micro-batch that has not come whole, and how much of it has."""
+        state = self.state
+        if state is None or state.running is not None or self._awaits[Op.FORWARD] is None:
+            return None
+        waiting = (self._spans[index] for index in self._unbegun_indices())
+        first = next((span for span in waiting if not state.activations.contains(span)), None)
+        return None if first is None else (first, state.activations.end_of(first.lo) - first.lo)
+
+    def _recut(self, spans: Sequence[Span]) -> None:
+        """Put these micro-batches in the place of those that have not begun and share samples with them."""
+        state = self.state
+        assert state is not None, "the step has not started"
+        unbegun = self._unbegun_indices()
+        replaced = check_recut(spans, [self._spans[index] for index in unbegun], self.task.spans, self.task.stage)
+        change = Renumbering.of(self._spans, [unbegun[position] for position in replaced], spans)
+        progress = state.progress
+        state.progress = [Progress.NEW if old is None else progress[old] for old in change.old_of]
+        state.first_new = 0
+        if state.running is not None:
+            state.running_index = change.new_of[state.running_index]
+        for ready in self._ready.values():
+            ready[:] = [change.new_of[index] for index in ready if index in change.new_of]
+        self._take_spans(change.spans)
+        for index in change.added:
+            if self._awaits[Op.FORWARD] is None or state.activations.contains(self._spans[index]):
+                insort(self._ready[Op.FORWARD], index)
+        self._renumber(change)
+
+    @abstractmethod
+    def _renumber(self, change: Renumbering) -> None:
+        """Follow a re-cut in what the policy itself knows of micro-batches by their numbers."""
 
     @abstractmethod
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:
@@ -172,11 +234,13 @@ class Machine(ABC):
             raise ScheduleError(
                 f"stage {self.task.stage}: step {step} starts before step {self.state.step} is complete"
             )
-        self.state = DispatchState(step=step, progress=[Progress.NEW] * len(self.task.spans))
+        if self._spans is not self.task.spans:
+            self._take_spans(self.task.spans)
+        self.state = DispatchState(step=step, progress=[Progress.NEW] * len(self._spans))
         for ready in self._ready.values():
             ready.clear()
         if self._awaits[Op.FORWARD] is None:
-            self._ready[Op.FORWARD].extend(range(len(self.task.spans)))
+            self._ready[Op.FORWARD].extend(range(len(self._spans)))
 
     def _arrive(self, direction: Direction, span: Span) -> None:
         state = self.state
@@ -194,17 +258,17 @@ class Machine(ABC):
             return
         for index in touched:
             # What is not that far yet is looked at again when it is; what runs has had all its samples before.
-            if state.progress[index] is waiting and (whole is not None or coverage.contains(self.task.spans[index])):
+            if state.progress[index] is waiting and (whole is not None or coverage.contains(self._spans[index])):
                 insort(self._ready[op], index)
 
     def _touched(self, span: Span) -> Sequence[int]:
         """Return the indices of own micro-batches that share samples with a span, which must be of them only."""
-        spans = self.task.spans
+        spans = self._spans
         start = bisect_right(spans, span.lo, key=lambda other: other.hi)
         end = bisect_right(spans, span.hi - 1, key=lambda other: other.lo)
         own = [span.intersect(other) for other in spans[start:end]]
         if sum(part.size for part in own if part) != span.size:
-            raise ScheduleError(f"stage {self.task.stage}: samples {span} arrived, its own are {self.task.spans}")
+            raise ScheduleError(f"stage {self.task.stage}: samples {span} arrived, its own are {spans}")
         return range(start, end)
 
     def _finish(self, action: Action) -> None:
@@ -229,7 +293,7 @@ class Machine(ABC):
 
         Without that room, forwards that overtook could fill the memory while the pipeline waits for an older one.
         """
-        progress, spans = state.progress, self.task.spans
+        progress, spans = state.progress, self._spans
         while state.first_new < index and progress[state.first_new] is not Progress.NEW:
             state.first_new += 1
         older = sum(spans[k].size for k in range(state.first_new, index) if progress[k] is Progress.NEW)

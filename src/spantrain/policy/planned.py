@@ -1,8 +1,11 @@
 """Follows an order that was found when planning, and leaves it where messages come later than planned."""
 
+from collections.abc import Mapping
+
 from spantrain.core.action import Action, Op
 from spantrain.core.hints import PlannedOrder
 from spantrain.policy.machine import DispatchState, Machine, ReplicaTask
+from spantrain.policy.recut import Renumbering, recut_order
 
 __all__ = ["PlannedDispatch", "actions_of"]
 
@@ -42,18 +45,34 @@ class PlannedDispatch(Machine):
     def __init__(self, task: ReplicaTask, planned: PlannedOrder) -> None:
         super().__init__(task, split="I" in planned.ops)
         actions = actions_of(planned, task)
-        self._sequence = [(action.op, self._index[action.span]) for action in actions]
-        self._position = {step: number for number, step in enumerate(self._sequence)}
-        self._waits = {wait.position: _PATIENCE * wait.seconds for wait in planned.waits}
+        self._planned = [(action.op, self._index[action.span]) for action in actions]
+        self._planned_waits = {wait.position: _PATIENCE * wait.seconds for wait in planned.waits}
+        self._follow(self._planned, self._planned_waits)
+
+    def _follow(self, sequence: list[tuple[Op, int]], waits: Mapping[int, float]) -> None:
+        self._sequence, self._waits = sequence, waits
+        self._position = {step: number for number, step in enumerate(sequence)}
         self._next = 0
-        self._taken = bytearray(len(actions))
+        self._taken = bytearray(len(sequence))
         self._idle_since: tuple[int, float] | None = None
 
     def _begin(self, step: int, now_s: float) -> None:
         super()._begin(step, now_s)
-        self._next = 0
-        self._taken = bytearray(len(self._sequence))
-        self._idle_since = None
+        self._follow(self._planned, self._planned_waits)
+
+    def _renumber(self, change: Renumbering) -> None:
+        """Go on with the same order; of what replaces a micro-batch, only the first piece is worth waiting for."""
+        sequence: list[tuple[Op, int]] = []
+        waits: dict[int, float] = {}
+        taken = bytearray()
+        for position, step in enumerate(self._sequence):
+            pieces = recut_order([step], change)
+            if pieces and position in self._waits:
+                waits[len(sequence)] = self._waits[position]
+            sequence += pieces
+            taken += bytes([self._taken[position]]) * len(pieces)
+        self._follow(sequence, waits)
+        self._taken = taken
 
     def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:
         while self._next < len(self._sequence) and self._taken[self._next]:

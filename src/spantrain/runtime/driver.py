@@ -1,20 +1,23 @@
 """Drives one replica's dispatch policy by the wall clock: the live twin of `spantrain.sim`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
 from spantrain.core.action import Action, Direction, Op
+from spantrain.core.links import LinkReport
 from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.core.spans import Span
+from spantrain.core.spans import Span, equal_spans
+from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.dispatch import DispatchPolicy
+from spantrain.policy.monitor import SentMessage
 from spantrain.policy.routing import Router
 from spantrain.runtime.following import Followers
 from spantrain.runtime.inbox import Inbox
 from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.rounding import for_wire, from_wire
+from spantrain.runtime.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork
 from spantrain.transport.interface import MailboxLike, Message
 
@@ -23,6 +26,7 @@ __all__ = ["StepDriver"]
 _POLL_S = 0.25
 """How often a waiting driver looks whether the run was aborted."""
 _EVALUATE = "evaluate"
+_PIPELINE = tuple(direction.value for direction in Direction)
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -41,7 +45,9 @@ class StepDriver:
         followers: Followers,
         recorder: Recorder,
         check_abort: Callable[[], None],
+        local: LocalAdapter | None = None,
     ) -> None:
+        """Take everything that a step needs; without an adapter, links are watched and nothing else."""
         self._plan = plan
         self._name = name
         self._replica_work = work
@@ -50,8 +56,10 @@ class StepDriver:
         self._followers = followers
         self._recorder = recorder
         self._check_abort = check_abort
+        self._local = local or LocalAdapter()
         self._router = Router(plan)
         self._inbox = Inbox()
+        self._feedback = ErrorFeedback()
         work.executor.meter.waiting_bytes = self._inbox.held_bytes
         self._stage, self._replica = plan.place(name)
         stages = plan.stages
@@ -67,6 +75,7 @@ class StepDriver:
         """Run all actions of a step; return the last stage's loss sum (None on other stages)."""
         self._step, self._loss_sum = step, 0.0
         self._inbox.forget_before(step)
+        self._feedback.forget()
         self._events = [StepStarted(step), *self._early_arrivals(step)]
         self._followers.begin()
         ready_since = time.monotonic()
@@ -87,6 +96,10 @@ class StepDriver:
         self._followers.end()
         self._note_sends()
         return self._loss_sum if self._is_last else None
+
+    def link_reports(self) -> tuple[LinkReport, ...]:
+        """Return what is known of the links to the peers, by name, from the messages of the last step."""
+        return self._local.reports()
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
@@ -116,12 +129,19 @@ class StepDriver:
     def _next_action(self, policy: DispatchPolicy) -> Action | None:
         """Tell the policy what has happened since; return what it wants run, if anything."""
         self._receive(0.0)
+        self._note_sends()
         # What arrived while an action ran is told before its end, so that the next choice knows of it.
         events = sorted(self._events, key=lambda event: isinstance(event, Finished))
         self._events = []
+        chosen = self._tell(policy, events)
+        recut = self._local.recut(time.monotonic(), policy)
+        return chosen if recut is None else self._tell(policy, [recut]) or chosen
+
+    def _tell(self, policy: DispatchPolicy, events: Iterable[Event]) -> Action | None:
         chosen: Action | None = None
         for event in events:
             now_s = time.monotonic()
+            self._local.heard(now_s, event)
             commands = policy.on_event(now_s, event)
             self._recorder.decided(self._step, now_s, event, commands)
             for command in commands:
@@ -134,6 +154,7 @@ class StepDriver:
         start_s = time.monotonic()
         outputs = self._clock.run(action.op, action.span.size, work)
         end_s = time.monotonic()
+        self._local.finished(action.op, action.span.size, end_s - start_s)
         held_samples = self._replica_work.executor.held_samples
         self._recorder.computed(str(action), self._step, start_s, end_s, held_samples=held_samples)
         if action.op is Op.FORWARD and self._is_last:
@@ -149,7 +170,7 @@ class StepDriver:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""
         op, span, step = action.op, action.span, self._step
         awaited = self._replica_work.awaits(op)
-        received = self._inbox.take(step, awaited.value, span) if awaited else ()
+        received = self._take(step, awaited.value, span) if awaited else ()
         if not self._followers.exist:
             return self._replica_work.bind(op, step, span, received)
         return lambda: self._replica_work.bind(op, step, span, self._followers.tell(op, step, span, received))()
@@ -165,11 +186,18 @@ class StepDriver:
         cut, wire_format = self._plan.stages[self._stage].end_unit - 1, self._wire_behind
         if direction is Direction.BACKWARD:
             cut, wire_format = self._plan.stages[self._stage].first_unit - 1, self._wire_before
-        tensors = for_wire(tensors, wire_format)
-        for target, part in self._router.destinations(self._name, direction, span):
+        send_as = self._feedback.for_wire if direction is Direction.BACKWARD else for_wire
+        tensors = send_as(tensors, wire_format)
+        for target, part in self._parts(direction, span):
             key = MessageKey(self._plan.generation, self._step, lane, cut, part)
             pieces = tuple(tensor[part.lo - span.lo : part.hi - span.lo] for tensor in tensors)
             self.send_message(target, key, pieces)
+
+    def _parts(self, direction: Direction, span: Span) -> Iterator[tuple[str, Span]]:
+        """Yield who gets which samples, in pieces as small as the adapter wants them."""
+        for target, part in self._router.destinations(self._name, direction, span):
+            for piece in equal_spans(part.size, self._local.piece_samples(target, part.size)):
+                yield target, Span(part.lo + piece.lo, part.lo + piece.hi)
 
     def _receive(self, timeout_s: float) -> None:
         self._check_abort()
@@ -180,15 +208,23 @@ class StepDriver:
     def _accept(self, message: Message) -> None:
         key = message.key
         self._recorder.received(message)
-        self._inbox.add(key.step, key.lane, key.span, self._received(key.lane, message.tensors))
-        if key.step == self._step and key.lane in (Direction.FORWARD.value, Direction.BACKWARD.value):
+        self._inbox.add(key.step, key.lane, key.span, message.tensors)
+        if key.lane in _PIPELINE and message.size_bytes > message.first_chunk_bytes:
+            # The first chunk was there when the clock began.
+            part = 1 - message.first_chunk_bytes / message.size_bytes
+            seconds = (message.received_s - message.started_s) / part
+            self._local.received(Direction(key.lane), key.span.size, seconds)
+        if key.step == self._step and key.lane in _PIPELINE:
             self._events.append(Arrived(Direction(key.lane), key.span))
 
-    def _received(self, lane: str, tensors: Tensors) -> Tensors:
-        """Return tensors of a message as this stage works on them."""
+    def _take(self, step: int, lane: str, span: Span) -> Tensors:
+        """Return samples that have come, as this stage works on them; until then they lie here as they were sent."""
+        tensors, device = self._inbox.take(step, lane, span), self._clock.device.torch_device
         if lane == Direction.BACKWARD.value:
-            return from_wire(tensors, self._wire_behind)
-        return from_wire(tensors, self._wire_before) if lane in (Direction.FORWARD.value, _EVALUATE) else tensors
+            return from_wire(tensors, self._wire_behind, device)
+        if lane in (Direction.FORWARD.value, _EVALUATE):
+            return from_wire(tensors, self._wire_before, device)
+        return tensors
 
     def _early_arrivals(self, step: int) -> list[Event]:
         """Return what arrived before this step began here."""
@@ -199,11 +235,19 @@ class StepDriver:
     def _wait_for(self, step: int, lane: str, span: Span) -> Tensors:
         while sum(_common(span, piece) for piece in self._inbox.spans(step, lane)) < span.size:
             self._receive(_POLL_S)
-        return self._inbox.take(step, lane, span)
+        return self._take(step, lane, span)
 
     def _note_sends(self) -> None:
         for sent in self._mailbox.sent_intervals():
             self._recorder.sent(sent.peer, sent.key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
+            message = SentMessage(
+                peer=sent.peer,
+                size_bytes=sent.size_bytes,
+                queued_s=sent.queued_s,
+                started_s=sent.started_s,
+                acknowledged_s=sent.acknowledged_s,
+            )
+            self._local.sent(message, sent.key.span.size if sent.key.lane in _PIPELINE else 0)
 
 
 def _common(a: Span, b: Span) -> int:

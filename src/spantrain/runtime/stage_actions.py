@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from spantrain.core.plan import Plan
 from spantrain.models.device import Device
+from spantrain.policy.adapter.choice import make_local
 from spantrain.policy.dispatch import DispatchPolicy, make_policy
 from spantrain.policy.tasks import replica_tasks
 from spantrain.runtime.driver import StepDriver
@@ -32,6 +33,7 @@ class StageActions:
         feed: Feed,
         recorder: Recorder,
         check_abort: Callable[[], None],
+        adapter: str = "off",
     ) -> None:
         work = ReplicaWork(
             executor=member.executor,
@@ -61,6 +63,7 @@ class StageActions:
             followers=Followers(group, device.torch_device),
             recorder=recorder,
             check_abort=check_abort,
+            local=make_local(adapter, plan, name),
         )
         stage_index, replica_index = plan.place(name)
         task = replica_tasks(plan, schedule=schedule)[stage_index][replica_index]

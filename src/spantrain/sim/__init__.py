@@ -5,13 +5,14 @@ network    connections between devices, and which links carry what
 sending    what a message takes, and one on its way
 link       a link that shares itself among its messages
 mesh       messages that need several links at once
-speed      devices and links that become slower or faster
 memory     bytes that devices hold over time
 costs      seconds of actions, transfers and the end of a step
 sums       gradient sums of stages that slow each other down
 replica    one replica: its policy, what it runs and holds
 record     intervals and flows of a simulated run
 engine     runs a plan for a few steps
+slowed     costs over links that are slower than planned
+adaptive   several steps over links that change, with the adapters
 reference_costs    a measured run of another framework as a plan with costs, simulated
 reference_layers   its layers: seconds and bytes, those not profiled estimated
 reference_network  its transfers and ring sums

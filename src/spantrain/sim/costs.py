@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
+from spantrain.core.shares import shares_of
 from spantrain.core.spans import Span
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.cost.contention import StageRings, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import Uses, scarce_links
-from spantrain.cost.tensor import normalised
 from spantrain.policy.routing import Router
 from spantrain.sim.network import Transfer
 
@@ -302,7 +302,7 @@ class ProfileCosts:
             return 0.0
         number, replica = self._plan.place(device)
         stage = self._plan.stages[number]
-        tp_share = normalised(stage.replicas[replica].tp_shares)[stage.replicas[replica].devices.index(device)]
+        tp_share = shares_of(stage.replicas[replica].tp_shares)[stage.replicas[replica].devices.index(device)]
         size_bytes = sum(self._graph.held_parameter_bytes(stage.units, tp_share))
         parts = 1 if stage.state_sharding is StateSharding.NONE else len(stage.replicas)
         return self._update_s_per_byte * size_bytes / parts

@@ -8,9 +8,11 @@ from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
+from spantrain.core.speed import SpeedTrace
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
+from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.dispatch import make_policy
 from spantrain.policy.routing import Router
 from spantrain.policy.tasks import replica_tasks
@@ -21,7 +23,6 @@ from spantrain.sim.memory import DeviceMemory, MemoryLog
 from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
-from spantrain.sim.speed import SpeedTrace
 from spantrain.sim.sums import SharedSums, ends_together
 
 __all__ = ["SimulationOptions", "SimulationResult", "simulate"]
@@ -52,6 +53,8 @@ class SimulationOptions:
     """
     clock_offset_s: Mapping[str, float] = field(default_factory=dict)
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
+    local: Mapping[str, LocalAdapter] = field(default_factory=dict)
+    """By leader of a replica: its adapter, which hears of messages and may re-cut its micro-batches."""
     send_hold_s: Mapping[tuple[str, Direction], float] = field(default_factory=dict)
     """By leader of a replica and direction: seconds for which sending a result keeps it from its next action.
 
@@ -81,6 +84,8 @@ class SimulationResult:
     trace: Trace
     memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     """By device, over all steps; empty when no sizes were given."""
+    step_ends_s: tuple[float, ...] = ()
+    """Of all steps, since the first one's begin: when all devices had come to the barrier."""
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -153,7 +158,7 @@ class _Simulation:
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
 
     def _check_devices(self) -> None:
-        named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s")}
+        named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s", "local")}
         named["send_hold_s"] = {leader for leader, _ in self._options.send_hold_s}
         for what, leaders in named.items():
             unknown = sorted(leaders - set(self._by_leader))
@@ -173,19 +178,23 @@ class _Simulation:
     def run(self, steps: int) -> SimulationResult:
         ready_s = dict.fromkeys(self._by_leader, 0.0)
         begun_s = committed_s = pipeline_s = 0.0
+        ends_s: list[float] = []
         for step in range(steps):
             begun_s = committed_s
             pipeline_s = self._pipeline(step, ready_s)
             committed_s = self._commit()
+            ends_s.append(committed_s)
             ready_s = self._update(step, committed_s)
         # After a barrier, all steps are alike but the first one, which no update precedes.
         self._check_links()
         first_update_s = max(self._costs.optimizer_s(leader) for leader in self._by_leader) if steps == 1 else 0.0
-        return self._result(committed_s - begun_s + first_update_s, pipeline_s)
+        return self._result(committed_s - begun_s + first_update_s, pipeline_s, tuple(ends_s))
 
     def _pipeline(self, step: int, ready_s: Mapping[str, float]) -> float:
         """Run all actions of a step; return the seconds from first to last."""
         self._link_bytes.clear()
+        # A link may have been waited for after the last message had gone.
+        self._clock.back_to(min(ready_s.values()))
         for leader, replica in self._by_leader.items():
             self._clock.at(ready_s[leader], replica.begin, step, self._world)
         self._clock.run()
@@ -260,9 +269,10 @@ class _Simulation:
         if self._options.send_hold_s:
             hold_s = self._options.send_hold_s.get((source, direction), 0.0)
             self._by_leader[source].hold_until(self._clock.now_s + hold_s)
-        for target, piece in self._router.destinations(source, direction, action.span):
-            message = _Message(self, direction, action.stage, step, piece, made_s)
-            self._send(source, target, message)
+        for target, part in self._router.destinations(source, direction, action.span):
+            for piece in self._by_leader[source].pieces(target, part):
+                message = _Message(self, direction, action.stage, step, piece, made_s)
+                self._send(source, target, message)
 
     def _send(self, source: str, target: str, message: _Message) -> None:
         key = (source, target, message.direction, message.span.hi - message.span.lo)
@@ -279,6 +289,11 @@ class _Simulation:
         """Give a message to the replica that it is for."""
         if self._is_watched:
             self._note(message, start_s, sent_s)
+        if self._options.local:
+            (source, target), transfer = message.route, message.transfer
+            known_s = self._clock.now_s + transfer.latency_s
+            self._by_leader[source].hear_sent(target, transfer.size_bytes, message.span.size, start_s, known_s)
+            message.target.hear_received(message.direction, message.span.size, sent_s - start_s)
         message.target.arrive(Arrived(message.direction, message.span), self._world)
 
     def _note(self, message: _Message, start_s: float, sent_s: float) -> None:
@@ -295,7 +310,7 @@ class _Simulation:
             self._memory.sent(source, transfer.size_bytes, message.made_s, sent_s, forward=forward)
             self._memory.received(target, transfer.size_bytes, start_s + transfer.latency_s)
 
-    def _result(self, step_s: float, pipeline_s: float) -> SimulationResult:
+    def _result(self, step_s: float, pipeline_s: float, step_ends_s: tuple[float, ...]) -> SimulationResult:
         replicas = self._by_leader.values()
         busy = {
             device: replica.busy_s / step_s if step_s else 1.0 for replica in replicas for device in replica.devices
@@ -311,6 +326,7 @@ class _Simulation:
             orders={replica.leader: tuple(replica.order) for replica in replicas},
             trace=self._recorder.trace(),
             memory=self._memory_by_device(),
+            step_ends_s=step_ends_s,
         )
 
     def _memory_by_device(self) -> dict[str, DeviceMemory]:
@@ -336,6 +352,7 @@ def _replicas(
                 costs.action_overhead_s,
                 speed=options.device_speed.get(replica.devices[0]),
                 clock_offset_s=options.clock_offset_s.get(replica.devices[0], 0.0),
+                local=options.local.get(replica.devices[0]),
             )
             for replica, task in zip(stage.replicas, row, strict=True)
         )

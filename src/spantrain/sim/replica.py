@@ -1,16 +1,19 @@
 """One simulated replica: its policy, what it runs and holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from spantrain.core.action import Action, Op
+from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
+from spantrain.core.spans import Span, equal_spans
+from spantrain.core.speed import SpeedTrace
+from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.dispatch import DispatchPolicy
+from spantrain.policy.monitor import SentMessage
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.memory import MemoryLog
 from spantrain.sim.record import TraceRecorder
-from spantrain.sim.speed import SpeedTrace
 
 __all__ = ["SimulatedReplica", "World"]
 
@@ -46,6 +49,7 @@ class SimulatedReplica:
         *,
         speed: SpeedTrace | None = None,
         clock_offset_s: float = 0.0,
+        local: LocalAdapter | None = None,
     ) -> None:
         self.devices = devices
         self.leader = devices[0]
@@ -66,6 +70,8 @@ class SimulatedReplica:
         self._overhead_s = overhead_s
         self._speed = speed
         self._clock_offset_s = clock_offset_s
+        self.local = local
+        """Its adapter; None: it has none."""
         self._free_s = 0.0
         self._step: int | None = None
         self._early: list[Arrived] = []
@@ -94,14 +100,45 @@ class SimulatedReplica:
         """Let no action begin before a time."""
         self._free_s = time_s
 
+    def pieces(self, target: str, part: Span) -> Iterable[Span]:
+        """Return what goes to a device in the messages that it goes in."""
+        if self.local is None:
+            return (part,)
+        pieces = equal_spans(part.size, self.local.piece_samples(target, part.size))
+        return tuple(Span(part.lo + piece.lo, part.lo + piece.hi) for piece in pieces)
+
+    def hear_sent(self, peer: str, size_bytes: int, samples: int, start_s: float, known_s: float) -> None:
+        """Take in that a peer has samples: when they left, and when the word of it is here, on the simulation's clock.
+
+        It is told as the samples arrive, though its word comes later.
+        """
+        if self.local is not None:
+            start_s, known_s = start_s + self._clock_offset_s, known_s + self._clock_offset_s
+            message = SentMessage(
+                peer=peer, size_bytes=size_bytes, queued_s=start_s, started_s=start_s, acknowledged_s=known_s
+            )
+            self.local.sent(message, samples)
+
+    def hear_received(self, direction: Direction, samples: int, seconds: float) -> None:
+        """Take in how long samples took from first to last byte."""
+        if self.local is not None:
+            self.local.received(direction, samples, seconds)
+
     def work_ends_s(self, start_s: float, work_s: float) -> float:
         """Return when work that takes so long at the device's normal speed ends."""
         return start_s + work_s if self._speed is None else self._speed.end_s(start_s, work_s)
 
     def _tell(self, event: Event, world: World) -> None:
         # The device knows its own clock only.
-        for command in self.policy.on_event(world.clock.now_s + self._clock_offset_s, event):
+        now_s = world.clock.now_s + self._clock_offset_s
+        if self.local is not None:
+            self.local.heard(now_s, event)
+        for command in self.policy.on_event(now_s, event):
             self._run(command.action, world)
+        recut = None if self.local is None else self.local.recut(now_s, self.policy)
+        if recut is not None:
+            for command in self.policy.on_event(now_s, recut):
+                self._run(command.action, world)
 
     def _run(self, action: Action, world: World) -> None:
         op, span = action.op, action.span
@@ -125,6 +162,8 @@ class SimulatedReplica:
         assert step is not None, f"{action} ends between two steps"
         self.last_start_s, self.ended_s = start_s, end_s
         self.busy_s += end_s - start_s
+        if self.local is not None:
+            self.local.finished(op, action.span.size, end_s - start_s)
         if world.is_watched:
             world.recorder.computed(self.devices, action, step, start_s, end_s)
             if world.memory is not None:

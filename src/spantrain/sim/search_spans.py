@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.spans import Span, tapered_sizes
 from spantrain.errors import ProfileError
 from spantrain.policy.limits import check_limits
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.search import SearchEffort, quick_s, simulated_s, with_hints
 
-__all__ = ["taper", "tapered_sizes"]
+__all__ = ["taper"]
 
 _TURNS = 2
 """Over all stages, when single ones are cut otherwise."""
@@ -126,28 +126,3 @@ def _cuts(plan: Plan) -> Iterator[tuple[Span, ...]]:
 def _spans(sizes: list[int]) -> tuple[Span, ...]:
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     return tuple(Span(end - size, end) for end, size in zip(ends, sizes, strict=True))
-
-
-def tapered_sizes(total: int, size: int, *, small: int, first: bool, last: bool) -> list[int]:
-    """Return sizes that sum to `total`: equal ones, where wanted with the first or last one cut up into growing pieces.
-
-    >>> tapered_sizes(32, 8, small=2, first=True, last=True)
-    [2, 2, 4, 8, 8, 4, 2, 2]
-    >>> tapered_sizes(20, 8, small=8, first=False, last=False)
-    [8, 8, 4]
-    """
-    ramp = _ramp(size, small)
-    ramps = (int(first) + int(last)) * size
-    if ramps > total:
-        return tapered_sizes(total, size, small=size, first=False, last=False)
-    inner = total - ramps
-    equal = [size] * (inner // size) + ([inner % size] if inner % size else [])
-    return [*(ramp if first else []), *equal, *(reversed(ramp) if last else [])]
-
-
-def _ramp(size: int, small: int) -> list[int]:
-    """Return pieces that sum to a size, from small ones on, each at most as large as all before it."""
-    pieces = [small]
-    while sum(pieces) < size:
-        pieces.append(min(sum(pieces), size - sum(pieces)))
-    return pieces

@@ -1,0 +1,89 @@
+"""The adapter of a run: what it asks of costs, memory and the simulator, and how its answers reach the devices."""
+
+import math
+from collections.abc import Mapping
+
+from spantrain.app.predict import costs_of, optimizer_state
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.profile import Profile
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.policy.adapter.boundary import AutoSettings, BoundaryAdapter
+from spantrain.policy.adapter.choice import make_boundary
+from spantrain.policy.adapter.state import LinkState, Pair
+from spantrain.runtime.advice import Advice, Adviser
+from spantrain.runtime.orders import StepReport
+from spantrain.sim.adaptive import SimulatedForecast
+from spantrain.sim.costs import ProfileCosts
+
+__all__ = ["ProfileForecast", "adviser_of"]
+
+_SWITCH_S = 0.1
+"""Of a change that moves parameters, besides their way: new groups, new optimizer state."""
+_STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
+"""Optimizer states per parameter, as large as it."""
+
+
+class ProfileForecast(SimulatedForecast):
+    """What plans would do by a profile; one that does not fit into a device's memory cannot run."""
+
+    def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
+        """Take the plan that was made for calm links: what it needs is allowed in any case."""
+        self._profile = profile
+        self._states = _STATES[optimizer]
+        self._replicas = ReplicaCost(profile, plan.dtype)
+        self._memory = MemoryCost(profile, optimizer, plan.dtype)
+        own = plan.cluster.device_by_name
+        planned = self._memory.plan_peak_bytes(plan)
+        self._limit_bytes = {name: max(own[name].memory_bytes, planned[name]) for name in plan.devices}
+        super().__init__(self._plan_costs, move_s=self._moving_s)
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        """Return the seconds of a step; infinite where the plan cannot run or does not fit."""
+        peaks = self._memory.plan_peak_bytes(plan)
+        if any(peaks[name] > limit for name, limit in self._limit_bytes.items()):
+            return math.inf
+        return super().step_s(plan, state)
+
+    def _plan_costs(self, plan: Plan) -> ProfileCosts:
+        return costs_of(plan, self._profile, self._replicas)
+
+    def _moving_s(self, before: Plan, after: Plan, state: LinkState) -> float:
+        """Return the seconds of going over to a plan: of the units that move, parameters and optimizer state."""
+        sizes: dict[Pair, int] = {}
+        for number, stage in enumerate(after.stages):
+            for unit in stage.units:
+                old = next(k for k, other in enumerate(before.stages) if unit in other.units)
+                if old != number:
+                    pair = before.stages[old].replicas[0].devices[0], stage.replicas[0].devices[0]
+                    unit_bytes = self._profile.graph.units[unit].parameter_bytes * (1 + self._states)
+                    sizes[pair] = sizes.get(pair, 0) + unit_bytes * len(stage.replicas)
+        if not sizes:
+            return 0.0
+        network = self._replicas.groups.network
+        ways = (network.transfer_seconds(*pair, size) / state.speed(*pair) for pair, size in sizes.items())
+        return _SWITCH_S + max(ways)
+
+
+class _PlanAdviser:
+    def __init__(self, boundary: BoundaryAdapter) -> None:
+        self._boundary = boundary
+
+    def advise(self, step: int, plan: Plan, reports: Mapping[str, StepReport]) -> Advice | None:
+        proposal = self._boundary.advise(step, plan, {name: report.links for name, report in reports.items()})
+        return None if proposal is None else Advice(plan=proposal.plan, reason=proposal.reason)
+
+
+def adviser_of(plan: Plan, profile: Profile, job: TrainJob) -> Adviser | None:
+    """Return who looks for better plans in a run that begins with this one, in its own schedule; None: nobody does.
+
+    Nobody does where the job says so, where there is one stage only, and where training cannot change plans: sites that
+    train by themselves, and state divided among replicas.
+    """
+    sharded = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
+    if len(plan.stages) == 1 or plan.outer is not None or sharded:
+        return None
+    forecast = ProfileForecast(plan, profile, optimizer_state(job))
+    boundary = make_boundary(job.adapter, plan, forecast, AutoSettings(allowed=job.allow_wire))
+    return None if boundary is None else _PlanAdviser(boundary)

@@ -1,0 +1,223 @@
+"""Between two steps: whether links have changed enough to look for another plan, and which one is worth it.
+
+Every change is simulated with the present links before it is taken, beside what runs under the same links. What links
+should give is taken from a simulation, too: its messages go through the same monitors as live ones, so what those get
+wrong they get wrong on both sides.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from spantrain.core.plan import Plan, WireFormat
+from spantrain.policy.adapter.candidates import Candidate, by_stage, formats_and_cuts, moved_units
+from spantrain.policy.adapter.state import SURE, LinkState, Pair, Reports, measured_rates
+
+__all__ = ["AutoBoundary", "AutoSettings", "BoundaryAdapter", "Forecast", "Proposal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A plan for the steps to come."""
+
+    plan: Plan
+    reason: str
+
+
+class BoundaryAdapter(Protocol):
+    """Decides between steps."""
+
+    def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:
+        """Return what should run instead of the plan that ran this step; None: leave it."""
+
+
+class Forecast(Protocol):
+    """What a plan would do under some state of the links; made for the adapter by whoever has costs and a simulator."""
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        """Return the seconds of a step; infinite where the plan cannot run or does not fit."""
+
+    def rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
+        """Return the rates that monitors would report, in bytes per second."""
+
+    def ordered(self, plan: Plan, state: LinkState) -> Plan:
+        """Return the plan with the best order of work that can be found in a moment."""
+
+    def move_s(self, before: Plan, after: Plan, state: LinkState) -> float:
+        """Return the seconds that it takes to go over to a plan; infinite where that cannot be done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoSettings:
+    """How eager the adapter is."""
+
+    band: float = 1.2
+    """Rates within this factor of what is expected are as expected: nothing is looked at."""
+    at_once: float = 1.5
+    """Beyond this factor one step is enough, where the rate is sure; else a link must be out for two in a row."""
+    pays: float = 0.02
+    """Another plan must save this part of a step."""
+    allowed: tuple[WireFormat, ...] = ()
+    """Wire formats that the user allows on slow cuts, besides the plan's own."""
+    orders: int = 2
+    """Candidates for which orders of work are searched."""
+    rounds: int = 2
+    """Times that single stages, and cuts, are changed on top of the best found."""
+    horizon_steps: int = 20
+    """In so many steps what is saved must pay for going over."""
+
+
+_LEARNING = 3
+"""Reports of a link after which it is known how this runtime measures its expected rate: the best of them, ..."""
+_TRUSTED = 1.5
+"""... within this factor; a link that is slow by more than that from the first step on is noticed all the same."""
+
+
+@dataclass(kw_only=True)
+class _Best:
+    plan: Plan
+    seconds: float
+    what: list[str] = field(default_factory=list)
+
+
+class AutoBoundary:
+    """Looks for a better plan when links have left the dead band around what is expected, and goes back when they are
+    as planned; on calm links it compares a few numbers and nothing else.
+
+    The band follows the links: once they are taken to be slow, it is around that. So noise at one threshold does not
+    make it go to and fro.
+    """
+
+    def __init__(self, base: Plan, forecast: Forecast, settings: AutoSettings | None = None) -> None:
+        """Begin with the plan that was made for calm links, running."""
+        self._base = base
+        self._forecast = forecast
+        self._settings = settings or AutoSettings()
+        self._state = LinkState()
+        self._out: set[tuple[Pair, bool]] = set()
+        """Links that were out of the band after the last step, and whether they were too fast."""
+        self._expected: tuple[Plan, LinkState, Mapping[Pair, float]] | None = None
+        self._first: dict[Pair, list[float]] = {}
+        """Of each pair's first reports: how many times the expected rate it was."""
+        self.simulated = 0
+        """Plans that were simulated so far."""
+
+    @property
+    def state(self) -> LinkState:
+        """What the links are taken to be."""
+        return self._state
+
+    def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:  # noqa: ARG002 - no clock, no count
+        """Return a better plan for the present links, if it is worth it."""
+        factors = self._factors(plan, measured_rates(reports))
+        if not self._have_changed(factors, measured_rates(reports, least=SURE)):
+            return None
+        before, self._state = self._state, self._refined(plan, factors)
+        if self._state == before:
+            return None
+        return self._back(plan) if self._state.calm else self._search(plan)
+
+    def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> bool:
+        """Whether links are out of the band: far and surely so, or the same ones as after the step before."""
+        off = {pair: math.log(factor) for pair, factor in factors.items()}
+        out = {(pair, by > 0) for pair, by in off.items() if abs(by) > math.log(self._settings.band)}
+        far = any(pair in sure and abs(by) >= math.log(self._settings.at_once) for pair, by in off.items())
+        again = bool(out & self._out)
+        self._out = set() if far or again else out
+        return far or again
+
+    def _factors(self, plan: Plan, rates: Mapping[Pair, float]) -> dict[Pair, float]:
+        """Return how many times its expected rate each link gives; links that were never slow do not get faster."""
+        expected = self._rates(plan, self._state)
+        factors = {}
+        for pair, rate in rates.items():
+            if pair in expected:
+                factor = rate / expected[pair]
+                first = self._first.setdefault(pair, [])
+                if len(first) < _LEARNING:
+                    first.append(factor)
+                else:
+                    factors[pair] = factor / min(_TRUSTED, max(1 / _TRUSTED, *first))
+        return {pair: factor for pair, factor in factors.items() if factor < 1 or self._state.speed(*pair) < 1}
+
+    def _rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
+        known = self._expected
+        if known is None or known[1] != state or known[0].stages != plan.stages:
+            known = self._expected = plan, state, self._forecast.rates(plan, state)
+        return known[2]
+
+    def _refined(self, plan: Plan, factors: Mapping[Pair, float]) -> LinkState:
+        """Return the state in which a simulation gives the rates that were reported.
+
+        Messages of links that are slow together wait less for others, and round trips weigh less: so once more.
+        """
+        first = self._state.changed(factors)
+        if first.calm:
+            return first
+        before, now = self._rates(plan, self._state), self._forecast.rates(plan, first)
+        again = {pair: factor * before[pair] / now[pair] for pair, factor in factors.items() if pair in now}
+        return first.changed(again)
+
+    def _back(self, plan: Plan) -> Proposal | None:
+        if plan.stages == self._base.stages and plan.hints == self._base.hints:
+            return None
+        return Proposal(plan=self._base, reason="links are as planned again: back to the plan made for them")
+
+    def _search(self, plan: Plan) -> Proposal | None:
+        settings, now_s = self._settings, self._step_s(plan)
+        best = _Best(plan=plan, seconds=now_s)
+        looked_at = self._quick()
+        for seconds, candidate in looked_at[: settings.orders]:
+            ordered = self._forecast.ordered(candidate.plan, self._state)
+            self._take_better(best, ordered, seconds if ordered is candidate.plan else None, [candidate.what])
+        for _ in range(settings.rounds):
+            if not self._refine(best, plan):
+                break
+        saved_s = now_s - best.seconds
+        if saved_s <= settings.pays * now_s:
+            return None
+        moving_s = self._forecast.move_s(plan, best.plan, self._state)
+        if moving_s > saved_s * settings.horizon_steps:
+            return None
+        reason = (
+            f"{self._state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step in the place of {now_s:.4g} s, "
+            f"simulated with these links"
+        )
+        return Proposal(plan=best.plan, reason=reason)
+
+    def _quick(self) -> list[tuple[float, Candidate]]:
+        """Return all candidates near the base that can run, by their seconds in a plain order; the fastest first."""
+        base = Candidate(plan=self._base, what="the plan for calm links")
+        plain = Candidate(plan=replace(self._base, hints=None), what="micro-batches as planned")
+        others = formats_and_cuts(self._base, self._state, self._settings.allowed)
+        timed = [(self._step_s(candidate.plan), candidate) for candidate in (base, plain, *others)]
+        return sorted((entry for entry in timed if entry[0] < math.inf), key=lambda entry: entry[0])
+
+    def _refine(self, best: _Best, running: Plan) -> bool:
+        """Change single stages and cuts of the best plan so far; return whether anything was won."""
+        timed = [(self._step_s(candidate.plan), candidate) for candidate in self._near(best.plan)]
+        won = False
+        for seconds, candidate in sorted(timed, key=lambda entry: entry[0])[:1]:
+            if seconds < best.seconds and self._can_move(running, candidate.plan):
+                ordered = self._forecast.ordered(candidate.plan, self._state)
+                won = self._take_better(best, ordered, None, [*best.what, candidate.what])
+        return won
+
+    def _near(self, plan: Plan) -> Iterator[Candidate]:
+        yield from by_stage(plan)
+        yield from (candidate for candidate in moved_units(plan) if self._can_move(plan, candidate.plan))
+
+    def _can_move(self, before: Plan, after: Plan) -> bool:
+        return self._forecast.move_s(before, after, self._state) < math.inf
+
+    def _take_better(self, best: _Best, plan: Plan, seconds: float | None, what: Sequence[str]) -> bool:
+        seconds = self._step_s(plan) if seconds is None else seconds
+        if seconds >= best.seconds:
+            return False
+        best.plan, best.seconds, best.what = plan, seconds, list(what)
+        return True
+
+    def _step_s(self, plan: Plan) -> float:
+        self.simulated += 1
+        return self._forecast.step_s(plan, self._state)

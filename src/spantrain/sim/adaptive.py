@@ -1,0 +1,165 @@
+"""Several steps over links that change, with the adapters that the runtime uses: between steps and in them.
+
+Steps are simulated one by one, each from the moment at which the one before ended: a barrier lies between them. What an
+adapter answers to the reports of a step is taken at the end of the next one, as live, where it may keep nobody waiting.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from spantrain.core.action import Direction
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import PlanError, ProfileError
+from spantrain.policy.adapter.boundary import BoundaryAdapter, Proposal
+from spantrain.policy.adapter.choice import make_local
+from spantrain.policy.adapter.local import LocalAdapter
+from spantrain.policy.adapter.state import LinkState, Pair
+from spantrain.sim.costs import StepCosts
+from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.search import SearchEffort, with_hints
+from spantrain.sim.slowed import SlowedCosts
+
+__all__ = ["AdaptedStep", "SimulatedForecast", "simulate_adapting", "stay", "used_links"]
+
+CostsOf = Callable[[Plan], StepCosts]
+MoveSeconds = Callable[[Plan, Plan, LinkState], float]
+_EFFORT = SearchEffort(most_runs=30, most_actions=15_000)
+"""About a tenth of a second."""
+
+
+def stay(before: Plan, after: Plan, state: LinkState) -> float:  # noqa: ARG001 - the same with any links
+    """Return the seconds of going over to a plan where units may not move: none, or never."""
+    units = [[(stage.first_unit, stage.end_unit) for stage in plan.stages] for plan in (before, after)]
+    return 0.0 if units[0] == units[1] else float("inf")
+
+
+class SimulatedForecast:
+    """What the adapter asks, answered by the simulator with given costs."""
+
+    def __init__(self, costs_of: CostsOf, *, move_s: MoveSeconds = stay) -> None:
+        self._costs_of = costs_of
+        self._move_s = move_s
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        """Return the seconds of a step; infinite where the plan cannot run, or a size was not measured."""
+        try:
+            return simulate(plan, self._costs(plan, state), steps=1, options=SimulationOptions(trace=False)).step_s
+        except (PlanError, ProfileError):
+            return math.inf
+
+    def rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
+        """Return the rates that monitors would report, in bytes per second."""
+        local = {name: make_local("off", plan, name) for name in _leaders(plan)}
+        options = SimulationOptions(trace=False, local=local)
+        simulate(plan, self._costs(plan, state), steps=1, options=options)
+        return {
+            (name, link.peer): link.bytes_per_s
+            for name, adapter in local.items()
+            for link in adapter.reports()
+            if link.bytes_per_s is not None
+        }
+
+    def ordered(self, plan: Plan, state: LinkState) -> Plan:
+        """Return the plan with the best order of work that a short search finds."""
+        if plan.schedule != "critical-path":
+            return plan
+        return with_hints(plan, self._costs(plan, state), effort=_EFFORT)
+
+    def move_s(self, before: Plan, after: Plan, state: LinkState) -> float:
+        """Return the seconds that it takes to go over to a plan; infinite where that cannot be done."""
+        return self._move_s(before, after, state)
+
+    def _costs(self, plan: Plan, state: LinkState) -> StepCosts:
+        costs = self._costs_of(plan)
+        return costs if state.calm else SlowedCosts(costs, state, len(plan.stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedStep:
+    """One step of a simulated run."""
+
+    step: int
+    begun_s: float
+    step_s: float
+    plan: Plan
+    """That it ran under."""
+    reason: str = ""
+    """Why its plan is not that of the step before."""
+    recuts: int = 0
+    """Micro-batches more than planned, on all devices."""
+
+
+def simulate_adapting(
+    plan: Plan,
+    costs_of: CostsOf,
+    *,
+    steps: int,
+    link_speed: Mapping[str, SpeedTrace],
+    boundary: BoundaryAdapter | None = None,
+    local: str = "off",
+    move_s: MoveSeconds = stay,
+) -> tuple[AdaptedStep, ...]:
+    """Run steps; links are named as costs name them, their speeds go by the seconds since the first step's begin.
+
+    `boundary` decides between steps; `local` is the name of what devices do by themselves (`policy.adapter.choice`).
+    Going over to a plan takes `move_s`.
+    """
+    done: list[AdaptedStep] = []
+    now_s, pending, reason = 0.0, None, ""
+    adapters: Mapping[str, LocalAdapter] = {name: make_local(local, plan, name) for name in _leaders(plan)}
+    for step in range(steps):
+        step_s, recuts = _run(plan, costs_of(plan), adapters, link_speed, now_s)
+        done.append(AdaptedStep(step=step, begun_s=now_s, step_s=step_s, plan=plan, reason=reason, recuts=recuts))
+        now_s, reason = now_s + step_s, ""
+        taken: Proposal | None = pending
+        pending = None
+        if taken is not None:
+            now_s += move_s(plan, taken.plan, LinkState())
+            plan, reason = taken.plan, taken.reason
+            adapters = {name: make_local(local, plan, name) for name in _leaders(plan)}
+        elif boundary is not None:
+            pending = boundary.advise(step, plan, {name: adapter.reports() for name, adapter in adapters.items()})
+    return tuple(done)
+
+
+def _run(
+    plan: Plan,
+    costs: StepCosts,
+    adapters: Mapping[str, LocalAdapter],
+    link_speed: Mapping[str, SpeedTrace],
+    now_s: float,
+) -> tuple[float, int]:
+    """Return the seconds of a step that begins now, and how many micro-batches it had more than planned."""
+    used = used_links(plan, costs)
+    speeds = {name: _later(trace, now_s) for name, trace in link_speed.items() if name in used}
+    options = SimulationOptions(
+        trace=False, link_speed=speeds, local=adapters, clock_offset_s=dict.fromkeys(adapters, now_s)
+    )
+    result = simulate(plan, costs, steps=1, options=options)
+    ran = sum(action.op.value == "F" for order in result.orders.values() for action in order)
+    planned = sum(len(stage.replica_spans(k)) for stage in plan.stages for k in range(len(stage.replicas)))
+    return result.step_s, ran - planned
+
+
+def _later(trace: SpeedTrace, by_s: float) -> SpeedTrace:
+    """Return a trace on a clock that begins so much later."""
+    return replace(trace, changes=tuple((time_s - by_s, speed) for time_s, speed in trace.changes))
+
+
+def _leaders(plan: Plan) -> tuple[str, ...]:
+    return tuple(replica.devices[0] for stage in plan.stages for replica in stage.replicas)
+
+
+def used_links(plan: Plan, costs: StepCosts) -> set[str]:
+    """Return the names of the links that the plan's stages send over."""
+    found: set[str] = set()
+    for stage, (here, there) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
+        for a, b in product(here.replicas, there.replicas):
+            up, down = (a.devices[0], b.devices[0]), (b.devices[0], a.devices[0])
+            found |= set(costs.transfer(*up, Direction.FORWARD, stage, Span(0, 1)).links)
+            found |= set(costs.transfer(*down, Direction.BACKWARD, stage + 1, Span(0, 1)).links)
+    return found

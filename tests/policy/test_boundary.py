@@ -1,0 +1,163 @@
+"""What the adapter decides between steps, asked without any simulator: a forecast that is a table."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+import four_sites
+from spantrain.core.links import LinkReport, LinkVerdict
+from spantrain.core.plan import Plan, WireFormat
+from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings
+from spantrain.policy.adapter.choice import make_boundary, make_local
+from spantrain.policy.adapter.paper import PaperBoundary
+from spantrain.policy.adapter.state import LinkState, Pair, Reports
+
+RATE = 100.0
+
+
+@dataclass(kw_only=True)
+class TableForecast:
+    """A step takes as long as its slowest link, and a little for each micro-batch; int8 sends a quarter."""
+
+    moving_s: float = 0.0
+    asked: list[LinkState] = field(default_factory=list)
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        self.asked.append(state)
+        parts = {WireFormat.NATIVE: 1.0, WireFormat.INT8: 0.25}
+        slowest = max(
+            parts[stage.wire_format] / state.speed(stage.devices[0], after.devices[0])
+            for stage, after in zip(plan.stages, plan.stages[1:], strict=False)
+        )
+        return slowest + 0.01 * sum(len(stage.micro_batches) for stage in plan.stages)
+
+    def rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
+        names = plan.devices
+        return {(names[a], names[b]): RATE * state.speed(names[a], names[b]) for a, b in four_sites.PAIRS}
+
+    def ordered(self, plan: Plan, state: LinkState) -> Plan:
+        return plan
+
+    def move_s(self, before: Plan, after: Plan, state: LinkState) -> float:
+        same = [stage.units for stage in before.stages] == [stage.units for stage in after.stages]
+        return 0.0 if same else self.moving_s
+
+
+def reports(plan: Plan, part: float, *, confidence: float = 1.0) -> Reports:
+    """All links at a part of their rate."""
+    names = plan.devices
+    found: dict[str, tuple[LinkReport, ...]] = {}
+    for a, b in four_sites.PAIRS:
+        link = LinkReport(
+            peer=names[b],
+            verdict=LinkVerdict.CALM,
+            bytes_per_s=RATE * part,
+            latency_s=None,
+            queued_s=0.0,
+            messages=12,
+            confidence=confidence,
+        )
+        found[names[a]] = (*found.get(names[a], ()), link)
+    return found
+
+
+def begun(settings: AutoSettings | None = None) -> tuple[Plan, TableForecast, AutoBoundary]:
+    """An adapter that has learned how its links are measured."""
+    plan, forecast = four_sites.plan(0.01), TableForecast(moving_s=math.inf)
+    boundary = AutoBoundary(plan, forecast, settings)
+    for step in range(3):
+        assert boundary.advise(step, plan, reports(plan, 0.9)) is None
+    assert not forecast.asked
+    return plan, forecast, boundary
+
+
+def test_a_rate_inside_the_band_is_not_looked_at():
+    plan, forecast, boundary = begun()
+    for part in (1.0, 0.8, 1.3, 0.78, 3.0):
+        assert boundary.advise(3, plan, reports(plan, part)) is None
+    assert not forecast.asked
+    assert boundary.state.calm
+
+
+def test_a_rate_a_little_outside_must_stay_there_for_two_steps():
+    _, _, boundary = begun()
+    plan = four_sites.plan(0.01)
+    assert boundary.advise(3, plan, reports(plan, 0.7)) is None
+    assert boundary.advise(4, plan, reports(plan, 0.9)) is None
+    assert boundary.advise(5, plan, reports(plan, 0.7)) is None
+    assert boundary.state.calm
+    boundary.advise(6, plan, reports(plan, 0.7))
+    assert boundary.state.speed("s0r0", "s1r0") == pytest.approx(0.7 / 0.9)
+
+
+def test_only_what_pays_is_taken_and_only_formats_that_are_allowed():
+    plan, forecast, boundary = begun()
+    proposal = boundary.advise(3, plan, reports(plan, 0.45))
+    assert proposal is not None, "coarser micro-batches cost less here"
+    assert all(stage.wire_format is WireFormat.NATIVE for stage in proposal.plan.stages)
+    assert all(
+        len(new.micro_batches) < len(old.micro_batches)
+        for new, old in zip(proposal.plan.stages, plan.stages, strict=True)
+    )
+    _, _, other = begun(AutoSettings(allowed=(WireFormat.INT8,)))
+    rounded = other.advise(3, plan, reports(plan, 0.45))
+    assert rounded is not None
+    assert [stage.wire_format for stage in rounded.plan.stages] == [*[WireFormat.INT8] * 3, WireFormat.NATIVE]
+    assert "int8 on cut 0, 1, 2" in rounded.reason
+    _, _, choosy = begun(AutoSettings(pays=0.5))
+    assert choosy.advise(3, plan, reports(plan, 0.45)) is None
+    assert forecast.asked
+
+
+def test_back_to_the_plans_own_without_any_simulation():
+    plan, forecast, boundary = begun()
+    proposal = boundary.advise(3, plan, reports(plan, 0.45))
+    assert proposal is not None
+    forecast.asked.clear()
+    back = boundary.advise(4, proposal.plan, reports(plan, 0.9))
+    assert back is not None
+    assert back.plan == plan
+    assert not forecast.asked
+    assert boundary.advise(5, plan, reports(plan, 0.9)) is None
+
+
+def test_rates_that_messages_do_not_agree_on_are_left_out():
+    plan, _, boundary = begun()
+    assert boundary.advise(3, plan, reports(plan, 0.2, confidence=0.2)) is None
+    assert boundary.state.calm
+
+
+def test_units_move_only_where_that_pays_in_time():
+    """Here every plan with other cuts is as fast as the best without, so nothing should move."""
+    plan = replace(four_sites.plan(0.01))
+    boundary = AutoBoundary(plan, TableForecast(moving_s=1e6))
+    for step in range(3):
+        boundary.advise(step, plan, reports(plan, 1.0))
+    proposal = boundary.advise(3, plan, reports(plan, 0.5))
+    assert proposal is not None
+    assert [stage.units for stage in proposal.plan.stages] == [stage.units for stage in plan.stages]
+
+
+def test_the_papers_rules_halve_the_ends_and_nothing_else():
+    plan = four_sites.plan(0.01, samples=96)
+    boundary = PaperBoundary(plan)
+    calm = boundary.advise(0, plan, reports(plan, 1.0))
+    assert calm is not None
+    sizes = [span.size for span in calm.plan.stages[0].micro_batches]
+    assert sizes == [8] * 8 + [4] * 8
+    assert boundary.advise(1, calm.plan, reports(plan, 1.0)) is None
+    poor = boundary.advise(2, calm.plan, reports(plan, 0.5))
+    assert poor is not None
+    assert [span.size for span in poor.plan.stages[0].micro_batches] == [4] * 8 + [8] * 4 + [4] * 8
+    assert "poor link" in poor.reason
+
+
+def test_adapters_have_names():
+    plan = four_sites.plan(0.01)
+    assert make_boundary("off", plan, TableForecast()) is None
+    for name in ("auto", "paper", "off"):
+        assert make_local(name, plan, "s0r0").reports() == ()
+    with pytest.raises(ValueError, match="no adapter is called 'fast'; there are auto, paper, off"):
+        make_local("fast", plan, "s0r0")
