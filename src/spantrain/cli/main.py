@@ -7,6 +7,7 @@ import typer
 
 from spantrain import __version__
 from spantrain.cli import commands, schedule, testbed
+from spantrain.cli.compare import compare
 from spantrain.cli.explain import explain
 from spantrain.cli.export import export, import_
 from spantrain.cli.plan import plan
@@ -31,6 +32,7 @@ app.command("plan")(plan)
 app.command("explain")(explain)
 app.command("simulate")(simulate)
 app.command("train")(train)
+app.command("compare")(compare)
 app.command("export")(export)
 app.command("import")(import_)
 app.command("validate")(validate)

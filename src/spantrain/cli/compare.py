@@ -1,0 +1,128 @@
+"""`spantrain compare`: the same training by every framework and every planner, on one emulated setting."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.options import (
+    ClusterFile,
+    Data,
+    Json,
+    NetworkTraceName,
+    NoNetwork,
+    Out,
+    Preset,
+    SequenceLength,
+    Tokenizer,
+    check_folder,
+    chosen_cluster,
+    chosen_model,
+    chosen_trace,
+    print_json,
+    session_options,
+)
+from spantrain.config.json_codec import render_json, to_json
+from spantrain.core.quantities import parse_bandwidth
+from spantrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from spantrain.app.compare import CompareRequest
+
+__all__ = ["compare"]
+
+_JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
+
+
+def compare(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")],
+    out: Out = Path("runs/compare"),
+    preset: Preset = None,
+    cluster: ClusterFile = None,
+    methods: Annotated[
+        str,
+        typer.Option(help="all, frameworks, strategies, baselines, or names with commas; the first is compared with."),
+    ] = "frameworks,auto,baselines",
+    steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3)] = 8,
+    rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1)] = 1,
+    global_batch: Annotated[int | None, typer.Option(help="Samples a step; default: by the devices.", min=1)] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of all links between sites, or between the hosts of a single one.")
+    ] = None,
+    network_speed: Annotated[
+        float, typer.Option(help="Part of all rates that links have, inside sites too: traffic weighs more.")
+    ] = 1.0,
+    devices_per_site: Annotated[int | None, typer.Option(help="Only so many of each site's devices.", min=1)] = None,
+    emulated_speed: Annotated[
+        float | None,
+        typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
+    ] = None,
+    data_sheets: Annotated[
+        bool, typer.Option("--data-sheets", help="Plan by data sheets; do not measure a profile first.")
+    ] = False,
+    network_trace: NetworkTraceName = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    sequence_length: SequenceLength = None,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    json_: Json = False,
+    no_network: NoNetwork = False,
+) -> None:
+    """Train the same samples with torch's frameworks and with our plans, on the same emulated devices and network."""
+    check_folder("--out", out)
+    request = _request(context)
+    from spantrain.app.compare import compare as run_comparison
+    from spantrain.app.compare_methods import METHODS, MethodKind
+    from spantrain.app.compare_picture import draw_comparison
+    from spantrain.cli.render_compare import CompareReporter, show_comparison
+
+    options = session_options(no_network=no_network, model=request.model)
+    with clean_interrupt("the comparison"), CompareReporter(tables=not json_) as reporter:
+        outcome = run_comparison(request, options, reporter)
+    document = to_json(outcome)
+    own = frozenset(name for name, method in METHODS.items() if method.kind is MethodKind.PLAN)
+    (out / _JSON_FILE).write_text(render_json(document) + "\n", encoding="utf-8")
+    (out / _PICTURE_FILE).write_text(draw_comparison(outcome, own), encoding="utf-8")
+    if json_:
+        print_json(document)
+    else:
+        show_comparison(outcome)
+    typer.echo(f"Wrote {out / _JSON_FILE} and {out / _PICTURE_FILE}", err=True)
+
+
+def _request(context: typer.Context) -> "CompareRequest":
+    given = context.params
+    chosen = chosen_cluster(given["preset"], given["cluster"])
+    spec = chosen_model(
+        given["model"], data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
+    )
+    from spantrain.app.compare import CompareRequest
+    from spantrain.app.compare_methods import methods_named
+
+    return CompareRequest(
+        cluster=chosen,
+        model=spec,
+        methods=methods_named([name.strip() for name in given["methods"].split(",") if name.strip()]),
+        out=given["out"],
+        steps=given["steps"],
+        rounds=given["rounds"],
+        global_batch=given["global_batch"],
+        devices_per_site=given["devices_per_site"],
+        bandwidth_bytes_per_s=_bandwidth(given["bandwidth"]),
+        network_speed=given["network_speed"],
+        emulated_speed=given["emulated_speed"],
+        seed=given["seed"],
+        network_trace=chosen_trace(given["network_trace"], emulated=not given["no_network"]),
+        measured=not given["data_sheets"],
+    )
+
+
+def _bandwidth(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_bandwidth(text)
+    except ValueError as error:
+        raise ConfigError(f"--bandwidth: {error}") from None

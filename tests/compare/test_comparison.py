@@ -1,0 +1,152 @@
+"""A real comparison in small: two sites, two devices, real workers, torch's own frameworks beside our runtime."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spantrain.app.compare import CompareRequest, compare
+from spantrain.app.compare_methods import METHODS, methods_named
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions
+from spantrain.cli.main import main
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.core.cluster import Cluster
+from spantrain.errors import ConfigError
+from spantrain.models.catalog import resolve_model
+from spantrain.testbed.testbed import why_unavailable
+
+TWO = """\
+name: two
+sites:
+  - name: a
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: a, backend: emulated, devices: {xavier-nx: 1}}
+  - name: b
+    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    hosts:
+      - {name: b, backend: emulated, devices: {tx2: 1}}
+links:
+  - {between: [a, b], bandwidth: 100 Mbit/s, latency: 1 ms}
+emulated_speed: 0.02
+"""
+
+
+class Listener(SilentReporter):
+    """Remembers what it is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.notes: list[str] = []
+
+    def show_scale(self, scale) -> None:
+        self.scale = scale
+
+    def show_method(self, name, figures) -> None:
+        self.shown.append(name)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def two() -> Cluster:
+    return parse_cluster(TWO, source="test")
+
+
+def request(out: Path, methods: str, **changes: object) -> CompareRequest:
+    fields = {
+        "cluster": two(),
+        "model": resolve_model("gpt2-tiny"),
+        "methods": methods_named(methods.split(",")),
+        "out": out,
+        "steps": 3,
+        "global_batch": 4,
+        "emulated_speed": 0.02,
+        "measured": False,
+    }
+    return CompareRequest(**{**fields, **changes})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_framework_learns_what_one_process_learns(tmp_path):
+    """Same samples, same seeds, same update: only then is it a comparison of speed."""
+    listener = Listener()
+    shaped = why_unavailable() is None
+    names = ",".join((*(name for name in METHODS if METHODS[name].kind == "framework"), "gpipe", "best-device"))
+    outcome = compare(request(tmp_path, names), SessionOptions(network=shaped), listener)
+    assert list(outcome.methods) == names.split(",") == listener.shown
+    assert outcome.refused == {}
+    for name, row in outcome.methods.items():
+        assert row.loss_error < 1e-4, (name, row.losses)
+        assert len(row.losses) == 3
+        assert row.samples_per_s > 0
+        assert row.peak_bytes > 4 * 4 * 300_000, "parameters, gradients and AdamW's state of half the model at least"
+        assert 0 < row.utilisation <= 1
+    if shaped:
+        crossing = {name: sum(row.bytes.values()) for name, row in outcome.methods.items()}
+        parameters = 2_400_000
+        assert crossing["ddp"] > 1.9 * parameters, "a sum there and one back"
+        assert crossing["best-device"] < parameters / 10
+        assert crossing["torch-gpipe"] == pytest.approx(crossing["torch-1f1b"], rel=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_cannot_run_is_told_and_the_rest_goes_on(tmp_path):
+    """Three samples among two devices: sums of equal batches cannot be; pipelines can."""
+    listener = Listener()
+    outcome = compare(request(tmp_path, "ddp,torch-gpipe", global_batch=3), SessionOptions(network=False), listener)
+    assert list(outcome.methods) == ["torch-gpipe"]
+    assert "3 samples" in outcome.refused["ddp"]
+    assert any("ddp does not run here" in note for note in listener.notes)
+    assert outcome.methods["torch-gpipe"].ratio_to_first == 1.0
+
+
+def test_real_devices_are_refused(tmp_path):
+    cluster = two()
+    real = replace(cluster, devices=(replace(cluster.devices[0], backend="cpu"), cluster.devices[1]))
+    with pytest.raises(ConfigError, match=f"{cluster.devices[0].name}: only emulated devices"):
+        request(tmp_path, "ddp", cluster=real)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--methods", "dpp"), "did you mean 'ddp'"),
+        (("--bandwidth", "fast"), "--bandwidth"),
+        (("--methods", "ddp", "--preset", "laptop"), "either --preset NAME or --cluster FILE"),
+        (("--methods", "ddp", "--network-trace", "drop-50", "--no-network"), "--network-trace"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(tmp_path, capsys, words, says):
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(TWO)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--cluster", str(cluster), "--model", "gpt2-tiny", "--out", str(out), *words])
+    assert ended.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_command_writes_json_and_a_picture(tmp_path, capsys):
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(TWO)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(
+            ["compare", "--cluster", str(cluster), "--model", "gpt2-tiny", "--methods", "ddp,auto", "--steps", "3",
+             "--global-batch", "4", "--emulated-speed", "0.02", "--data-sheets", "--no-network", "--json",
+             "--out", str(out)]
+        )  # fmt: skip
+    assert ended.value.code in (0, None)
+    document = json.loads(capsys.readouterr().out)
+    assert document["setting"]["methods"] == ["ddp", "auto"]
+    assert set(document["methods"]) == {"ddp", "auto"}
+    assert json.loads((out / "compare.json").read_text()) == document
+    assert (out / "compare.svg").read_text().startswith("<svg")
