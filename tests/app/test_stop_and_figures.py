@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.requests import resumed_run
-from spantrain.app.train import StopRequest, measured_step_s
+from spantrain.app.train import StopRequest
+from spantrain.app.train_outcome import measured_step_s
 from spantrain.errors import ConfigError
 from spantrain.runtime.barrier import StepOutcome
 

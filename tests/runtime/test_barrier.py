@@ -66,6 +66,25 @@ def test_an_abort_lets_everybody_go():
             waiting.result(PATIENCE_S)
 
 
+def test_who_asks_again_gets_the_same_verdict_and_the_next_step_waits_for_nobody_twice():
+    """Its answer was lost with the network: the report came, so it does not count anew."""
+    outcomes: list[StepOutcome] = []
+    barrier = barrier_of(TrainJob(steps=5), outcomes)
+    first, _ = both(barrier, 0)
+    assert barrier.report("a", report(0, None, 9.0)) == first
+    assert barrier.missing == ()
+    both(barrier, 1)
+    assert [outcome.step for outcome in outcomes] == [0, 1]
+
+
+def test_the_first_step_takes_its_time_from_its_begin():
+    outcomes: list[StepOutcome] = []
+    barrier = barrier_of(TrainJob(steps=5), outcomes)
+    barrier.begin(time.monotonic() + 100.0)
+    both(barrier, 0)
+    assert outcomes[0].duration_s < -90.0
+
+
 def test_it_knows_who_is_missing():
     barrier = barrier_of(TrainJob(steps=2), [])
     assert barrier.missing == ()

@@ -1,11 +1,10 @@
 """Real worker processes train what one process would have trained: losses, norms, held-out losses, checkpoints."""
 
 import contextlib
-import itertools
 import json
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.requests import resumed_run
 from spantrain.app.run_folder import DECISIONS_FILE
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.artefacts import write_profile
 from spantrain.config.decision_log import read_decisions
 from spantrain.core.job import TrainJob
@@ -25,6 +25,7 @@ from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
 from spantrain.errors import WorkerError
 from spantrain.models.data import open_dataset
+from spantrain.models.graph import build_graph
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
@@ -34,7 +35,9 @@ from spantrain.sim.replay import compare_all, replay, simulated_order
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-4
-JOB = TrainJob(steps=20, seed=5, learning_rate=0.02, warmup_steps=5, max_grad_norm=0.5, evaluate_every=10)
+JOB = TrainJob(
+    steps=20, seed=5, learning_rate=0.02, warmup_steps=5, max_grad_norm=0.5, evaluate_every=10, adapter="off"
+)
 THIRDS = [Span(0, 3), Span(3, 6), Span(6, 9)]
 UNEVEN = [[Span(0, 4), Span(4, 9)], THIRDS, [Span(0, 2), Span(2, 9)]]
 
@@ -46,12 +49,10 @@ class Running:
     session: Session
     logs: Path
     profile_of: object
-    generations: itertools.count = field(default_factory=lambda: itertools.count(1))
 
     def train(
         self, plan: Plan, job: TrainJob, out: Path, *, meanwhile=None, **fields
     ) -> tuple[TrainOutcome, list[StepOutcome]]:
-        plan = replace(plan, generation=next(self.generations))
         profile = self.profile_of(plan.cluster, plan.model, plan.dtype)
         out.mkdir(parents=True, exist_ok=True)
         write_profile(profile, out / "profile.json")
@@ -232,7 +233,6 @@ def test_resumed_run_is_the_unbroken_run(running, make_plan, spec_of, tmp_path):
     running.train(plan, replace(job, steps=4), tmp_path / "broken")
     assert {path.name for path in (tmp_path / "broken/checkpoint").iterdir()} == {"step-3", "step-4", "latest"}
     request = resumed_run(tmp_path / "broken", 9, tmp_path / "rest")
-    request = replace(request, plan=replace(request.plan, generation=next(running.generations)))
     rest, steps = running.go(request)
     assert [step.step for step in steps] == [4, 5, 6, 7, 8]
     # A static order of work adds in the same order: the same bits.
@@ -301,22 +301,27 @@ def test_bfloat16_learns(running, alone, make_plan, spec_of, tmp_path):
     assert outcome.losses != pytest.approx(exact, rel=1e-6)
 
 
-def test_a_rounded_cut_learns_as_the_exact_one_does(running, alone, make_plan, spec_of, tmp_path):
-    """The cut behind the first stage in bfloat16, held-out batches too; tied sums and the other cut stay exact."""
+@pytest.mark.parametrize("wire_format", [WireFormat.BFLOAT16, WireFormat.INT8])
+def test_a_rounded_cut_learns_as_the_exact_one_does(wire_format, running, alone, make_plan, spec_of, tmp_path):
+    """The cut behind the first stage is rounded, held-out batches too; tied sums and the other cut stay exact."""
     plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, "1f1b")
     first, *others = plan.stages
-    rounded = replace(plan, stages=(replace(first, wire_format=WireFormat.BFLOAT16), *others))
+    rounded = replace(plan, stages=(replace(first, wire_format=wire_format), *others))
     losses, _, held_out = alone("gpt2", JOB)
     sent = []
     for number, one in enumerate((plan, rounded)):
-        outcome, _ = running.train(one, JOB, tmp_path / str(number))
+        outcome, _ = running.train(one, replace(JOB, adapter="off"), tmp_path / str(number))
         sent.append(message_bytes(Path(outcome.trace), one))
     assert outcome.losses == pytest.approx(losses, rel=0.01)
     assert outcome.losses != pytest.approx(losses, rel=1e-7)
     assert held_out_of(outcome) == pytest.approx(held_out, rel=0.01)
     assert outcome.losses[-1] < outcome.losses[0]
-    exact, halved = sent
-    assert halved == {stages: size // 2 if stages == (0, 1) else size for stages, size in exact.items()}
+    exact, fewer = sent
+    cut = build_graph(plan.model).units[0]
+    native = WireFormat.NATIVE.forward_bytes(cut) + WireFormat.NATIVE.backward_bytes(cut)
+    assert exact[0, 1] % native == 0
+    per_sample = wire_format.forward_bytes(cut) + wire_format.backward_bytes(cut)
+    assert fewer == exact | {(0, 1): exact[0, 1] // native * per_sample}
 
 
 def message_bytes(path: Path, plan: Plan) -> dict[tuple[int, int], int]:

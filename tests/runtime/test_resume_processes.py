@@ -11,7 +11,8 @@ from made_up_runs import OneProcess
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.requests import resumed_run
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

@@ -10,7 +10,8 @@ from spantrain.app.plan import PlanOutcome, make_plan
 from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import DeviceFigures, LinkFigures, StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import DeviceFigures, LinkFigures, TrainOutcome
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.presets import load_preset
 from spantrain.core.job import TrainJob
@@ -90,14 +91,14 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         clock.lap("profile")
         planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
         reference = reference_to_profile(out / "profile.json", out / "plan.json")
-        planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
+        planned = replace(planned, plan=replace(planned.plan, profile=reference))
         write_plan(planned.plan, out / "plan.json")
         listener.show_plan(planned)
         clock.lap("plan")
         ours = _train(session, planned.plan, profile, options, options.steps, out, listener)
         clock.lap("train")
         assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
-        site_plan = replace(planned.single_site_plan, generation=2)
+        site_plan = planned.single_site_plan
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
         site = _train(session, site_plan, profile, options, options.baseline_steps, out / "single-site", listener)
         clock.lap("single site")

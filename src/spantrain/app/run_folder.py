@@ -29,6 +29,7 @@ __all__ = [
     "MeasuredStep",
     "RunContent",
     "RunRecord",
+    "free_name",
     "read_run_record",
     "write_run",
 ]
@@ -57,7 +58,7 @@ class RunRecord:
     """What was run, and medians over its steady steps (warm-up and evaluations left out)."""
 
     plan: str
-    """Name of the plan's file in the run's folder."""
+    """Name of the plan's file in the run's folder; of several, the last one that ran."""
     profile: str
     """Name of the profile's file in the run's folder, or its path from there."""
     schedule: str
@@ -72,6 +73,10 @@ class RunRecord:
     peak_held_samples: Mapping[str, int] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """By device: the most that its tensors held at once (`runtime.memory`)."""
+    first_step: int = 0
+    """Under the plan."""
+    earlier_plans: tuple[str, ...] = ()
+    """Names of the files of the plans that ran before it, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,7 @@ class RunContent:
     """All that a run has to leave."""
 
     plan: Plan
+    """The first one."""
     profile: Profile
     schedule: str
     optimizer: str
@@ -89,24 +95,32 @@ class RunContent:
     """By device, where it was measured."""
     trace: Trace
     decisions: tuple[DeviceDecisions, ...]
+    later_plans: Mapping[str, Plan] = field(default_factory=dict)
+    """Those that took over, in order, by the names of their files: the last one is what the figures are of."""
+    first_step: int = 0
+    """Under the last plan."""
 
 
 def write_run(folder: Path, content: RunContent) -> None:
     """Write all files of a run that has ended.
 
     The plan goes to plan.json and its profile to profile.json, unless other ones lie there that no run has put there:
-    those are left, and this run's go beside them (plan.trained.json, profile.trained.json). run.json names them.
+    those are left, and this run's go beside them (plan.trained.json, profile.trained.json). Plans that took over are
+    plan-1.json and so on, by generation. run.json names them.
 
     Raises:
         UsageError: something cannot be written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan_name, profile_name = _write_inputs(folder, content.plan, content.profile)
+    for name, plan in content.later_plans.items():
+        write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
+    names = (*_earlier(folder, plan_name), plan_name, *content.later_plans)
     start_s = min((interval.start_s for interval in content.trace.intervals), default=0.0)
     write_trace(_shifted(content.trace, -start_s), folder / TRACE_FILE)
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
-    write_artefact(_record(plan_name, profile_name, content), _FORMAT, folder / RUN_FILE)
+    write_artefact(_record(names, profile_name, content), _FORMAT, folder / RUN_FILE)
 
 
 def read_run_record(folder: Path) -> RunRecord | None:
@@ -119,11 +133,17 @@ def read_run_record(folder: Path) -> RunRecord | None:
     return read_artefact(RunRecord, _FORMAT, path) if path.exists() else None
 
 
+def free_name(folder: Path, stem: str) -> str:
+    """Return the name of a file that holds nothing, or what an earlier run wrote: STEM.json or STEM.trained.json."""
+    return _free(folder, stem, _written_before(folder)).name
+
+
 def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]:
     """Write plan and profile, or find them written; return their names."""
-    plan_path = folder / "plan.json"
-    if plan.profile is not None and (folder / plan.profile.path).is_file() and _holds(plan_path, plan):
-        return plan_path.name, plan.profile.path
+    for name in ("plan.json", f"plan-{plan.generation}.json"):
+        found = _profile_beside(folder / name, plan)
+        if found:
+            return name, found
     ours = _written_before(folder)
     if _holds_profile(folder / "profile.json", profile):
         ours = (*ours, "profile.json")
@@ -134,11 +154,16 @@ def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]
     return plan_path.name, profile_path.name
 
 
-def _holds(path: Path, plan: Plan) -> bool:
+def _profile_beside(path: Path, plan: Plan) -> str:
+    """Return the profile that a plan's file names, if it holds this plan, made from the same, and both are there."""
     try:
-        return read_plan(path) == plan
+        found = read_plan(path)
     except UsageError:
-        return False
+        return ""
+    if found.profile is None or not (path.parent / found.profile.path).is_file():
+        return ""
+    same_profile = plan.profile is None or plan.profile.sha256 == found.profile.sha256
+    return found.profile.path if same_profile and replace(plan, profile=found.profile) == found else ""
 
 
 def _holds_profile(path: Path, profile: Profile) -> bool:
@@ -154,7 +179,17 @@ def _written_before(folder: Path) -> tuple[str, ...]:
         record = read_run_record(folder)
     except UsageError:
         return ()
-    return (record.plan, record.profile) if record else ()
+    return (record.plan, *record.earlier_plans, record.profile) if record else ()
+
+
+def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
+    """Return the plans that ran here before the one of this name, where a run goes on under it."""
+    try:
+        record = read_run_record(folder)
+    except UsageError:
+        return ()
+    plans = (*record.earlier_plans, record.plan) if record else ()
+    return plans[: plans.index(plan)] if plan in plans else ()
 
 
 def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
@@ -162,12 +197,14 @@ def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
     return path if path.name in ours or not path.exists() else folder / f"{stem}.trained.json"
 
 
-def _record(plan: str, profile: str, content: RunContent) -> RunRecord:
+def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecord:
     steps = content.steps[-_MOST_STEPS:]
     durations_s = [step.duration_s for step in steps]
     devices = sorted(steps[0].busy_s)
     return RunRecord(
-        plan=plan,
+        plan=plans[-1],
+        earlier_plans=tuple(plans[:-1]),
+        first_step=content.first_step,
         profile=profile,
         schedule=content.schedule,
         optimizer=content.optimizer,

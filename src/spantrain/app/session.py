@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spantrain.app.reporter import Reporter
@@ -13,7 +13,7 @@ from spantrain.runtime.launcher import LocalWorkers, Placement
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
 
-__all__ = ["Session", "SessionOptions", "open_session"]
+__all__ = ["Generations", "Session", "SessionOptions", "open_session"]
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
 _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
@@ -38,6 +38,22 @@ class SessionOptions:
     """After what silence a worker of another machine is taken to be lost."""
 
 
+class Generations:
+    """Numbers the plans that the workers of a session run, one after another (DESIGN idea 8); 0 is for measuring."""
+
+    def __init__(self) -> None:
+        self._latest = 0
+
+    def following(self) -> int:
+        """Return the number of the next plan."""
+        self._latest += 1
+        return self._latest
+
+    def taken(self, generation: int) -> None:
+        """Note a number that a running plan has passed on to the one that takes over."""
+        self._latest = max(self._latest, generation)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """Workers that have joined and wait for orders."""
@@ -49,6 +65,7 @@ class Session:
     """What the links are: `testbed`, `loopback, unshaped` or `real`."""
     testbed: Testbed | None
     workers: LocalWorkers | None
+    generations: Generations = field(default_factory=Generations)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import torch
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.given import GIVEN, BatchDesk

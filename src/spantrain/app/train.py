@@ -1,46 +1,46 @@
 """Train a plan: plan and job in, losses and measurements out."""
 
-import math
-import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spantrain.app.adapt import adviser_of
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.plan_changes import PlanChanges
 from spantrain.app.predict import optimizer_state, predict
 from spantrain.app.reporter import Reporter
 from spantrain.app.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.session import Session
 from spantrain.app.tensorboard import ScalarWriter
+from spantrain.app.traced_run import open_trace
+from spantrain.app.train_outcome import (
+    HeldOutLoss,
+    TrainOutcome,
+    device_figures,
+    link_figures,
+    measured_step_s,
+    steady,
+)
 from spantrain.config.artefacts import from_json
+from spantrain.config.network_traces import NetworkTrace
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
-from spantrain.cost.tensor import normalised
 from spantrain.errors import ConfigError
+from spantrain.runtime.advice import Adviser, Advising
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.given import GIVEN, BatchDesk
 from spantrain.runtime.orders import TrainOrder, TrainResult
-from spantrain.sim.engine import SimulationResult
 
-__all__ = [
-    "DeviceFigures",
-    "HeldOutLoss",
-    "LinkFigures",
-    "Resume",
-    "StopRequest",
-    "TrainOutcome",
-    "TrainRequest",
-    "train",
-]
-
-_WARM_UP_STEPS = 2
+__all__ = ["Resume", "StopRequest", "TrainRequest", "train"]
 
 
 class StopRequest:
@@ -98,80 +98,10 @@ class TrainRequest:
     tensorboard: Path | None = None
     batches: BatchDesk | None = None
     """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceFigures:
-    """How one device was used, over the measured steps."""
-
-    kind: str
-    stage: int
-    sample_share: float
-    """Of the stage's samples."""
-    tensor_share: float
-    """Of each tensor that its replica divides, as planned; 1 on a device alone."""
-    utilisation: float
-    """Device time computing, over step time."""
-    utilisation_predicted: float
-    bubble_ratio: float
-    peak_held_samples: int
-    peak_bytes: int | None
-    """The most that its tensors held at once; by its allocator on CUDA, else without passing needs of operations."""
-    peak_bytes_predicted: int
-    """The same by the memory model over the simulated steps (`docs/memory.md`)."""
-    real_compute_ratio: float
-    """Seconds of real computation per second of device time (1 on real devices)."""
-    overrun_actions: int
-    overhead_median_s: float
-    """Runtime time per action outside computation and waiting."""
-    overhead_p90_s: float
-    """Nine of ten actions have less."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkFigures:
-    """What went from one device to another."""
-
-    bytes_sent: int
-    bytes_received: int
-    mean_bytes_per_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutLoss:
-    """The loss on a held-out batch, with the parameters after so many steps."""
-
-    steps_done: int
-    loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOutcome:
-    """What became of a run; the JSON that `spantrain train --json` ends with."""
-
-    losses: tuple[float, ...]
-    """Of every step since the first, those before a resume included."""
-    step_s_measured: float
-    """Median over the steps after the warm-up, evaluations left out."""
-    step_s_predicted: float
-    prediction_error_ratio: float
-    """Measured over predicted, minus one."""
-    samples_per_s: float
-    steps: int
-    """Done in all."""
-    devices: Mapping[str, DeviceFigures]
-    links: Mapping[str, LinkFigures]
-    generation: int
-    schedule: str
-    trace: str
-    """Path of the trace, or empty."""
-    checkpoint: str
-    """Path of the newest checkpoint, or empty."""
-    heldout_losses: tuple[HeldOutLoss, ...]
-    refused_messages: Mapping[str, int]
-    interrupted: bool
-    emulated: str
-    """What was emulated and what was real."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
+    adviser: Adviser | None = None
+    """Who looks for better plans while it runs; None: the job's adapter."""
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -186,7 +116,8 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
-    return _Run(session, request, stop, reporter).run()
+    plan = replace(request.plan, generation=session.generations.following())
+    return _Run(session, replace(request, plan=plan), stop, reporter).run()
 
 
 class _Run:
@@ -205,34 +136,55 @@ class _Run:
         )
         self._checkpoint = ""
         self._scalars = ScalarWriter(request.tensorboard)
+        self._network = open_trace(
+            request.network_trace, session.testbed, request.plan, request.profile, request.schedule
+        )
+        self._plans = PlanChanges(
+            request.plan, request.schedule, first_step=self._first_step, folder=request.out, tell=reporter.note
+        )
 
     def run(self) -> TrainOutcome:
         request = self._request
         plan = request.plan
-        barrier = StepBarrier(
-            devices=frozenset(plan.devices),
-            job=request.job,
-            global_batch=plan.global_batch,
-            stop_requested=lambda: self._stop.wanted,
-            on_step=lambda outcome: self._session.coordinator.later(lambda: self._on_step(outcome)),
-            can_checkpoint=request.checkpoints,
-        )
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
         self._reporter.run_begins(plan)
-        try:
+        self._network.prepare(request.job.steps - self._first_step, request.out)
+        with ExitStack() as stack:
+            stack.callback(self._network.end)
+            stack.callback(self._scalars.close)
             answers = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices},
-                barrier,
+                self._barrier(self._advising(stack)),
                 self._on_saved,
                 lambda: self._stop.at_once,
                 request.batches,
+                self._network.begin,
             )
-        finally:
-            self._scalars.close()
         results = {
             name: from_json(TrainResult, answer["result"], f"result of {name}") for name, answer in answers.items()
         }
         return self._outcome(results)
+
+    def _barrier(self, advising: Advising | None) -> StepBarrier:
+        request, later = self._request, self._session.coordinator.later
+        return StepBarrier(
+            devices=frozenset(request.plan.devices),
+            job=request.job,
+            global_batch=request.plan.global_batch,
+            stop_requested=lambda: self._stop.wanted,
+            on_step=lambda outcome: later(lambda: self._on_step(outcome)),
+            can_checkpoint=request.checkpoints,
+            advising=advising,
+        )
+
+    def _advising(self, stack: ExitStack) -> Advising | None:
+        request, later = self._request, self._session.coordinator.later
+        plan = replace(request.plan, schedule=request.schedule, alternatives=(), reasons=())
+        adviser = request.adviser or adviser_of(plan, request.profile, request.job)
+        if adviser is None:
+            return None
+        advising = Advising(adviser, plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
+        return stack.enter_context(advising)
 
     def _order(self) -> TrainOrder:
         request = self._request
@@ -254,7 +206,13 @@ class _Run:
         if outcome.loss is not None:
             self._losses.append(outcome.loss)
             self._reporter.step(outcome, self._request.job.steps)
-        self._scalars.write(outcome, self._request.plan.global_batch)
+        if outcome.switch is not None:
+            self._plans.done(outcome.switch)
+        if outcome.advice is not None:
+            self._session.generations.taken(outcome.advice.plan.generation)
+            self._plans.decided(outcome.step, outcome.advice)
+            self._reporter.run_begins(outcome.advice.plan)
+        self._scalars.write(outcome, self._request.plan.global_batch, self._network.rates_at(outcome.closed_s))
 
     def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
         """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
@@ -269,12 +227,13 @@ class _Run:
 
     def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         request = self._request
+        plan, schedule = self._plans.after(saved.step)
         return Manifest(
             step=saved.step,
-            model=request.plan.model,
-            plan=request.plan,
+            model=plan.model,
+            plan=plan,
             job=request.job,
-            schedule=request.schedule,
+            schedule=schedule,
             profile=request.profile_path,
             losses=tuple(self._losses[: saved.step]),
             ledger=self._ledger,
@@ -283,20 +242,12 @@ class _Run:
         )
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
-        request = self._request
-        plan = request.plan
-        measured_s = measured_step_s(self._outcomes)
-        predicted = predict(plan, request.profile, request.schedule, optimizer=optimizer_state(request.job))
-        ratio = max(result.real_compute_ratio for result in results.values())
-        if plan.cluster.emulated and ratio > MOST_REAL_COMPUTE:
-            self._reporter.note(too_fast(plan.cluster, ratio))
-        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
-            self._reporter.note(notice)
+        self._plans.ended(len(self._losses))
+        request, plan, schedule, outcomes = self._request, self._plans.plan, self._plans.schedule, self._last_steps()
+        measured_s = measured_step_s(outcomes)
+        predicted = predict(plan, request.profile, schedule, optimizer=optimizer_state(request.job))
+        self._say_what_was_odd(results)
         self._write(results)
-        refused: dict[str, int] = {}
-        for result in results.values():
-            for reason, count in result.refused.items():
-                refused[reason] = refused.get(reason, 0) + count
         return TrainOutcome(
             losses=tuple(self._losses),
             step_s_measured=measured_s,
@@ -304,10 +255,10 @@ class _Run:
             prediction_error_ratio=measured_s / predicted.step_s - 1.0,
             samples_per_s=plan.global_batch / measured_s,
             steps=len(self._losses),
-            devices={name: self._device(name, results[name], predicted) for name in plan.devices},
-            links=self._links(results),
+            devices={name: device_figures(plan, name, results[name], predicted, outcomes) for name in plan.devices},
+            links=link_figures(results, sum(outcome.duration_s for outcome in self._outcomes)),
             generation=plan.generation,
-            schedule=request.schedule,
+            schedule=schedule,
             trace=str(request.out / TRACE_FILE),
             checkpoint=self._checkpoint,
             heldout_losses=tuple(
@@ -315,10 +266,24 @@ class _Run:
                 for outcome in self._outcomes
                 if outcome.evaluation_loss is not None
             ),
-            refused_messages=refused,
+            refused_messages=_refused(results.values()),
             interrupted=self._stop.wanted,
             emulated=what_is_emulated(plan, self._session.network),
+            network_trace=self._network.figures(self._outcomes, request.out),
+            plan_changes=tuple(self._plans.changes),
         )
+
+    def _last_steps(self) -> list[StepOutcome]:
+        """Return the steps under the last plan."""
+        return [outcome for outcome in self._outcomes if outcome.step >= self._plans.first_step]
+
+    def _say_what_was_odd(self, results: Mapping[str, TrainResult]) -> None:
+        cluster = self._request.plan.cluster
+        ratio = max(result.real_compute_ratio for result in results.values())
+        if cluster.emulated and ratio > MOST_REAL_COMPUTE:
+            self._reporter.note(too_fast(cluster, ratio))
+        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
+            self._reporter.note(notice)
 
     def _write(self, results: Mapping[str, TrainResult]) -> None:
         """Leave in the run's folder what `spantrain validate` compares."""
@@ -327,12 +292,14 @@ class _Run:
             MeasuredStep(
                 duration_s=outcome.duration_s, busy_s=outcome.busy_s, peak_held_samples=outcome.peak_held_samples
             )
-            for outcome in _steady(self._outcomes)
+            for outcome in steady(self._last_steps())
         )
         content = RunContent(
             plan=request.plan,
+            later_plans=self._plans.files,
+            first_step=self._plans.first_step,
             profile=request.profile,
-            schedule=request.schedule,
+            schedule=self._plans.schedule,
             optimizer=optimizer_state(request.job),
             steps=steps,
             peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
@@ -341,57 +308,10 @@ class _Run:
         )
         write_run(request.out, content)
 
-    def _device(self, name: str, result: TrainResult, predicted: SimulationResult) -> DeviceFigures:
-        plan = self._request.plan
-        stage_index, replica_index = plan.place(name)
-        replicas = plan.stages[stage_index].replicas
-        own = replicas[replica_index]
-        steady = _steady(self._outcomes)
-        utilisation = statistics.fmean(outcome.busy_s[name] for outcome in steady) / statistics.fmean(
-            outcome.duration_s for outcome in steady
-        )
-        return DeviceFigures(
-            kind=plan.cluster.device_by_name[name].kind,
-            stage=stage_index,
-            sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
-            tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
-            utilisation=utilisation,
-            utilisation_predicted=predicted.utilisation[name],
-            bubble_ratio=max(0.0, 1.0 - utilisation),
-            peak_held_samples=max(outcome.peak_held_samples[name] for outcome in self._outcomes),
-            peak_bytes=result.peak_bytes,
-            peak_bytes_predicted=predicted.memory[name].tensor_bytes,
-            real_compute_ratio=result.real_compute_ratio,
-            overrun_actions=result.overrun_actions,
-            overhead_median_s=_quantile(result.overhead_s, 0.5),
-            overhead_p90_s=_quantile(result.overhead_s, 0.9),
-        )
 
-    def _links(self, results: Mapping[str, TrainResult]) -> dict[str, LinkFigures]:
-        total_s = sum(outcome.duration_s for outcome in self._outcomes)
-        return {
-            f"{source} -> {target}": LinkFigures(
-                bytes_sent=size,
-                bytes_received=results[target].received_bytes.get(source, 0) if target in results else 0,
-                mean_bytes_per_s=size / total_s,
-            )
-            for source, result in results.items()
-            for target, size in sorted(result.sent_bytes.items())
-            if size
-        }
-
-
-def measured_step_s(outcomes: Sequence[StepOutcome]) -> float:
-    """Return the median duration of the steps after the warm-up, evaluations left out."""
-    return statistics.median(outcome.duration_s for outcome in _steady(outcomes))
-
-
-def _quantile(values: Sequence[float], part: float) -> float:
-    """Return the value that this part of all values does not exceed; 0 of none."""
-    return sorted(values)[math.ceil(part * len(values)) - 1] if values else 0.0
-
-
-def _steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
-    trained = [outcome for outcome in outcomes if outcome.loss is not None]
-    calm = [outcome for outcome in trained if outcome.evaluation_loss is None]
-    return calm[_WARM_UP_STEPS:] or calm or trained
+def _refused(results: Iterable[TrainResult]) -> dict[str, int]:
+    """Return how many messages were turned away on all devices, by reason."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.refused)
+    return dict(total)

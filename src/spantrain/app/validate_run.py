@@ -94,7 +94,7 @@ def validate_run(folder: Path) -> RunValidation:
     record = read_run_record(folder)
     plan_path = folder / (record.plan if record else "plan.json")
     plan, profile = open_plan(plan_path)
-    trace = _read_trace(folder / TRACE_FILE, plan)
+    trace = _read_trace(folder / TRACE_FILE, plan).since(record.first_step if record else 0)
     logs = _read_logs(folder, plan)
     schedule = check_schedule(record.schedule if record else logs[0].schedule if logs else plan.schedule)
     predicted = predict(plan, profile, schedule, optimizer=record.optimizer if record and record.peak_bytes else None)

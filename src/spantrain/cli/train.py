@@ -4,26 +4,32 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from spantrain.cli import train_options as options
 from spantrain.cli.interrupt import graceful_interrupt
 from spantrain.cli.options import (
     ClusterFile,
     Data,
     Dtype,
+    EmulatedSpeed,
     Insecure,
     Json,
     Listen,
+    LostAfter,
+    NetworkTraceName,
     NoNetwork,
     Preset,
     SequenceLength,
     Tokenizer,
+    at_speed,
     check_dtype,
     check_folder,
     chosen_cluster,
     chosen_model,
+    chosen_trace,
     print_json,
     session_options,
 )
@@ -31,77 +37,96 @@ from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.models.data_choice import user_functions
-from spantrain.schedule.registry import SCHEDULE_NAMES, check_schedule
+from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.app.quick import QuickRequest
     from spantrain.app.session import SessionOptions
-    from spantrain.app.train import TrainOutcome, TrainRequest
+    from spantrain.app.train import TrainRequest
+    from spantrain.app.train_outcome import TrainOutcome
 
 __all__ = ["train"]
 
 _NO_OPTIONS = ("steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale")
 _JOB_OPTIONS = tuple(field.name for field in fields(TrainJob) if field.name not in _NO_OPTIONS)
 """Options that make up the job; a resumed run has them from its checkpoint."""
-_QUICK_OPTIONS = ("preset", "cluster", "data", "tokenizer", "sequence_length", "global_batch", "dtype")
+_QUICK_OPTIONS = (
+    "preset", "cluster", "data", "tokenizer", "sequence_length", "global_batch", "dtype", "emulated_speed",
+)  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 
 
 def train(
     context: typer.Context,
-    plan_path: Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")] = None,
-    model: Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")] = None,
+    plan_path: options.PlanPath = None,
+    model: options.Model = None,
     preset: Preset = None,
     cluster: ClusterFile = None,
     data: Data = None,
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
-    global_batch: Annotated[int, typer.Option(help="With --model: samples per optimizer step.", min=1)] = 32,
+    global_batch: options.GlobalBatch = 32,
     dtype: Dtype = "float32",
-    steps: Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)] = 100,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")] = None,
-    other_plan: Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")] = None,
-    schedule: Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3,
-    lr_schedule: Annotated[
-        str, typer.Option(help="constant; cosine or linear: down to zero at --decay-steps.")
-    ] = "constant",
-    warmup_steps: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 10,
-    decay_steps: Annotated[int, typer.Option(help="Where cosine and linear end.")] = 1000,
-    weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01,
-    max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
-    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = 0,
-    keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2,
-    evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0,
-    trace_steps: Annotated[int, typer.Option(help="The last so many steps go into trace.json.")] = 3,
-    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard scalars to this folder.")] = None,
+    emulated_speed: EmulatedSpeed = None,
+    steps: options.Steps = 100,
+    out: options.RunFolder = None,
+    resume: options.ResumeRun = None,
+    other_plan: options.OtherPlan = None,
+    schedule: options.Schedule = None,
+    optimizer: options.Optimizer = "adamw",
+    learning_rate: options.LearningRate = 3e-3,
+    lr_schedule: options.LrSchedule = "constant",
+    warmup_steps: options.WarmupSteps = 10,
+    decay_steps: options.DecaySteps = 1000,
+    weight_decay: options.WeightDecay = 0.01,
+    max_grad_norm: options.MaxGradNorm = 1.0,
+    seed: options.Seed = 0,
+    checkpoint_every: options.CheckpointEvery = 0,
+    keep_checkpoints: options.KeepCheckpoints = 2,
+    evaluate_every: options.EvaluateEvery = 0,
+    trace_steps: options.TraceSteps = 3,
+    tensorboard: options.Tensorboard = None,
+    adapter: options.Adapter = "auto",
+    allow_wire: options.AllowWire = None,
     json_: Json = False,
     no_network: NoNetwork = False,
+    network_trace: NetworkTraceName = None,
     listen: Listen = None,
+    lost_after: LostAfter = None,
     insecure: Insecure = False,
 ) -> None:
     """Train what a plan says, or go on where an earlier run stopped."""
-    if sum(given is not None for given in (plan_path, model, resume)) != 1:
+    _check_words(context)
+    where = session_options(no_network=no_network, listen=listen, insecure=insecure, lost_after=lost_after)
+    trace = chosen_trace(network_trace, emulated=not no_network and listen is None)
+    if model is not None:
+        _train_from_scratch(replace(_quick_request(context, model, out), network_trace=trace), where, json_)
+    else:
+        _train(replace(_request(context), network_trace=trace), where, json_)
+
+
+def _check_words(context: typer.Context) -> None:
+    """Refuse options that do not go together, and folders that cannot be written to."""
+    given = context.params
+    if sum(given[name] is not None for name in ("plan_path", "model", "resume")) != 1:
         raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
-    for option, folder in (("--out", out), ("--tensorboard", tensorboard)):
+    for option, folder in (("--out", given["out"]), ("--tensorboard", given["tensorboard"])):
         if folder is not None:
             check_folder(option, folder)
-    options = session_options(no_network=no_network, listen=listen, insecure=insecure)
-    if resume is None:
+    if given["resume"] is None:
         _refuse(context, ("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
-    if model is not None:
-        _train_from_scratch(_quick_request(context, model, out), options, json_)
-        return
-    _refuse(context, _QUICK_OPTIONS, "a plan and a checkpoint say this already; leave it out, or give --model")
-    if resume is not None:
-        request = _resumed_run(context, resume, other_plan, steps, out)
+    if given["model"] is None:
+        _refuse(context, _QUICK_OPTIONS, "a plan and a checkpoint say this already; leave it out, or give --model")
+
+
+def _request(context: typer.Context) -> "TrainRequest":
+    """Return what a plan, or an earlier run, says is to be trained."""
+    given = context.params
+    if given["resume"] is not None:
+        request = _resumed_run(context, given["resume"], given["other_plan"], given["steps"], given["out"])
     else:
-        assert plan_path is not None
-        request = _new_run(context, plan_path, steps, schedule, out)
-    _train(replace(request, tensorboard=tensorboard, keep_checkpoints=keep_checkpoints), options, json_)
+        request = _new_run(context, given["plan_path"], given["steps"], given["schedule"], given["out"])
+    return replace(request, tensorboard=given["tensorboard"], keep_checkpoints=given["keep_checkpoints"])
 
 
 def _new_run(
@@ -117,6 +142,7 @@ def _new_run(
 def _job(context: typer.Context, steps: int) -> TrainJob:
     given = {name: context.params[name] for name in _JOB_OPTIONS}
     given["max_grad_norm"] = given["max_grad_norm"] or None
+    given["allow_wire"] = tuple(dict.fromkeys(given["allow_wire"] or ()))
     try:
         return TrainJob(steps=steps, **given)
     except ValueError as error:
@@ -126,6 +152,8 @@ def _job(context: typer.Context, steps: int) -> TrainJob:
 def _quick_request(context: typer.Context, model: str, out: Path | None) -> "QuickRequest":
     given = context.params
     cluster = chosen_cluster(given["preset"], given["cluster"])
+    if given["emulated_speed"] is not None:
+        cluster = at_speed(cluster, given["emulated_speed"])
     check_dtype(given["dtype"])
     spec = chosen_model(
         model, data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
@@ -136,6 +164,7 @@ def _quick_request(context: typer.Context, model: str, out: Path | None) -> "Qui
 
     return QuickRequest(
         cluster=cluster,
+        own_speed=given["emulated_speed"] is not None,
         model=spec,
         job=job,
         out=out or run_folder_for(spec, datetime.datetime.now()),
@@ -199,7 +228,6 @@ def _train_from_scratch(request: "QuickRequest", session_options: "SessionOption
 
     stop = StopRequest()
     with graceful_interrupt(stop.ask), TerminalReporter(tables=not json_) as reporter:
-        reporter.note(f"The run's folder: {request.out}")
         outcome, run = quick_train(request, session_options, stop, reporter)
         reporter.show_training(outcome, run)
     if json_:

@@ -5,6 +5,7 @@ The coordinator's side
 coordinator     who is here, what each is to do, what became of it
 roster          what it knows of each worker
 barrier         the end of a step: all reports in, one verdict out
+advice          asks for a better plan beside training, and takes the answer at a barrier
 launcher        starts this machine's workers, notices when one ends
 nursery         the process that forks them, and takes them along when it ends
 checkpoint      files of tensors by the unsplit model's names, and a manifest that is written last
@@ -15,6 +16,9 @@ worker          joins, carries out orders one by one, leaves
 worker_settings what a worker is told when it starts
 own_functions   users' functions for data and loss: only those that a worker was started with
 trainer         one device's part of a training run
+own_part        all that it has of the plan that runs
+switch_plan     what a change of plan asks of each device: a pure plan
+switch          goes over to another plan between two steps
 stage_member    its groups, its units with the part of their parameters that it holds
 stage_actions   its actions in a step: those that its policy wants, or those that its leader tells
 driver          drives one replica's policy: asks it, computes, sends, receives
@@ -22,6 +26,7 @@ following       how the members of a tensor-parallel replica do the same in the 
 work            what every member does for an action, and for how long
 inbox           samples that have arrived, in pieces, until an action takes them
 rounding        what a cut's wire format does to tensors that are sent
+blockwise       numbers as small codes and a scale for each block of them
 feed            reads samples where they are needed
 given           batches that a user's own loop gives: a desk for it, a feed for devices
 exchange        who gives whom which blocks of tensors: a pure plan
@@ -41,6 +46,7 @@ memory          the most that a run took on its device
 
 Both
 
+compare         other frameworks on our workers, for a comparison
 orders          what the coordinator asks of a worker, and what it answers
 control         the control plane between them: joining, calls, heartbeats
 environment     the one place that reads environment variables

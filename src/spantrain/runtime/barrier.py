@@ -2,15 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
 from spantrain.errors import Interrupted
+from spantrain.runtime.advice import Advice, Advising
 from spantrain.runtime.orders import StepReport, Verdict
 
-__all__ = ["StepBarrier", "StepOutcome"]
+__all__ = ["StepBarrier", "StepOutcome", "SwitchFigures"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchFigures:
+    """What going over to a new plan took."""
+
+    duration_s: float
+    """Of the slowest device, from the verdict on."""
+    moved_bytes: int
+    """Of parameters and optimizer state, between devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +36,7 @@ class StepOutcome:
     grad_norm: float
     """0 where the update was skipped."""
     duration_s: float
-    """Since the barrier before closed (the first: since the run's start)."""
+    """Since the barrier before closed (the first: since all devices were ready)."""
     busy_s: Mapping[str, float]
     """Of each device."""
     peak_held_samples: Mapping[str, int]
@@ -34,6 +45,10 @@ class StepOutcome:
     closed_s: float
     skipped: bool = False
     """Whether gradients overflowed under float16, so that nothing was updated."""
+    advice: Advice | None = None
+    """The plan that takes over behind this step, and why."""
+    switch: SwitchFigures | None = None
+    """What it took to go over to this step's plan, where it was its first."""
 
 
 class StepBarrier:
@@ -48,6 +63,7 @@ class StepBarrier:
         stop_requested: Callable[[], bool],
         on_step: Callable[[StepOutcome], None],
         can_checkpoint: bool,
+        advising: Advising | None = None,
     ) -> None:
         self._devices = devices
         self._job = job
@@ -55,11 +71,16 @@ class StepBarrier:
         self._stop_requested = stop_requested
         self._on_step = on_step
         self._can_checkpoint = can_checkpoint
+        self._advising = advising
         self._reports: dict[int, dict[str, StepReport]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._closed = Condition()
         self._aborted: str | None = None
         self._last_closed_s = time.monotonic()
+
+    def begin(self, now_s: float) -> None:
+        """Count the first step's time from now on: all devices are ready for it, and none has begun."""
+        self._last_closed_s = now_s
 
     def report(self, device: str, report: StepReport) -> Verdict:
         """Bring one device's report; wait for the others; return what all do next.
@@ -69,6 +90,8 @@ class StepBarrier:
         """
         with self._closed:
             assert device in self._devices, f"{device} has no part in this run"
+            if report.step in self._verdicts:
+                return self._verdicts[report.step]  # asked again: the answer was lost on its way
             reports = self._reports.setdefault(report.step, {})
             reports[device] = report
             if len(reports) == len(self._devices):
@@ -98,7 +121,11 @@ class StepBarrier:
         now_s = time.monotonic()
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
-        self._verdicts[step] = self._verdict(step, outcome, _data_differs(reports))
+        verdict = self._verdict(step, outcome, _data_differs(reports))
+        advice = self._advice(step, reports) if outcome.loss is not None and not verdict.stop else None
+        if advice is not None:
+            verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
+        self._verdicts[step] = verdict
         self._verdicts.pop(step - 2, None)
         self._closed.notify_all()
         self._on_step(outcome)
@@ -118,7 +145,17 @@ class StepBarrier:
             sent_bytes={name: report.sent_bytes for name, report in reports.items()},
             closed_s=now_s,
             skipped=skipped,
+            switch=_switch_figures(ordered),
         )
+
+    def _advice(self, step: int, reports: Mapping[str, StepReport]) -> Advice | None:
+        """Take what was advised on earlier steps, and hand over this one's reports."""
+        if self._advising is None:
+            return None
+        advice = self._advising.take()
+        if advice is None:  # or these reports are of a plan that runs no longer
+            self._advising.ask(step, reports)
+        return advice
 
     def _mean(self, sums: list[float | None]) -> float | None:
         known = [value for value in sums if value is not None]
@@ -137,6 +174,16 @@ class StepBarrier:
             skip_update=outcome.skipped,
             data_differs=data_differs,
         )
+
+
+def _switch_figures(reports: Sequence[StepReport]) -> SwitchFigures | None:
+    switches = [report.switch for report in reports if report.switch is not None]
+    if not switches:
+        return None
+    return SwitchFigures(
+        duration_s=max(switch.duration_s for switch in switches),
+        moved_bytes=sum(switch.received_bytes for switch in switches),
+    )
 
 
 def _data_differs(reports: Mapping[str, StepReport]) -> str:

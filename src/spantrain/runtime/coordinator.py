@@ -13,6 +13,7 @@ from spantrain.config.artefacts import from_json, to_json
 from spantrain.errors import PeerLostError, UsageError, WorkerError
 from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.compare.order import FrameworkOrder
 from spantrain.runtime.control.heartbeat import FailureDetector
 from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
@@ -46,6 +47,7 @@ _KINDS: Mapping[type, str] = {
     ComputeOrder: "compute",
     ConnectOrder: "connect",
     EchoOrder: "echo",
+    FrameworkOrder: "framework",
     LinkOrder: "link",
     TrainOrder: "train",
 }
@@ -54,6 +56,10 @@ _MEETING_S = 25.0
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 0.5
 """Who waits in a collective for one that is lost will not hear in time; its heartbeats tell it later."""
+
+
+def _ignore(_begun_s: float) -> None:
+    """Hear of it, and do nothing."""
 
 
 class Coordinator:
@@ -76,11 +82,15 @@ class Coordinator:
         self._members: dict[str, Member] = {}
         self._changed = threading.Condition()
         self._order_ids = itertools.count()
+        self._patience_s = heartbeat_timeout_s
         self._detector = FailureDetector(timeout_s=heartbeat_timeout_s)
         self._meeting = Meeting()
         self._group: frozenset[str] = frozenset()
         """The devices whose orders belong together."""
         self._ready: set[str] = set()
+        self._to_begin: set[str] = set()
+        """Those of the group that are ready for their first step."""
+        self._on_begin: Callable[[float], None] = _ignore
         """Those of the group that have admitted the others."""
         self._barrier: StepBarrier | None = None
         self._on_progress: ProgressListener | None = None
@@ -100,6 +110,7 @@ class Coordinator:
                 "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
                 "progress": self._progress,
                 "ready": self._await_group,
+                "begin": self._await_begin,
                 "commit_step": self._commit_step,
                 "checkpoint_saved": self._checkpoint_saved,
                 "meeting_point": self._meeting_point,
@@ -170,8 +181,11 @@ class Coordinator:
         until: Sequence[str] = (),
         on_progress: ProgressListener | None = None,
         should_abort: Callable[[], bool] = lambda: False,
+        on_begin: Callable[[float], None] = _ignore,
     ) -> dict[str, dict[str, Any]]:
         """Give each device an order and wait for the results of `until` (default: of all); end the others.
+
+        `on_begin` hears when all were ready for their first step, on this machine's monotonic clock, if they say so.
 
         Raises:
             WorkerError, PeerLostError: a device failed or went away; all others have been told to stop.
@@ -183,7 +197,8 @@ class Coordinator:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
-            self._group, self._ready, self._meeting = frozenset(orders), set(), Meeting()
+            self._group, self._ready, self._to_begin = frozenset(orders), set(), set()
+            self._on_begin, self._meeting = on_begin, Meeting()
             self._changed.notify_all()
         try:
             self._wait_for_results(awaited, orders, should_abort)
@@ -203,6 +218,7 @@ class Coordinator:
         on_saved: Callable[[SavedFile], Sequence[int]],
         should_abort: Callable[[], bool],
         batches: BatchDesk | None = None,
+        on_begin: Callable[[float], None] = _ignore,
     ) -> dict[str, dict[str, Any]]:
         """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a desk.
 
@@ -211,7 +227,7 @@ class Coordinator:
         """
         self._barrier, self._on_saved, self._batches = barrier, on_saved, batches
         try:
-            return self.perform(orders, should_abort=should_abort)
+            return self.perform(orders, should_abort=should_abort, on_begin=on_begin)
         finally:
             self._barrier, self._on_saved, self._batches = None, None, None
 
@@ -293,7 +309,7 @@ class Coordinator:
                 raise RemoteRefusal(f"device {device} has joined already")
             self._name_by_peer[name] = device
             self._detector.on_heartbeat(time.monotonic(), device)
-        return {"device": device}
+        return {"device": device, "patience_s": self._patience_s}
 
     def _device_of_rank(self, name: str) -> str:
         rank = name.removeprefix(RANK_PREFIX)
@@ -352,12 +368,26 @@ class Coordinator:
 
     def _await_group(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
         """Let go when all of the group have admitted each other, so that none dials a peer that would refuse it."""
+        return self._await_all(peer, self._ready)
+
+    def _await_begin(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
+        """Let go when all of the group are ready for their first step: time and network traces count from then on."""
+        with self._changed:
+            self._to_begin.add(self._name_by_peer[peer])
+            if self._group <= self._to_begin:
+                begun_s = time.monotonic()
+                if self._barrier is not None:
+                    self._barrier.begin(begun_s)
+                self.later(functools.partial(self._on_begin, begun_s))
+        return self._await_all(peer, self._to_begin)
+
+    def _await_all(self, peer: str, come: set[str]) -> dict[str, Any]:
         name = self._name_by_peer[peer]
         with self._changed:
-            self._ready.add(name)
+            come.add(name)
             self._changed.notify_all()
             order = self._members[name].order
-            while not self._group <= self._ready and not self._closing:
+            while not self._group <= come and not self._closing:
                 if order is not None and self._members[name].ended_orders >= order[0]:
                     raise RemoteRefusal(self._members[name].reason)
                 self._changed.wait(_TICK_S)

@@ -19,13 +19,13 @@ from typing import Protocol
 
 import torch
 
-from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.parts import TensorPart
 from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.exchange import Block, Box, boxes_of, chunks_of, missing_text, place_of, plan_fetch
 
-__all__ = ["Exchange", "Group", "Post", "Source"]
+__all__ = ["Described", "Exchange", "Group", "Post", "Source"]
 
 _CHUNK_BYTES = 4 * 2**20
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
@@ -42,6 +42,18 @@ class Post(Protocol):
 
     def receive(self, lane: str) -> torch.Tensor:
         """Wait for the tensor of a lane, which names its sender."""
+
+
+class Described(Protocol):
+    """What is known of a file without reading it."""
+
+    @property
+    def device(self) -> str:
+        """That wrote it."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What is in it, by stored name."""
 
 
 class Source(Protocol):
@@ -78,7 +90,7 @@ class Group:
 class Exchange:
     """One device's part in an exchange."""
 
-    def __init__(self, group: Group, files: Mapping[str, StoredFile], source: Source, post: Post | None) -> None:
+    def __init__(self, group: Group, files: Mapping[str, Described], source: Source, post: Post | None) -> None:
         """Take part; `post` may be None where there are no peers."""
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
@@ -88,6 +100,8 @@ class Exchange:
         self._stored: dict[str, StoredTensor] = {
             name: stored for file in files.values() for name, stored in file.tensors.items()
         }
+        self.taken_bytes = 0
+        """Of what other devices gave."""
 
     def run(self, wanted: Mapping[str, TensorPart]) -> dict[str, torch.Tensor]:
         """Return the parts wanted, on the CPU, having given the others theirs.
@@ -184,6 +198,7 @@ class Exchange:
         for blocks in request.values():
             for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
                 flat = self._receive(f"{_GIVE}:{peer}:{number}")
+                self.taken_bytes += flat.nbytes
                 self._fill(taken, wanted, group, self._unpack(peer, group, flat))
                 number += 1
 

@@ -7,10 +7,13 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.job import TrainJob
+from spantrain.core.links import LinkReport
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.runtime.compare.order import FrameworkOrder
+from spantrain.transport.interface import PeerAddress
 
 __all__ = [
     "ComputeOrder",
@@ -22,6 +25,7 @@ __all__ = [
     "Order",
     "PeerEntry",
     "StepReport",
+    "SwitchReport",
     "TrainOrder",
     "TrainResult",
     "Verdict",
@@ -36,6 +40,11 @@ class PeerEntry:
     endpoint: str
     """Empty where it can't be dialled: then it dials."""
     public_key: str
+
+    @property
+    def address(self) -> PeerAddress:
+        """The same as a mailbox takes it."""
+        return PeerAddress(name=self.name, endpoint=self.endpoint, public_key=self.public_key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +150,16 @@ class TrainResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwitchReport:
+    """What it took a device to go over to a new plan."""
+
+    duration_s: float
+    """From the verdict to the first action that it may run."""
+    received_bytes: int
+    """Of parameters and optimizer state, from other devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What a worker brings to the barrier at the end of a step."""
 
@@ -158,7 +177,11 @@ class StepReport:
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     """To each peer, since the run began."""
     data_digest: str | None = None
-    """Of the data that it reads, in its first report; None where it reads none."""
+    """Of the data that it reads, in its first report under each plan that moves units; None where it reads none."""
+    switch: SwitchReport | None = None
+    """In the first step under a new plan."""
+    links: tuple[LinkReport, ...] = ()
+    """What it knows of the links to its peers, if it leads a replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +196,8 @@ class Verdict:
     """Under float16: gradients overflowed somewhere, so nobody updates and all lower the loss scale."""
     data_differs: str = ""
     """Who reads other data than whom; empty: all read the same."""
+    plan: Plan | None = None
+    """What all run from the next step on, in its own schedule; None: what they run now."""
 
 
-Order = ComputeOrder | ConnectOrder | EchoOrder | LinkOrder | TrainOrder
+Order = ComputeOrder | ConnectOrder | EchoOrder | FrameworkOrder | LinkOrder | TrainOrder

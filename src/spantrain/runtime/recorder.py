@@ -39,17 +39,30 @@ class Recorder:
         self._offset_s = clock_offset_s
         self._steps: deque[_StepRecord] = deque(maxlen=steps)
         self._now = _StepRecord()
+        self._switched: list[Interval] = []
+        """For the record of the step to come."""
         self.figures = StepFigures()
 
     def begin_step(self) -> None:
         """Start new figures; what comes belongs to this step."""
         self.figures = StepFigures()
-        self._now = _StepRecord()
+        self._now = _StepRecord(intervals=self._switched)
+        self._switched = []
         self._steps.append(self._now)
 
     def end_steps(self) -> None:
         """Take what comes as belonging to no step."""
         self.figures, self._now = StepFigures(), _StepRecord()
+
+    def switched(self, name: str, step: int, start_s: float, end_s: float) -> None:
+        """Note the change to the plan that the steps from this one on have; decisions under another one are dropped.
+
+        They could not be made again: the log is of one plan.
+        """
+        for record in self._steps:
+            record.decisions.clear()
+        self._interval("compute", name, step, start_s, end_s)
+        self._switched = [self._now.intervals.pop()]
 
     def computed(self, name: str, step: int, start_s: float, end_s: float, *, held_samples: int) -> None:
         """Note a piece of computation, and how many samples are held after it."""

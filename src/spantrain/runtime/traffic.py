@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from spantrain.transport.interface import PeerCounters
-from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.interface import MailboxLike, PeerCounters
 
 __all__ = ["Traffic"]
 
@@ -11,7 +10,7 @@ __all__ = ["Traffic"]
 class Traffic:
     """What went to each peer and came from it since this was made."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: MailboxLike) -> None:
         self._mailbox = mailbox
         self._before = mailbox.counters().peers
 

@@ -5,33 +5,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed import Store
-
 from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data import open_dataset
 from spantrain.models.device import Device, EmulatedDevice, real_compute_ratio
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
-from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.given import GIVEN, GivenFeed
-from spantrain.runtime.gradients import StageSum
 from spantrain.runtime.memory import forget_peak, peak_bytes
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.orders import PeerEntry, StepReport, TrainOrder, TrainResult, Verdict
-from spantrain.runtime.posts import DriverPost, MailboxPost
+from spantrain.runtime.orders import PeerEntry, StepReport, SwitchReport, TrainOrder, TrainResult, Verdict
+from spantrain.runtime.own_part import OwnPart, Surroundings, own_part
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.scaling import GradientScaling
-from spantrain.runtime.stage_actions import StageActions
 from spantrain.runtime.stage_member import join_stage
-from spantrain.runtime.tied import TiedSums, tied_across_stages
+from spantrain.runtime.switch import OpenGroups, take_over
 from spantrain.runtime.traffic import Traffic
-from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.interface import MailboxLike
 
 __all__ = ["Colleagues", "TrainSession"]
 
@@ -42,17 +38,18 @@ _OVERHEADS_KEPT = 10_000
 class Colleagues:
     """How a worker reaches the others: data, barrier, meeting point, and the news that the run is off."""
 
-    mailbox: Mailbox
+    mailbox: MailboxLike
     admit: Callable[[int, tuple[PeerEntry, ...]], None]
     """(generation, peers): returns when all of them have admitted each other."""
     commit_step: Callable[[StepReport], Verdict]
-    meet: Callable[[int, int, bool], Store]
-    """(generation, stage, leads) -> the store where the devices of a stage meet."""
+    open_groups: OpenGroups
     checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
     """Returns the steps whose checkpoints are not kept any longer."""
     ask_given: Callable[[dict[str, Any]], dict[str, Any]]
     """What to do next, and rows of batches, where a user's own loop gives them (`runtime.given`)."""
     check_abort: Callable[[], None]
+    begin: Callable[[], None]
+    """Returns when all devices of the run are ready for their first step."""
     clock_offset_s: float
 
 
@@ -61,79 +58,57 @@ class TrainSession:
 
     def __init__(self, order: TrainOrder, name: str, device: Device, colleagues: Colleagues) -> None:
         self._order = order
-        self._plan = order.plan
         self._job = order.job
-        self._name = name
         self._colleagues = colleagues
-        self._device = device
         self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
-        colleagues.admit(self._plan.generation, order.peers)
+        colleagues.admit(order.plan.generation, order.peers)
         self._traffic = Traffic(colleagues.mailbox)
         forget_peak(device)
-        self._build()
-
-    def _build(self) -> None:
-        self._member = join_stage(
-            self._plan,
-            self._name,
-            self._device,
-            graph=self._order.graph,
-            seed=self._job.seed,
-            meet=self._colleagues.meet,
-        )
-        with ExitStack() as undo:
-            undo.callback(self._member.groups.close)
-            self._prepare()
-            undo.pop_all()
-
-    def _prepare(self) -> None:
-        """Make all that a step needs besides the stage's units."""
-        plan = self._plan
-        self._stage_index = self._member.stage_index
-        self._parameters = self._member.executor.named_parameters()
-        self._optimizer = build_optimizer(self._job, self._parameters.values())
+        self._peak_bytes = 0
+        """Under the plans that have run before the present one."""
         self._training = self._feed(held_out=False)
         self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
-        self._checkpoints = DeviceCheckpoints(
-            self._order.output_dir,
-            self._name,
-            holding_of(plan, self._name, self._member.graph, self._parameters, self._member.parts.own),
-            self._optimizer,
-            self._colleagues.checkpoint_saved,
-        )
-        self._scaling = GradientScaling(
-            self._job, plan.dtype, self._order.checkpoint.scalars if self._order.checkpoint else {}
-        )
-        self._actions = StageActions(
-            plan=plan,
-            schedule=self._order.schedule,
-            name=self._name,
-            member=self._member,
-            device=self._device,
-            mailbox=self._colleagues.mailbox,
+        self._here = Surroundings(
+            name=name,
+            device=device,
+            graph=order.graph,
+            job=order.job,
+            mailbox=colleagues.mailbox,
             feed=self._training,
             recorder=self._recorder,
-            check_abort=self._colleagues.check_abort,
+            check_abort=colleagues.check_abort,
         )
-        self._stage_sum = StageSum(
-            self._member.groups, self._member.parts, levels=self._member.unlike, partial=self._member.partial
+        self._part = self._first_part()
+        self._since_step = order.first_step
+        """The first step of the present plan."""
+        self._switch_report: SwitchReport | None = None
+        """To be told with the next report."""
+        self._checkpoints = DeviceCheckpoints(
+            order.output_dir, name, self._part.holding, self._part.optimizer, colleagues.checkpoint_saved
         )
-        self._tied_sums = TiedSums(
-            tied_across_stages(plan, self._stage_index, self._member.graph, self._member.units),
-            plan=plan,
-            stage_index=self._stage_index,
-            driver=self._actions.driver,
-            stage_sum=self._stage_sum,
-            recorder=self._recorder,
+        self._scaling = GradientScaling(
+            order.job, order.plan.dtype, order.checkpoint.scalars if order.checkpoint else {}
         )
 
+    def _first_part(self) -> OwnPart:
+        order, here = self._order, self._here
+        groups = self._colleagues.open_groups(order.plan, order.plan.place(here.name)[0])
+        member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
+        with ExitStack() as undo:
+            undo.callback(groups.close)
+            optimizer = build_optimizer(order.job, member.executor.named_parameters().values())
+            part = own_part(here, order.plan, order.schedule, member, optimizer)
+            undo.pop_all()
+        return part
+
     def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
-        if self._plan.model.dataset == GIVEN:
+        plan = self._order.plan
+        if plan.model.dataset == GIVEN:
             return GivenFeed(self._colleagues.ask_given, self._colleagues.check_abort)
         return SampledFeed(
-            open_dataset(self._plan.model, held_out=held_out),
-            global_batch=self._plan.global_batch,
+            open_dataset(plan.model, held_out=held_out),
+            global_batch=plan.global_batch,
             seed=self._job.seed,
             same_every_step=held_out,
             first_step=self._order.first_step,
@@ -147,34 +122,30 @@ class TrainSession:
             with self._checkpoints:
                 self._train()
         finally:
-            self._member.groups.close()
-            self._member.executor.discard()
+            self._part.member.groups.close()
+            self._part.member.executor.discard()
         return self._result()
 
     def _resume(self) -> None:
         """Begin with what a checkpoint holds, if there is one; all devices of the run do so together."""
-        order, plan = self._order, self._plan
-        address = {"generation": plan.generation, "step": order.first_step}
-        post = (
-            DriverPost(self._actions.driver, **address)
-            if self._actions.driver
-            else MailboxPost(self._colleagues.mailbox, **address, check_abort=self._colleagues.check_abort)
-        )
-        group = group_of(plan.cluster, self._name, plan.devices)
+        order = self._order
+        group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
+        post = self._part.post(self._here, order.first_step)
         self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
 
     def _train(self) -> None:
         step = self._order.first_step
+        self._colleagues.begin()
         evaluate = True
         while True:
             if isinstance(self._training, GivenFeed) and not self._training.next_step(step, self._save):
                 break
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
-            self._scaling.begin(self._member.executor)
-            loss_sum = self._actions.run_step(step)
+            self._scaling.begin(self._part.member.executor)
+            loss_sum = self._part.actions.run_step(step)
             self._sum_gradients(step)
-            overflow = self._scaling.unscale(self._parameters.values())
+            overflow = self._scaling.unscale(self._part.parameters.values())
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
             step += 1
@@ -183,88 +154,118 @@ class TrainSession:
             evaluate = verdict.evaluate
             if verdict.stop:
                 break
+            if verdict.plan is not None:
+                self._switch(verdict.plan, step)
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
+
+    def _switch(self, plan: Plan, step: int) -> None:
+        """Go over to another plan before a step, together with all other devices."""
+        start_s = time.monotonic()
+        part = self._part
+        # Users' functions for the model were checked against those that this worker may call.
+        plan = replace(plan, model=part.plan.model)
+        self._colleagues.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
+        self._peak_bytes = self._peak()
+        self._part, received_bytes = take_over(
+            self._here, part, plan, step=step, open_groups=self._colleagues.open_groups
+        )
+        self._checkpoints.hold(self._part.holding, self._part.optimizer)
+        self._since_step = step
+        end_s = time.monotonic()
+        self._recorder.switched(f"change to plan {plan.generation}", step, start_s, end_s)
+        self._switch_report = SwitchReport(duration_s=end_s - start_s, received_bytes=received_bytes)
 
     def _save(self, steps_done: int) -> None:
         self._checkpoints.save(steps_done, self._scaling.scalars)
 
     def _evaluate(self, step: int) -> float | None:
-        return self._actions.evaluate(step, self._held_out) if self._held_out else None
+        return self._part.actions.evaluate(step, self._held_out) if self._held_out else None
 
     def _sum_gradients(self, step: int) -> None:
         """Sum over the replicas of this stage, then over the stages that share a parameter."""
+        part = self._part
         start_s = time.monotonic()
-        self._stage_sum.run(self._parameters)
-        if self._stage_sum.sums:
+        part.stage_sum.run(part.parameters)
+        if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
-        self._tied_sums.run(step, self._parameters)
+        part.tied_sums.run(step, part.parameters)
 
     def _commit(
         self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
     ) -> Verdict:
-        figures = self._recorder.figures
-        self._overhead_s.extend(figures.overhead_s)
-        square = self._stage_sum.square(self._parameters, leave_out=self._tied_sums.counted_elsewhere)
-        if overflow and square is not None:
-            square = 0.0
-        reads_data = step == self._order.first_step and self._stage_index in (0, len(self._plan.stages) - 1)
-        _check_finite(step, {"loss": loss_sum, "squared gradient norm": square, "held-out loss": evaluation})
-        verdict = self._colleagues.commit_step(
-            StepReport(
-                generation=self._plan.generation,
-                step=step,
-                loss_sum=loss_sum,
-                grad_square=square,
-                overflow=overflow,
-                busy_s=figures.busy_s,
-                peak_held_samples=figures.peak_held_samples,
-                evaluation_loss_sum=evaluation,
-                sent_bytes=self._traffic.sent(),
-                data_digest=self._training.digest if reads_data else None,
-            )
-        )
+        report = self._report(step, loss_sum, evaluation, overflow=overflow)
+        self._switch_report = None
+        verdict = self._colleagues.commit_step(report)
         if verdict.data_differs:
             raise ConfigError(
-                f"data {self._plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs and "
-                "labels would not match. Give all of them the same files with --data PATH (stdlib-text needs the same "
-                "Python version everywhere)"
+                f"data {self._part.plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs "
+                "and labels would not match. Give all of them the same files with --data PATH (stdlib-text needs the "
+                "same Python version everywhere)"
             )
         return verdict
 
+    def _report(self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool) -> StepReport:
+        part, figures = self._part, self._recorder.figures
+        self._overhead_s.extend(figures.overhead_s)
+        square = part.stage_sum.square(part.parameters, leave_out=part.tied_sums.counted_elsewhere)
+        if overflow and square is not None:
+            square = 0.0
+        _check_finite(step, {"loss": loss_sum, "squared gradient norm": square, "held-out loss": evaluation})
+        return StepReport(
+            generation=part.plan.generation,
+            step=step,
+            loss_sum=loss_sum,
+            grad_square=square,
+            overflow=overflow,
+            busy_s=figures.busy_s,
+            peak_held_samples=figures.peak_held_samples,
+            evaluation_loss_sum=evaluation,
+            sent_bytes=self._traffic.sent(),
+            data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
+            switch=self._switch_report,
+            links=part.actions.driver.link_reports() if part.actions.driver else (),
+        )
+
     def _update(self, step: int, verdict: Verdict) -> None:
+        optimizer = self._part.optimizer
         self._scaling.settle(skipped=verdict.skip_update)
         if verdict.skip_update:
-            self._optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             return
         factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
         if factor < 1.0:
-            for parameter in self._parameters.values():
+            for parameter in self._part.parameters.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
-        for group in self._optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate(self._job, step)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _peak(self) -> int:
+        part = self._part
+        return max(self._peak_bytes, peak_bytes(self._here.device, part.member.executor, part.optimizer))
 
     def _result(self) -> TrainResult:
+        device = self._here.device
         return TrainResult(
             trace=self._recorder.trace(),
             decisions=DeviceDecisions(
-                device=self._name,
-                schedule=self._order.schedule,
+                device=self._here.name,
+                schedule=self._part.schedule,
                 trace_shift_s=self._colleagues.clock_offset_s,
                 decisions=self._recorder.decisions(),
             ),
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),
             refused=dict(self._colleagues.mailbox.counters().refused),
-            real_compute_ratio=real_compute_ratio(self._device),
-            overrun_actions=self._device.overruns if isinstance(self._device, EmulatedDevice) else 0,
-            peak_bytes=peak_bytes(self._device, self._member.executor, self._optimizer),
+            real_compute_ratio=real_compute_ratio(device),
+            overrun_actions=device.overruns if isinstance(device, EmulatedDevice) else 0,
+            peak_bytes=self._peak(),
             overhead_s=tuple(self._overhead_s),
-            notices=self._member.notices,
+            notices=self._part.member.notices,
         )
 
 

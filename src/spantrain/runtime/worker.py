@@ -14,16 +14,20 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from spantrain.config.artefacts import from_json, to_json
+from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
-from spantrain.models.device import open_device, real_compute_ratio
-from spantrain.profiler.compute import measure_units
+from spantrain.models.device import Device, open_device, real_compute_ratio
+from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
 from spantrain.profiler.network_latency import Software
 from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.compare.order import FrameworkOrder
+from spantrain.runtime.compare.session import FrameworkSession
 from spantrain.runtime.control.client import ControlClient
 from spantrain.runtime.control.heartbeat import HeartbeatThread
 from spantrain.runtime.emulation import law_of
+from spantrain.runtime.groups import StageGroups, open_groups
 from spantrain.runtime.orders import (
     ComputeOrder,
     ComputeResult,
@@ -39,7 +43,6 @@ from spantrain.runtime.orders import (
 from spantrain.runtime.own_functions import with_own_functions
 from spantrain.runtime.trainer import Colleagues, TrainSession
 from spantrain.runtime.worker_settings import WorkerSettings
-from spantrain.transport.interface import PeerAddress
 from spantrain.transport.mailbox import Mailbox
 
 __all__ = ["ORDER_TYPES", "Worker"]
@@ -50,6 +53,7 @@ ORDER_TYPES: Mapping[str, type] = {
     "compute": ComputeOrder,
     "connect": ConnectOrder,
     "echo": EchoOrder,
+    "framework": FrameworkOrder,
     "link": LinkOrder,
     "train": TrainOrder,
 }
@@ -57,6 +61,8 @@ _LONG_POLL_S = 10.0
 _HEARTBEAT_S = 0.3
 _CALL_TIMEOUT_S = 30.0
 _BARRIER_TIMEOUT_S = 600.0
+_COLLECTIVE_TIMEOUT_S = 300.0
+"""How long a device waits for another of its stage; one that has ended or lost its network is noticed sooner."""
 
 
 class Worker:
@@ -77,7 +83,8 @@ class Worker:
         self._heartbeats = HeartbeatThread(
             self._client,
             interval_s=_HEARTBEAT_S,
-            timeout_s=settings.heartbeat_timeout_s,
+            # Neither side gives up on a silent network before the other.
+            timeout_s=max(settings.heartbeat_timeout_s, float(self._client.welcome["patience_s"])),
             on_change=self._mailbox.wake,
         )
         self._heartbeats.start()
@@ -125,7 +132,7 @@ class Worker:
     def _with_own_functions(self, order: object) -> object:
         own = self._settings.functions
         match order:
-            case ComputeOrder():
+            case ComputeOrder() | FrameworkOrder():
                 return replace(order, model=with_own_functions(order.model, own))
             case TrainOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
@@ -145,16 +152,24 @@ class Worker:
                 return {}
             case LinkOrder():
                 return self._measure_link(order)
-            case TrainOrder():
-                return TrainSession(
-                    order, self._name, open_device(self._settings.backend), self._colleagues(order_id)
+            case FrameworkOrder():
+                return FrameworkSession(
+                    order,
+                    self._name,
+                    open_device(self._settings.backend),
+                    meet=self._meet,
+                    check_abort=lambda: self._check_abort(order_id),
+                    begin=self._begin,
+                    progress=self._progress,
                 ).run()
+            case TrainOrder():
+                device = open_device(self._settings.backend)
+                return TrainSession(order, self._name, device, self._colleagues(order_id, device)).run()
         raise AssertionError(f"no such order: {order}")
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
         """Admit the peers of an order, and dial them when they have done the same."""
-        addresses = [PeerAddress(name=p.name, endpoint=p.endpoint, public_key=p.public_key) for p in peers]
-        self._mailbox.set_peers(generation, addresses, dial=False)
+        self._mailbox.set_peers(generation, [peer.address for peer in peers], dial=False)
         self._client.call("ready", {}, timeout_s=_BARRIER_TIMEOUT_S)
         self._mailbox.dial()
 
@@ -162,16 +177,15 @@ class Worker:
         place = order.cluster.device_by_name[self._name]
         device = open_device(self._settings.backend)
         law = law_of(order.cluster, place.name, order.dtype)
-        timings = measure_units(
-            device,
-            order.model,
-            order.graph,
+        bench = Bench(
+            device=device,
+            spec=order.model,
+            graph=order.graph,
             kind=place.kind,
             dtype=order.dtype,
-            sizes=order.sizes,
             emulate=law.seconds if law else None,
-            on_progress=self._progress,
         )
+        timings = measure_units(bench, order.sizes, on_progress=self._progress)
         score = measure_tasks(device, name=place.name, law=law)
         return ComputeResult(timings=timings, score=score, real_compute_ratio=real_compute_ratio(device))
 
@@ -206,25 +220,53 @@ class Worker:
         if order_id <= int(self._heartbeats.answer.get("ended_orders", -1)):
             raise Interrupted(str(self._heartbeats.answer.get("reason", "the coordinator ended this run")))
 
-    def _colleagues(self, order_id: int) -> Colleagues:
+    def _colleagues(self, order_id: int, device: Device) -> Colleagues:
         return Colleagues(
             mailbox=self._mailbox,
             admit=self._admit,
             commit_step=self._commit_step,
-            meet=self._meet,
+            open_groups=lambda plan, stage_index: self._open_groups(plan, stage_index, device),
             checkpoint_saved=self._checkpoint_saved,
             ask_given=lambda question: self._client.call("given", question, timeout_s=_CALL_TIMEOUT_S),
             check_abort=lambda: self._check_abort(order_id),
+            begin=self._begin,
             clock_offset_s=self._clock_offset_s(),
         )
 
+    def _ask(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """Ask what may be asked twice; again while the network is away, until the coordinator is taken for lost."""
+        while True:
+            try:
+                return self._client.call(method, payload, timeout_s=_BARRIER_TIMEOUT_S)
+            except PeerLostError:
+                if self._lost() is not None:
+                    raise
+                time.sleep(_HEARTBEAT_S)
+
+    def _begin(self) -> None:
+        self._ask("begin", {})
+
     def _commit_step(self, report: StepReport) -> Verdict:
-        answer = self._client.call("commit_step", to_json(report), timeout_s=_BARRIER_TIMEOUT_S)
+        answer = self._ask("commit_step", to_json(report))
         return from_json(Verdict, answer, "verdict")
 
     def _checkpoint_saved(self, saved: SavedFile) -> tuple[int, ...]:
         answer = self._client.call("checkpoint_saved", to_json(saved), timeout_s=_CALL_TIMEOUT_S)
         return tuple(int(step) for step in answer["dropped"])
+
+    def _open_groups(self, plan: Plan, stage_index: int, device: Device) -> StageGroups:
+        """Meet the other devices of a stage, if it has any."""
+        stage, store = plan.stages[stage_index], None
+        if len(stage.devices) > 1:
+            store = self._meet(plan.generation, stage_index, stage.devices[0] == self._name)
+        return open_groups(
+            plan,
+            stage_index,
+            self._name,
+            store=store,
+            torch_device=device.torch_device,
+            timeout_s=_COLLECTIVE_TIMEOUT_S,
+        )
 
     def _meet(self, generation: int, stage: int, leads: bool) -> Store:
         """Meet the other devices of a stage at a store that the first one holds."""

@@ -1,0 +1,62 @@
+"""The options of `spantrain train` that no other command has."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spantrain.core.job import ADAPTERS
+from spantrain.core.plan import WireFormat
+from spantrain.schedule.registry import SCHEDULE_NAMES
+
+__all__ = [
+    "Adapter",
+    "AllowWire",
+    "CheckpointEvery",
+    "DecaySteps",
+    "EvaluateEvery",
+    "GlobalBatch",
+    "KeepCheckpoints",
+    "LearningRate",
+    "LrSchedule",
+    "MaxGradNorm",
+    "Model",
+    "Optimizer",
+    "OtherPlan",
+    "PlanPath",
+    "ResumeRun",
+    "RunFolder",
+    "Schedule",
+    "Seed",
+    "Steps",
+    "Tensorboard",
+    "TraceSteps",
+    "WarmupSteps",
+    "WeightDecay",
+]
+
+PlanPath = Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")]
+Model = Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")]
+GlobalBatch = Annotated[int, typer.Option(help="With --model: samples per optimizer step.", min=1)]
+Steps = Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)]
+RunFolder = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")]
+ResumeRun = Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")]
+OtherPlan = Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")]
+Schedule = Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")]
+Optimizer = Annotated[str, typer.Option(help="adamw or sgd.")]
+LearningRate = Annotated[float, typer.Option(help="After the warm-up.")]
+LrSchedule = Annotated[str, typer.Option(help="constant; cosine or linear: down to zero at --decay-steps.")]
+WarmupSteps = Annotated[int, typer.Option(help="Steps of linear warm-up.")]
+DecaySteps = Annotated[int, typer.Option(help="Where cosine and linear end.")]
+WeightDecay = Annotated[float, typer.Option(help="Of the optimizer.")]
+MaxGradNorm = Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")]
+Seed = Annotated[int, typer.Option(help="Of weights and data order.")]
+CheckpointEvery = Annotated[int, typer.Option(help="Steps between checkpoints; 0: only at the end.")]
+KeepCheckpoints = Annotated[int, typer.Option(help="So many stay, the newest.", min=1)]
+EvaluateEvery = Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")]
+TraceSteps = Annotated[int, typer.Option(help="The last so many steps go into trace.json.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Write TensorBoard scalars to this folder.")]
+Adapter = Annotated[str, typer.Option(help=f"What follows the network: {', '.join(ADAPTERS)}.")]
+AllowWire = Annotated[
+    list[WireFormat] | None, typer.Option(help="With --adapter auto: what slow cuts may be rounded to.")
+]

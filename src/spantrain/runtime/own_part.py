@@ -1,0 +1,116 @@
+"""All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.units import UnitGraph
+from spantrain.models.device import Device
+from spantrain.runtime.checkpoint.holding import Holding, holding_of
+from spantrain.runtime.exchange_transfer import Post
+from spantrain.runtime.gradients import StageSum
+from spantrain.runtime.posts import DriverPost, MailboxPost
+from spantrain.runtime.recorder import Recorder
+from spantrain.runtime.stage_actions import StageActions
+from spantrain.runtime.stage_member import StageMember
+from spantrain.runtime.tied import TiedSums, tied_across_stages
+from spantrain.runtime.work import Feed
+from spantrain.transport.interface import MailboxLike
+
+__all__ = ["OwnPart", "Surroundings", "own_part"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What stays as it is whichever plan runs."""
+
+    name: str
+    device: Device
+    graph: UnitGraph
+    job: TrainJob
+    mailbox: MailboxLike
+    feed: Feed
+    recorder: Recorder
+    check_abort: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPart:
+    """A device's part of one plan."""
+
+    plan: Plan
+    schedule: str
+    member: StageMember
+    optimizer: torch.optim.Optimizer
+    """Of the member's parameters."""
+    holding: Holding
+    actions: StageActions
+    stage_sum: StageSum
+    tied_sums: TiedSums
+
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """By name in the unsplit model; one that two units share has the first's name."""
+        return self.member.executor.named_parameters()
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether its stage takes inputs or labels."""
+        return self.member.stage_index in (0, len(self.plan.stages) - 1)
+
+    def post(self, here: Surroundings, step: int) -> Post:
+        """Return how an exchange before a step reaches the others, with nothing lost that comes for the step."""
+        address = {"generation": self.plan.generation, "step": step}
+        if self.actions.driver is not None:
+            return DriverPost(self.actions.driver, **address)
+        return MailboxPost(here.mailbox, **address, check_abort=here.check_abort)
+
+
+def own_part(
+    here: Surroundings,
+    plan: Plan,
+    schedule: str,
+    member: StageMember,
+    optimizer: torch.optim.Optimizer,
+    holding: Holding | None = None,
+) -> OwnPart:
+    """Make all that a step needs besides the stage's units and their optimizer; `holding` is found if it is not known.
+
+    It takes a few milliseconds.
+    """
+    actions = StageActions(
+        plan=plan,
+        schedule=schedule,
+        name=here.name,
+        member=member,
+        device=here.device,
+        mailbox=here.mailbox,
+        feed=here.feed,
+        recorder=here.recorder,
+        check_abort=here.check_abort,
+        adapter=here.job.adapter,
+    )
+    stage_sum = StageSum(member.groups, member.parts, levels=member.unlike, partial=member.partial)
+    tied_sums = TiedSums(
+        tied_across_stages(plan, member.stage_index, member.graph, member.units),
+        plan=plan,
+        stage_index=member.stage_index,
+        driver=actions.driver,
+        stage_sum=stage_sum,
+        recorder=here.recorder,
+    )
+    if holding is None:
+        holding = holding_of(plan, here.name, member.graph, member.executor.named_parameters(), member.parts.own)
+    return OwnPart(
+        plan=plan,
+        schedule=schedule,
+        member=member,
+        optimizer=optimizer,
+        holding=holding,
+        actions=actions,
+        stage_sum=stage_sum,
+        tied_sums=tied_sums,
+    )

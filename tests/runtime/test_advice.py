@@ -1,0 +1,90 @@
+"""Advice on another plan: asked for beside training, checked, taken at a barrier; trouble is told once."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from patience import PATIENCE_S
+from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.spans import Span
+from spantrain.errors import PlanError
+from spantrain.runtime.advice import Advice, Advising, check_change
+
+SPANS = [[Span(0, 2), Span(2, 6)]] * 2
+
+
+class Adviser:
+    """Answers with what it was made with, when it may."""
+
+    def __init__(self, answer: Callable[[Plan], Advice | None]) -> None:
+        self.answer = answer
+        self.may = threading.Event()
+        self.asked: list[tuple[int, int]] = []
+
+    def advise(self, step: int, plan: Plan, _reports: object) -> Advice | None:
+        self.asked.append((step, plan.generation))
+        assert self.may.wait(PATIENCE_S)
+        return self.answer(plan)
+
+
+@pytest.fixture
+def plan(make_plan, spec_of) -> Plan:
+    return make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], SPANS, "1f1b")
+
+
+def finished(advising: Advising) -> None:
+    """Let the adviser's thread come to its end."""
+    asked = advising._asked
+    assert asked is not None
+    asked.exception(PATIENCE_S)
+
+
+def test_nobody_waits_and_the_answer_is_taken_later(plan):
+    adviser = Adviser(lambda now: Advice(plan=replace(now, schedule="gpipe", generation=99), reason="why not"))
+    with Advising(adviser, plan, on_trouble=pytest.fail) as advising:
+        assert advising.take() is None
+        advising.ask(0, {})
+        assert advising.take() is None
+        advising.ask(1, {})  # it still looks at step 0
+        adviser.may.set()
+        finished(advising)
+        advice = advising.take()
+        assert advice is not None
+        assert (advice.plan.schedule, advice.plan.generation, advice.reason) == ("gpipe", 2, "why not")
+        advising.ask(2, {})
+        finished(advising)
+        assert advising.take() is None  # the same again is no change
+    assert adviser.asked == [(0, 1), (2, 2)]
+
+
+def test_trouble_is_told_once_and_the_plan_stays(plan):
+    told: list[str] = []
+    adviser = Adviser(lambda now: Advice(plan=replace(now, global_batch=7), reason="wrong"))
+    adviser.may.set()
+    with Advising(adviser, plan, on_trouble=told.append) as advising:
+        for step in range(3):
+            advising.ask(step, {})
+            finished(advising)
+            assert advising.take() is None
+            adviser.answer = lambda _now: [][1]
+    assert len(told) == 1
+    assert "ValueError" in told[0]  # a plan whose micro-batches hold other samples is none
+    assert len(adviser.asked) == 3
+
+
+def test_what_cannot_take_over(plan, make_plan, spec_of):
+    sharded = tuple(replace(stage, state_sharding=StateSharding.ZERO2) for stage in plan.stages)
+    smaller = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, 4)]] * 2, "1f1b")
+    fewer = make_plan(spec_of("gpt2"), [0, 5], [[1]], SPANS[:1], "1f1b")
+    for wrong, text in (
+        (replace(plan, stages=sharded), "divides state"),
+        (replace(plan, dtype="bfloat16"), "dtype is bfloat16 there, float32 now"),
+        (smaller, "global_batch is 4 there, 6 now"),
+        (fewer, "devices is"),
+        (make_plan(spec_of("bert"), [0, 2, 4], [[1], [1]], SPANS, "1f1b"), "model is"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            check_change(plan, wrong)
+    check_change(plan, replace(plan, schedule="zb"))

@@ -1,0 +1,142 @@
+"""Devices go over to another plan between two steps: the losses are those of one process, whatever moves."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from made_up_runs import OneProcess
+from made_up_sessions import Ran, train_in_threads
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.spans import Span
+from spantrain.runtime.checkpoint.saver import step_folder
+
+pytestmark = pytest.mark.checkpoint
+
+BATCH = 6
+THIRDS = (Span(0, 2), Span(2, 4), Span(4, 6))
+HALVES = (Span(0, 3), Span(3, 6))
+UNEVEN = (Span(0, 1), Span(1, 5), Span(5, 6))
+JOB = TrainJob(steps=6, seed=5, learning_rate=0.02, warmup_steps=3, max_grad_norm=0.5, evaluate_every=3)
+
+
+@pytest.fixture(scope="module")
+def four(make_plan, spec_of):
+    """Plans of the same four devices: (edges, groups by stage and replica, micro-batches, schedule) -> plan."""
+
+    def plan(edges, groups, spans=THIRDS, schedule="1f1b", family="gpt2") -> Plan:
+        spec = spec_of(family)
+        names = [name for stage in groups for replica in stage for name in replica]
+        first = make_plan(spec, [0, edges[-1]], [[1]], [list(THIRDS)], schedule)
+        host = replace(first.cluster.hosts[0], devices=tuple(sorted(names)))
+        devices = tuple(replace(first.cluster.devices[0], name=name) for name in sorted(names))
+        stages = tuple(
+            Stage(
+                first_unit=edges[index],
+                end_unit=edges[index + 1],
+                replicas=tuple(
+                    Replica(
+                        devices=tuple(replica),
+                        sample_share=1.0 + number,
+                        in_flight_limit=BATCH,
+                        tp_shares=tuple(float(rank + 1) for rank in range(len(replica))),
+                    )
+                    for number, replica in enumerate(stage)
+                ),
+                micro_batches=tuple(spans),
+            )
+            for index, stage in enumerate(groups)
+        )
+        cluster = replace(first.cluster, hosts=(host,), devices=devices)
+        return replace(first, cluster=cluster, stages=stages)
+
+    return plan
+
+
+def wanted(plan: Plan, steps: int = JOB.steps) -> list[float]:
+    return OneProcess(plan.model, JOB, BATCH).train(0, steps)
+
+
+def test_other_micro_batches_move_nothing(four):
+    groups = [[["a"]], [["b"], ["c"]], [["d"]]]
+    first = four([0, 2, 3, 5], groups)
+    changes = {1: four([0, 2, 3, 5], groups, HALVES, "critical-path"), 3: four([0, 2, 3, 5], groups, UNEVEN, "zb-h1")}
+    ran = train_in_threads(first, JOB, changes)
+    assert ran.losses == pytest.approx(wanted(first), rel=1e-5)
+    assert [outcome.step for outcome in ran.outcomes if outcome.switch] == [2, 4]
+    assert [outcome.switch.moved_bytes for outcome in ran.outcomes if outcome.switch] == [0, 0]
+    print([outcome.switch for outcome in ran.outcomes if outcome.switch])
+    assert ran.held_out == pytest.approx(train_in_threads(first, JOB).held_out, rel=1e-5)
+    assert_clean(ran)
+
+
+CHANGES = {
+    "a unit to the neighbour": ([0, 1, 3, 5], [[["a"]], [["b"], ["c"]], [["d"]]]),
+    "two tied units on one device": ([0, 5], [[["a"], ["b"], ["c"], ["d"]]]),
+    "a longer pipeline": ([0, 1, 2, 3, 5], [[["d"]], [["c"]], [["b"]], [["a"]]]),
+    "replicas that divide tensors": ([0, 2, 5], [[["a", "c"]], [["d", "b"]]]),
+    "unlike replicas": ([0, 3, 5], [[["c"], ["a", "d"]], [["b"]]]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_units_move_and_come_back(name, four):
+    first = four([0, 2, 3, 5], [[["a"]], [["b"], ["c"]], [["d"]]])
+    ran = train_in_threads(first, JOB, {1: four(*CHANGES[name]), 3: replace(first, schedule="critical-path")})
+    assert ran.losses == pytest.approx(wanted(first), rel=1e-5)
+    switches = [outcome.switch for outcome in ran.outcomes if outcome.switch]
+    print(name, switches)
+    assert switches[0].moved_bytes > 0
+    assert (switches[1].moved_bytes == 0) == (name == "two tied units on one device")  # each has kept all that it needs
+    assert_clean(ran)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_plan_after_any_other(seed, four):
+    random = Random(seed)
+    family = random.choice(["gpt2", "resnet"])
+    first = four([0, 2, 3, 5], [[["a"]], [["b"], ["c"]], [["d"]]], family=family)
+    plans = [four(*random_places(random), family=family) for _ in range(4)]
+    ran = train_in_threads(first, JOB, dict(enumerate(plans, start=1)))
+    assert ran.losses == pytest.approx(wanted(first), rel=1e-4)
+    assert_clean(ran)
+
+
+def random_places(random: Random):
+    """Cuts of five units, and four devices in any groups."""
+    devices = random.sample("abcd", 4)
+    count = random.randint(1, 4)
+    edges = [0, *sorted(random.sample(range(1, 5), count - 1)), 5]
+    borders = [0, *sorted(random.sample(range(1, 4), count - 1)), 4]
+    stages = []
+    for index in range(count):
+        members = devices[borders[index] : borders[index + 1]]
+        cuts = [0, *[at for at in range(1, len(members)) if random.random() < 0.5], len(members)]
+        stages.append([members[lo:hi] for lo, hi in pairwise(cuts)])
+    return edges, stages, random.choice([THIRDS, HALVES, UNEVEN]), random.choice(["gpipe", "critical-path", "zb"])
+
+
+def test_as_a_run_that_began_with_the_plan_at_that_checkpoint(four, tmp_path):
+    first = four([0, 2, 3, 5], [[["a"]], [["b"], ["c"]], [["d"]]])
+    second = four([0, 1, 3, 5], [[["b"]], [["a"], ["d"]], [["c"]]], HALVES, "critical-path")
+    job = replace(JOB, checkpoint_every=2)
+    ran = train_in_threads(first, job, {1: second}, out=tmp_path)
+    (manifest,) = (manifest for manifest in ran.manifests if manifest.step == 2)
+    folder = step_folder(tmp_path / "checkpoint", 2)
+    again = train_in_threads(replace(second, generation=9), JOB, content=manifest.content, folder=folder)
+    assert again.losses == pytest.approx(ran.losses[2:], rel=1e-6)
+    # And what it saves under the second plan is whole.
+    (manifest,) = (manifest for manifest in ran.manifests if manifest.step == 4)
+    folder = step_folder(tmp_path / "checkpoint", 4)
+    again = train_in_threads(replace(first, generation=9), JOB, content=manifest.content, folder=folder)
+    assert again.losses == pytest.approx(ran.losses[4:], rel=1e-5)
+
+
+def assert_clean(ran: Ran) -> None:
+    """Nothing was lost on the way, and the decisions left are of the last plan."""
+    assert all(result.refused == {} for result in ran.results.values())
+    last = max((outcome.step for outcome in ran.outcomes if outcome.advice), default=-1)
+    for result in ran.results.values():
+        assert all(decision.step > last for decision in result.decisions.decisions)
