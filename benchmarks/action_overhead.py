@@ -19,7 +19,8 @@ from spantrain.app.plan import make_plan
 from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainOutcome, TrainRequest, train
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

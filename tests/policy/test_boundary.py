@@ -123,6 +123,27 @@ def test_back_to_the_plans_own_without_any_simulation():
     assert boundary.advise(5, plan, reports(plan, 0.9)) is None
 
 
+def test_links_taken_for_half_recovered_are_calm_after_two_good_reports():
+    plan, _, boundary = begun()
+    slow = plan
+    for part in (0.4, 0.4, 0.75, 0.75):
+        proposal = boundary.advise(4, slow, reports(plan, part))
+        slow = proposal.plan if proposal else slow
+    assert not boundary.state.calm
+    assert boundary.advise(5, slow, reports(plan, 0.88)) is None
+    boundary.advise(6, slow, reports(plan, 0.88))
+    assert boundary.state.calm
+
+
+def test_one_good_report_between_others_does_not_make_links_calm():
+    plan, _, boundary = begun()
+    slow = plan
+    for part in (0.4, 0.4, 0.75, 0.75, 0.88, 0.75, 0.88, 0.75):
+        proposal = boundary.advise(4, slow, reports(plan, part))
+        slow = proposal.plan if proposal else slow
+    assert not boundary.state.calm
+
+
 def test_rates_that_messages_do_not_agree_on_are_left_out():
     plan, _, boundary = begun()
     assert boundary.advise(3, plan, reports(plan, 0.2, confidence=0.2)) is None

@@ -56,6 +56,8 @@ class AutoSettings:
     """Rates within this factor of what is expected are as expected: nothing is looked at."""
     at_once: float = 1.5
     """Beyond this factor one step is enough, where the rate is sure; else a link must be out for two in a row."""
+    calm_again: float = 0.92
+    """Links that give this part of what calm ones would, in two reports in a row, are calm."""
     pays: float = 0.02
     """Another plan must save this part of a step."""
     allowed: tuple[WireFormat, ...] = ()
@@ -70,6 +72,9 @@ class AutoSettings:
 
 _LEARNING = 3
 """Reports of a link after which it is known how this runtime measures its expected rate: the best of them, ..."""
+_CALM_REPORTS = 2
+_KEPT = 3
+"""Simulated states of the links: the calm one, the present one, and one that is looked at."""
 _TRUSTED = 1.5
 """... within this factor; a link that is slow by more than that from the first step on is noticed all the same."""
 
@@ -97,7 +102,10 @@ class AutoBoundary:
         self._state = LinkState()
         self._out: set[tuple[Pair, bool]] = set()
         """Links that were out of the band after the last step, and whether they were too fast."""
-        self._expected: tuple[Plan, LinkState, Mapping[Pair, float]] | None = None
+        self._calm_reports = 0
+        """In a row, while the links are taken to be slow."""
+        self._expected: list[tuple[Plan, LinkState, Mapping[Pair, float]]] = []
+        """What was simulated last, the newest at the end."""
         self._first: dict[Pair, list[float]] = {}
         """Of each pair's first reports: how many times the expected rate it was."""
         self.simulated = 0
@@ -110,7 +118,12 @@ class AutoBoundary:
 
     def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:  # noqa: ARG002 - no clock, no count
         """Return a better plan for the present links, if it is worth it."""
-        factors = self._factors(plan, measured_rates(reports))
+        rates = self._learned(plan, measured_rates(reports))
+        factors = self._factors(plan, rates, self._state)
+        if self._are_calm_again(plan, rates):
+            self._state = LinkState()
+            self._out = set()
+            return self._back(plan)
         if not self._have_changed(factors, measured_rates(reports, least=SURE)):
             return None
         before, self._state = self._state, self._refined(plan, factors)
@@ -127,25 +140,50 @@ class AutoBoundary:
         self._out = set() if far or again else out
         return far or again
 
-    def _factors(self, plan: Plan, rates: Mapping[Pair, float]) -> dict[Pair, float]:
-        """Return how many times its expected rate each link gives; links that were never slow do not get faster."""
+    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float]) -> bool:
+        """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row.
+
+        Links that were seen in the middle of a change may be taken for faster than they were, and full speed then lies
+        inside the band around that.
+        """
+        if self._state.calm or not rates:
+            return False
+        factors = self._factors(plan, rates, LinkState())
+        calm = min(factors.values(), default=1.0) >= self._settings.calm_again
+        self._calm_reports = self._calm_reports + 1 if calm else 0
+        if self._calm_reports < _CALM_REPORTS:
+            return False
+        self._calm_reports = 0
+        return True
+
+    def _learned(self, plan: Plan, rates: Mapping[Pair, float]) -> dict[Pair, float]:
+        """Return the rates of links of which it is known how this runtime measures them; learn of the others."""
         expected = self._rates(plan, self._state)
-        factors = {}
+        learned = {}
         for pair, rate in rates.items():
-            if pair in expected:
-                factor = rate / expected[pair]
-                first = self._first.setdefault(pair, [])
-                if len(first) < _LEARNING:
-                    first.append(factor)
-                else:
-                    factors[pair] = factor / min(_TRUSTED, max(1 / _TRUSTED, *first))
-        return {pair: factor for pair, factor in factors.items() if factor < 1 or self._state.speed(*pair) < 1}
+            first = self._first.setdefault(pair, [])
+            if len(first) == _LEARNING:
+                learned[pair] = rate
+            elif pair in expected:
+                first.append(rate / expected[pair])
+        return learned
+
+    def _factors(self, plan: Plan, rates: Mapping[Pair, float], state: LinkState) -> dict[Pair, float]:
+        """Return how many times the rate of a state each link gives; links that are not slow in it get no faster."""
+        expected = self._rates(plan, state)
+        factors = {}
+        for pair in rates.keys() & expected.keys():
+            usual = min(_TRUSTED, max(1 / _TRUSTED, *self._first[pair]))
+            factors[pair] = rates[pair] / expected[pair] / usual
+        return {pair: factor for pair, factor in factors.items() if factor < 1 or state.speed(*pair) < 1}
 
     def _rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
-        known = self._expected
-        if known is None or known[1] != state or known[0].stages != plan.stages:
-            known = self._expected = plan, state, self._forecast.rates(plan, state)
-        return known[2]
+        for known_plan, known_state, known in self._expected:
+            if known_state == state and known_plan.stages == plan.stages:
+                return known
+        found = self._forecast.rates(plan, state)
+        self._expected = [*self._expected[-_KEPT + 1 :], (plan, state, found)]
+        return found
 
     def _refined(self, plan: Plan, factors: Mapping[Pair, float]) -> LinkState:
         """Return the state in which a simulation gives the rates that were reported.
