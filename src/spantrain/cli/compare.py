@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
+Bandwidth = Annotated[
+    str | None, typer.Option(help="Of all links between sites, or between the hosts of a single one.")
+]
+NetworkSpeed = Annotated[
+    float, typer.Option(help="Part of all rates that links have, inside sites too: traffic weighs more.")
+]
+DevicesPerSite = Annotated[int | None, typer.Option(help="Only so many of each site's devices.", min=1)]
+EmulatedSpeed = Annotated[
+    float | None,
+    typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
+]
+DataSheets = Annotated[bool, typer.Option("--data-sheets", help="Plan by data sheets; do not measure a profile first.")]
+
 _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
 
 
@@ -48,20 +61,11 @@ def compare(
     steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3)] = 8,
     rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1)] = 1,
     global_batch: Annotated[int | None, typer.Option(help="Samples a step; default: by the devices.", min=1)] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Of all links between sites, or between the hosts of a single one.")
-    ] = None,
-    network_speed: Annotated[
-        float, typer.Option(help="Part of all rates that links have, inside sites too: traffic weighs more.")
-    ] = 1.0,
-    devices_per_site: Annotated[int | None, typer.Option(help="Only so many of each site's devices.", min=1)] = None,
-    emulated_speed: Annotated[
-        float | None,
-        typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
-    ] = None,
-    data_sheets: Annotated[
-        bool, typer.Option("--data-sheets", help="Plan by data sheets; do not measure a profile first.")
-    ] = False,
+    bandwidth: Bandwidth = None,
+    network_speed: NetworkSpeed = 1.0,
+    devices_per_site: DevicesPerSite = None,
+    emulated_speed: EmulatedSpeed = None,
+    data_sheets: DataSheets = False,
     network_trace: NetworkTraceName = None,
     data: Data = None,
     tokenizer: Tokenizer = None,

@@ -48,14 +48,7 @@ def simulate(
     from spantrain.app.plan_files import open_plan
     from spantrain.app.simulate import SimulateRequest, run_simulation, write_simulated_trace
 
-    if schedule == "all" and trace is not None:
-        raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
-    if trace is not None:
-        if trace.is_dir():
-            raise ConfigError(f"--trace {trace}: is a folder; name the file to write, e.g. {trace / 'sim.json'}")
-        check_folder("--trace", trace.parent)
-    if changes is not None and network_trace is not None:
-        raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
+    _check_options(schedule, trace, changes, network_trace)
     limit_bytes = None if memory_limit is None else _bytes("--memory-limit", memory_limit)
     state = _STATE_OF.get(optimizer, optimizer)
     if state not in OPTIMIZER_STATE_RATIO:
@@ -84,6 +77,18 @@ def simulate(
         _show_run(report, network_trace)
     if trace is not None:
         typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+
+
+def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:
+    """Refuse options that contradict each other, before anything is read."""
+    if schedule == "all" and trace is not None:
+        raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
+    if trace is not None:
+        if trace.is_dir():
+            raise ConfigError(f"--trace {trace}: is a folder; name the file to write, e.g. {trace / 'sim.json'}")
+        check_folder("--trace", trace.parent)
+    if changes is not None and network_trace is not None:
+        raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
 
 
 def _bytes(option: str, text: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spantrain.config.artefacts import from_json, to_json
-from spantrain.errors import PeerLostError, UsageError, WorkerError
+from spantrain.errors import PeerLostError
 from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.compare.order import FrameworkOrder
@@ -28,7 +28,7 @@ from spantrain.runtime.orders import (
     StepReport,
     TrainOrder,
 )
-from spantrain.runtime.roster import Meeting, Member
+from spantrain.runtime.roster import Gathering, Meeting, Member, failure_of
 
 __all__ = ["HEARTBEAT_TIMEOUT_S", "RANK_PREFIX", "Coordinator", "ProgressListener"]
 
@@ -85,13 +85,8 @@ class Coordinator:
         self._patience_s = heartbeat_timeout_s
         self._detector = FailureDetector(timeout_s=heartbeat_timeout_s)
         self._meeting = Meeting()
-        self._group: frozenset[str] = frozenset()
-        """The devices whose orders belong together."""
-        self._ready: set[str] = set()
-        self._to_begin: set[str] = set()
-        """Those of the group that are ready for their first step."""
+        self._gathering = Gathering()
         self._on_begin: Callable[[float], None] = _ignore
-        """Those of the group that have admitted the others."""
         self._barrier: StepBarrier | None = None
         self._on_progress: ProgressListener | None = None
         self._on_saved: Callable[[SavedFile], Sequence[int]] | None = None
@@ -103,20 +98,24 @@ class Coordinator:
         self._server = ControlServer(
             bind=bind,
             on_join=self._join,
-            handlers={
-                "introduce": self._introduce,
-                "next_order": self._next_order,
-                "heartbeat": self._heartbeat,
-                "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
-                "progress": self._progress,
-                "ready": self._await_group,
-                "begin": self._await_begin,
-                "commit_step": self._commit_step,
-                "checkpoint_saved": self._checkpoint_saved,
-                "meeting_point": self._meeting_point,
-                "given": self._given,
-            },
+            handlers=self._handlers(),
         )
+
+    def _handlers(self) -> dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]]:
+        """Return what workers may call, each in a thread of its own."""
+        return {
+            "introduce": self._introduce,
+            "next_order": self._next_order,
+            "heartbeat": self._heartbeat,
+            "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
+            "progress": self._progress,
+            "ready": self._await_group,
+            "begin": self._await_begin,
+            "commit_step": self._commit_step,
+            "checkpoint_saved": self._checkpoint_saved,
+            "meeting_point": self._meeting_point,
+            "given": self._given,
+        }
 
     @property
     def join_address(self) -> str:
@@ -197,8 +196,8 @@ class Coordinator:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
-            self._group, self._ready, self._to_begin = frozenset(orders), set(), set()
-            self._on_begin, self._meeting = on_begin, Meeting()
+            self._gathering, self._meeting = Gathering(names=frozenset(orders)), Meeting()
+            self._on_begin = on_begin
             self._changed.notify_all()
         try:
             self._wait_for_results(awaited, orders, should_abort)
@@ -254,7 +253,9 @@ class Coordinator:
         while True:
             self._tell_news()
             with self._changed:
-                self._raise_failures(orders)
+                failure = failure_of([self._members[name] for name in orders], self._where_is_log)
+                if failure is not None:
+                    raise failure
                 if all(self._members[name].result is not None for name in awaited):
                     return
                 self._changed.wait(_TICK_S)
@@ -262,20 +263,6 @@ class Coordinator:
             self._raise_lost(orders)
             if should_abort():
                 raise KeyboardInterrupt
-
-    def _raise_failures(self, orders: Mapping[str, Order]) -> None:
-        failed = {name: self._members[name].result or {} for name in orders}
-        failed = {name: result for name, result in failed.items() if "error" in result}
-        # A device that fails because another did is not the one to name.
-        first = next((name for name, result in failed.items() if not result.get("caused_elsewhere")), None)
-        if first is None and len(failed) == len(orders) and failed:
-            first = next(iter(failed))
-        if first is None:
-            return
-        if failed[first].get("usage"):
-            raise UsageError(str(failed[first]["error"]))
-        log = self._where_is_log(first)
-        raise WorkerError(f"device {first} failed: {failed[first]['error']}" + (f"; its log: {log}" if log else ""))
 
     def _raise_lost(self, orders: Mapping[str, Order]) -> None:
         with self._changed:
@@ -368,28 +355,28 @@ class Coordinator:
 
     def _await_group(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
         """Let go when all of the group have admitted each other, so that none dials a peer that would refuse it."""
-        return self._await_all(peer, self._ready)
+        with self._changed:
+            self._gathering.ready.add(self._name_by_peer[peer])
+        return self._await_all(peer, lambda gathering: gathering.ready)
 
     def _await_begin(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
         """Let go when all of the group are ready for their first step: time and network traces count from then on."""
         with self._changed:
-            self._to_begin.add(self._name_by_peer[peer])
-            if self._group <= self._to_begin:
+            if self._gathering.begins_with(self._name_by_peer[peer]):
                 begun_s = time.monotonic()
                 if self._barrier is not None:
                     self._barrier.begin(begun_s)
                 self.later(functools.partial(self._on_begin, begun_s))
-        return self._await_all(peer, self._to_begin)
+        return self._await_all(peer, lambda gathering: gathering.to_begin)
 
-    def _await_all(self, peer: str, come: set[str]) -> dict[str, Any]:
-        name = self._name_by_peer[peer]
+    def _await_all(self, peer: str, come: Callable[[Gathering], set[str]]) -> dict[str, Any]:
+        member = self._members[self._name_by_peer[peer]]
         with self._changed:
-            come.add(name)
             self._changed.notify_all()
-            order = self._members[name].order
-            while not self._group <= come and not self._closing:
-                if order is not None and self._members[name].ended_orders >= order[0]:
-                    raise RemoteRefusal(self._members[name].reason)
+            order, gathering = member.order, self._gathering
+            while not gathering.names <= come(gathering) and not self._closing:
+                if order is not None and member.ended_orders >= order[0]:
+                    raise RemoteRefusal(member.reason)
                 self._changed.wait(_TICK_S)
         return {}
 

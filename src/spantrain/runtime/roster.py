@@ -1,12 +1,13 @@
-"""What the coordinator knows of each worker, and of where stages meet."""
+"""What the coordinator knows of each worker, of those that begin together, and of where stages meet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spantrain.errors import UsageError, WorkerError
 from spantrain.runtime.orders import Order
 
-__all__ = ["Meeting", "Member"]
+__all__ = ["Gathering", "Meeting", "Member", "failure_of"]
 
 
 @dataclass
@@ -28,3 +29,37 @@ class Meeting:
     """Host and port of meeting points, by generation and stage."""
 
     places: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Gathering:
+    """The devices whose orders belong together, and how far they have come."""
+
+    names: frozenset[str] = frozenset()
+    ready: set[str] = field(default_factory=set)
+    """Those that have admitted all others."""
+    to_begin: set[str] = field(default_factory=set)
+    """Those that are ready for their first step."""
+
+    def begins_with(self, name: str) -> bool:
+        """Note that a device is ready for its first step; return whether it was the last one. One may ask twice."""
+        known = name in self.to_begin
+        self.to_begin.add(name)
+        return not known and self.names <= self.to_begin
+
+
+def failure_of(members: Sequence[Member], where_is_log: Callable[[str], str]) -> UsageError | WorkerError | None:
+    """Return the error of the device that failed first, if one did.
+
+    A device that fails because another did is not the one to name.
+    """
+    failed = {member.name: member.result for member in members if member.result and "error" in member.result}
+    first = next((name for name, result in failed.items() if not result.get("caused_elsewhere")), None)
+    if first is None and failed and len(failed) == len(members):
+        first = next(iter(failed))
+    if first is None:
+        return None
+    if failed[first].get("usage"):
+        return UsageError(str(failed[first]["error"]))
+    log = where_is_log(first)
+    return WorkerError(f"device {first} failed: {failed[first]['error']}" + (f"; its log: {log}" if log else ""))
