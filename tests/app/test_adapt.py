@@ -51,7 +51,9 @@ def test_reports_of_devices_become_advice():
     assert adviser is not None
 
     def reports(part: float) -> dict[str, StepReport]:
-        return {name: _report(peer, RATE * part) for name, peer in (("a", "c"), ("c", "a"))}
+        state = LinkState(speeds={("a", "c"): part, ("c", "a"): part})
+        taken_s = ProfileForecast(PLAN, PROFILE, "adamw").step_s(PLAN, state)
+        return {name: _report(peer, RATE * part, taken_s) for name, peer in (("a", "c"), ("c", "a"))}
 
     for step in range(3):
         assert adviser.advise(step, PLAN, reports(1.0)) is None
@@ -61,7 +63,7 @@ def test_reports_of_devices_become_advice():
     assert "a->c" in advice.reason
 
 
-def _report(peer: str, rate: float) -> StepReport:
+def _report(peer: str, rate: float, taken_s: float) -> StepReport:
     link = LinkReport(
         peer=peer,
         verdict=LinkVerdict.CALM,
@@ -72,5 +74,12 @@ def _report(peer: str, rate: float) -> StepReport:
         confidence=1.0,
     )
     return StepReport(
-        generation=0, step=0, loss_sum=None, grad_square=None, busy_s=1.0, peak_held_samples=8, links=(link,)
+        generation=0,
+        step=0,
+        loss_sum=None,
+        grad_square=None,
+        busy_s=1.0,
+        peak_held_samples=8,
+        duration_s=taken_s,
+        links=(link,),
     )

@@ -26,6 +26,7 @@ from models.test_stage import (
     toy_batch,
     toy_units,
 )
+from spantrain.core.shares import ALONE
 from spantrain.core.spans import Span
 from spantrain.core.units import UnitGraph
 from spantrain.models.build import build_units, unit_count
@@ -155,14 +156,14 @@ def test_held_bytes_are_what_is_alive_and_what_the_graph_says(model, recompute) 
     with Alive(modules) as alive:
         executor.forward(Span(0, 2), random_cut(graph, 2), None)
         held = alive.bytes()
-        assert held == pytest.approx(2 * graph.stage_held_bytes(units, 1.0, recompute), rel=0.01)
+        assert held == pytest.approx(2 * graph.stage_held_bytes(units, ALONE, recompute), rel=0.01)
         # An output that no unit holds is a message to be sent, and nobody sends it here.
         message = 2 * graph.units[6].cut_bytes_per_sample if 6 in recompute else 0
         assert executor.meter.peak_bytes == pytest.approx(held + message, rel=0.01)
         executor.backward_input(Span(0, 2), random_cut(graph, 6))
         done = [parameter.grad for parameter in executor.named_parameters().values() if parameter.grad is not None]
         left = alive.bytes() - sum(gradient.nbytes for gradient in done)
-        assert left == pytest.approx(2 * graph.stage_deferred_bytes(units, 1.0, recompute), rel=0.01)
+        assert left == pytest.approx(2 * graph.stage_deferred_bytes(units, ALONE, recompute), rel=0.01)
     executor.backward_weight(Span(0, 2))
 
 
@@ -176,11 +177,11 @@ def test_the_peak_has_a_recomputed_unit_besides(model, recompute, fused) -> None
     for span in (Span(0, 2), Span(2, 4)):
         executor.forward(span, random_cut(graph, 2), None)
     (executor.backward if fused else executor.backward_input)(Span(0, 2), random_cut(graph, 6))
-    held = graph.stage_held_bytes(units, 1.0, recompute)
-    again = graph.stage_again_bytes(units, 1.0, recompute, splits=not fused)
+    held = graph.stage_held_bytes(units, ALONE, recompute)
+    again = graph.stage_again_bytes(units, ALONE, recompute, splits=not fused)
     carried = graph.units[2].gradient_bytes_per_sample + graph.units[6].gradient_bytes_per_sample
     made = graph.units[6].cut_bytes_per_sample * (6 in recompute)
-    left = 0 if fused else graph.stage_deferred_bytes(units, 1.0, recompute)
+    left = 0 if fused else graph.stage_deferred_bytes(units, ALONE, recompute)
     # Behind F; while units are run again; behind the backward pass of one of the two spans.
     most = 2 * max(2 * held + made, 2 * held + again + carried, held + left + carried)
     assert executor.meter.peak_bytes == pytest.approx(most, rel=0.01)

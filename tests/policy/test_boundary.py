@@ -15,6 +15,8 @@ from spantrain.policy.adapter.paper import PaperBoundary
 from spantrain.policy.adapter.state import LinkState, Pair, Reports
 
 RATE = 100.0
+STEP_S = 1.0
+"""What a step took; believed whatever is simulated, but in the test of that."""
 
 
 @dataclass(kw_only=True)
@@ -66,9 +68,9 @@ def reports(plan: Plan, part: float, *, confidence: float = 1.0) -> Reports:
 def begun(settings: AutoSettings | None = None) -> tuple[Plan, TableForecast, AutoBoundary]:
     """An adapter that has learned how its links are measured."""
     plan, forecast = four_sites.plan(0.01), TableForecast(moving_s=math.inf)
-    boundary = AutoBoundary(plan, forecast, settings)
+    boundary = AutoBoundary(plan, forecast, settings or AutoSettings(believed=math.inf))
     for step in range(3):
-        assert boundary.advise(step, plan, reports(plan, 0.9)) is None
+        assert boundary.advise(step, plan, reports(plan, 0.9), STEP_S) is None
     assert not forecast.asked
     return plan, forecast, boundary
 
@@ -76,7 +78,7 @@ def begun(settings: AutoSettings | None = None) -> tuple[Plan, TableForecast, Au
 def test_a_rate_inside_the_band_is_not_looked_at():
     plan, forecast, boundary = begun()
     for part in (1.0, 0.8, 1.3, 0.78, 3.0):
-        assert boundary.advise(3, plan, reports(plan, part)) is None
+        assert boundary.advise(3, plan, reports(plan, part), STEP_S) is None
     assert not forecast.asked
     assert boundary.state.calm
 
@@ -84,54 +86,54 @@ def test_a_rate_inside_the_band_is_not_looked_at():
 def test_a_rate_a_little_outside_must_stay_there_for_two_steps():
     _, _, boundary = begun()
     plan = four_sites.plan(0.01)
-    assert boundary.advise(3, plan, reports(plan, 0.7)) is None
-    assert boundary.advise(4, plan, reports(plan, 0.9)) is None
-    assert boundary.advise(5, plan, reports(plan, 0.7)) is None
+    assert boundary.advise(3, plan, reports(plan, 0.7), STEP_S) is None
+    assert boundary.advise(4, plan, reports(plan, 0.9), STEP_S) is None
+    assert boundary.advise(5, plan, reports(plan, 0.7), STEP_S) is None
     assert boundary.state.calm
-    boundary.advise(6, plan, reports(plan, 0.7))
+    boundary.advise(6, plan, reports(plan, 0.7), STEP_S)
     assert boundary.state.speed("s0r0", "s1r0") == pytest.approx(0.7 / 0.9)
 
 
 def test_only_what_pays_is_taken_and_only_formats_that_are_allowed():
     plan, forecast, boundary = begun()
-    proposal = boundary.advise(3, plan, reports(plan, 0.45))
+    proposal = boundary.advise(3, plan, reports(plan, 0.45), STEP_S)
     assert proposal is not None, "coarser micro-batches cost less here"
     assert all(stage.wire_format is WireFormat.NATIVE for stage in proposal.plan.stages)
     assert all(
         len(new.micro_batches) < len(old.micro_batches)
         for new, old in zip(proposal.plan.stages, plan.stages, strict=True)
     )
-    _, _, other = begun(AutoSettings(allowed=(WireFormat.INT8,)))
-    rounded = other.advise(3, plan, reports(plan, 0.45))
+    _, _, other = begun(AutoSettings(believed=math.inf, allowed=(WireFormat.INT8,)))
+    rounded = other.advise(3, plan, reports(plan, 0.45), STEP_S)
     assert rounded is not None
     assert [stage.wire_format for stage in rounded.plan.stages] == [*[WireFormat.INT8] * 3, WireFormat.NATIVE]
     assert "int8 on cut 0, 1, 2" in rounded.reason
-    _, _, choosy = begun(AutoSettings(pays=0.5))
-    assert choosy.advise(3, plan, reports(plan, 0.45)) is None
+    _, _, choosy = begun(AutoSettings(believed=math.inf, pays=0.5))
+    assert choosy.advise(3, plan, reports(plan, 0.45), STEP_S) is None
     assert forecast.asked
 
 
 def test_back_to_the_plans_own_without_any_simulation():
     plan, forecast, boundary = begun()
-    proposal = boundary.advise(3, plan, reports(plan, 0.45))
+    proposal = boundary.advise(3, plan, reports(plan, 0.45), STEP_S)
     assert proposal is not None
     forecast.asked.clear()
-    back = boundary.advise(4, proposal.plan, reports(plan, 0.9))
+    back = boundary.advise(4, proposal.plan, reports(plan, 0.9), STEP_S)
     assert back is not None
     assert back.plan == plan
     assert not forecast.asked
-    assert boundary.advise(5, plan, reports(plan, 0.9)) is None
+    assert boundary.advise(5, plan, reports(plan, 0.9), STEP_S) is None
 
 
 def test_links_taken_for_half_recovered_are_calm_after_two_good_reports():
     plan, _, boundary = begun()
     slow = plan
     for part in (0.4, 0.4, 0.75, 0.75):
-        proposal = boundary.advise(4, slow, reports(plan, part))
+        proposal = boundary.advise(4, slow, reports(plan, part), STEP_S)
         slow = proposal.plan if proposal else slow
     assert not boundary.state.calm
-    assert boundary.advise(5, slow, reports(plan, 0.88)) is None
-    boundary.advise(6, slow, reports(plan, 0.88))
+    assert boundary.advise(5, slow, reports(plan, 0.88), STEP_S) is None
+    boundary.advise(6, slow, reports(plan, 0.88), STEP_S)
     assert boundary.state.calm
 
 
@@ -139,37 +141,49 @@ def test_one_good_report_between_others_does_not_make_links_calm():
     plan, _, boundary = begun()
     slow = plan
     for part in (0.4, 0.4, 0.75, 0.75, 0.88, 0.75, 0.88, 0.75):
-        proposal = boundary.advise(4, slow, reports(plan, part))
+        proposal = boundary.advise(4, slow, reports(plan, part), STEP_S)
         slow = proposal.plan if proposal else slow
     assert not boundary.state.calm
 
 
 def test_rates_that_messages_do_not_agree_on_are_left_out():
     plan, _, boundary = begun()
-    assert boundary.advise(3, plan, reports(plan, 0.2, confidence=0.2)) is None
+    assert boundary.advise(3, plan, reports(plan, 0.2, confidence=0.2), STEP_S) is None
     assert boundary.state.calm
 
 
 def test_units_move_only_where_that_pays_in_time():
     """Here every plan with other cuts is as fast as the best without, so nothing should move."""
     plan = replace(four_sites.plan(0.01))
-    boundary = AutoBoundary(plan, TableForecast(moving_s=1e6))
+    boundary = AutoBoundary(plan, TableForecast(moving_s=1e6), AutoSettings(believed=math.inf))
     for step in range(3):
-        boundary.advise(step, plan, reports(plan, 1.0))
-    proposal = boundary.advise(3, plan, reports(plan, 0.5))
+        boundary.advise(step, plan, reports(plan, 1.0), STEP_S)
+    proposal = boundary.advise(3, plan, reports(plan, 0.5), STEP_S)
     assert proposal is not None
     assert [stage.units for stage in proposal.plan.stages] == [stage.units for stage in plan.stages]
+
+
+def test_a_simulation_that_does_not_explain_the_step_is_no_guide():
+    """Small messages take the time of software: slow by their rate, and no other plan helps."""
+    plan, forecast, boundary = begun(AutoSettings())
+    for step, taken_s in ((3, 20.0), (4, 0.2)):
+        assert boundary.advise(step, plan, reports(plan, 0.3), taken_s) is None
+        assert boundary.state.calm
+        assert len(forecast.asked) == step - 2, "the running plan alone"
+    forecast.asked.clear()
+    boundary.advise(5, plan, reports(plan, 0.3), 3.3)
+    assert len(forecast.asked) > 5
 
 
 def test_the_papers_rules_halve_the_ends_and_nothing_else():
     plan = four_sites.plan(0.01, samples=96)
     boundary = PaperBoundary(plan)
-    calm = boundary.advise(0, plan, reports(plan, 1.0))
+    calm = boundary.advise(0, plan, reports(plan, 1.0), STEP_S)
     assert calm is not None
     sizes = [span.size for span in calm.plan.stages[0].micro_batches]
     assert sizes == [8] * 8 + [4] * 8
-    assert boundary.advise(1, calm.plan, reports(plan, 1.0)) is None
-    poor = boundary.advise(2, calm.plan, reports(plan, 0.5))
+    assert boundary.advise(1, calm.plan, reports(plan, 1.0), STEP_S) is None
+    poor = boundary.advise(2, calm.plan, reports(plan, 0.5), STEP_S)
     assert poor is not None
     assert [span.size for span in poor.plan.stages[0].micro_batches] == [4] * 8 + [8] * 4 + [4] * 8
     assert "poor link" in poor.reason

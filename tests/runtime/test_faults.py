@@ -23,6 +23,8 @@ from spantrain.core.spans import Span
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPANS = [Span(0, 2), Span(2, 4)]
+PATIENCE = "20 s"
+"""A crowded machine may keep a worker from telling for seconds."""
 FOREVER = ["--steps", "1000000"]
 
 
@@ -148,7 +150,7 @@ def nothing_is_left(program: Program) -> None:
 )
 def test_lost_worker_is_named_with_its_log(number, how, start, plan_path, tmp_path):
     """How soon is for benchmarks/lost_worker.py to show."""
-    program = start("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+    program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", tmp_path)
     program.wait_to_hear("step 1/")
     program.worker("s1r0").send_signal(number)
     code, said = program.end()
@@ -168,7 +170,7 @@ def test_lost_worker_is_named_with_its_log(number, how, start, plan_path, tmp_pa
     ids=["killed", "stopped"],
 )
 def test_lost_follower_is_named_with_its_log(number, how, start, divided_plan_path, tmp_path):
-    program = start("train", divided_plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+    program = start("train", divided_plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", tmp_path)
     program.wait_to_hear("step 1/")
     program.worker("s0r1").send_signal(number)
     code, said = program.end()

@@ -71,7 +71,9 @@ class _PlanAdviser:
         self._boundary = boundary
 
     def advise(self, step: int, plan: Plan, reports: Mapping[str, StepReport]) -> Advice | None:
-        proposal = self._boundary.advise(step, plan, {name: report.links for name, report in reports.items()})
+        links = {name: report.links for name, report in reports.items()}
+        taken_s = max(report.duration_s for report in reports.values())
+        proposal = self._boundary.advise(step, plan, links, taken_s)
         return None if proposal is None else Advice(plan=proposal.plan, reason=proposal.reason)
 
 

@@ -91,7 +91,7 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         clock.lap("profile")
         planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
         reference = reference_to_profile(out / "profile.json", out / "plan.json")
-        planned = replace(planned, plan=replace(planned.plan, profile=reference))
+        planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
         write_plan(planned.plan, out / "plan.json")
         listener.show_plan(planned)
         clock.lap("plan")

@@ -75,6 +75,7 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
     for number in range(options.network_rounds):
         reporter.phase(f"Measuring the network, round {number + 1} of {options.network_rounds}")
         links.extend(_network_round(session, reporter))
+    session.generations.taken(_PROBE_GENERATION)
     network_s = (time.monotonic() - started_s) / options.network_rounds
     spread_links = spread(cluster, _averaged(links), session.devices)
     reporter.phase("Measuring the runtime: a few steps of a small model")

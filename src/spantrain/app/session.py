@@ -34,23 +34,29 @@ class SessionOptions:
     """Users' functions for model, data and loss that workers started here may call."""
     join_timeout_s: float = 600.0
     """How long to wait for workers of other machines."""
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
-    """After what silence a worker of another machine is taken to be lost."""
+    heartbeat_timeout_s: float | None = None
+    """After what silence a worker is lost; None: 6 s, or a minute on this machine, where its end is seen at once."""
 
 
 class Generations:
-    """Numbers the plans that the workers of a session run, one after another (DESIGN idea 8); 0 is for measuring."""
+    """Numbers what the workers of a session run, one thing after another (DESIGN idea 8).
+
+    >>> generations = Generations()
+    >>> [generations.following(0), generations.following(0), generations.following(5), generations.following(3)]
+    [0, 1, 5, 6]
+    """
 
     def __init__(self) -> None:
-        self._latest = 0
+        self._latest = -1
 
-    def following(self) -> int:
-        """Return the number of the next plan."""
-        self._latest += 1
+    def following(self, wanted: int, *, goes_on: bool = False) -> int:
+        """Return the number of the next plan: its own, if that is newer; the newest too, where its run goes on."""
+        own = wanted > self._latest or (goes_on and wanted == self._latest)
+        self._latest = wanted if own else self._latest + 1
         return self._latest
 
     def taken(self, generation: int) -> None:
-        """Note a number that a running plan has passed on to the one that takes over."""
+        """Note a number that was used: for measuring, or by a plan that took over while another ran."""
         self._latest = max(self._latest, generation)
 
 
@@ -89,7 +95,9 @@ def open_session(
 def _remote(
     cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
 ) -> Session:
-    coordinator = Coordinator(bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s)
+    coordinator = Coordinator(
+        bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s or HEARTBEAT_TIMEOUT_S
+    )
     coordinator.start()
     stack.callback(coordinator.stop)
     reporter.note(
@@ -124,7 +132,7 @@ def _local(
         devices=devices,
         watch=workers.check,
         where_is_log=lambda name: str(workers.log_of(name)),
-        heartbeat_timeout_s=_LOCAL_HEARTBEAT_TIMEOUT_S,
+        heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     coordinator.start()
     stack.callback(_part, coordinator, workers)
@@ -159,7 +167,7 @@ def _placement(
         data_address=testbed.address(device.host) if testbed else "127.0.0.1",
         encrypted=options.encrypted,
         functions=options.functions,
-        heartbeat_timeout_s=_LOCAL_HEARTBEAT_TIMEOUT_S,
+        heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     return Placement(
         settings=settings,

@@ -116,7 +116,10 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
-    plan = replace(request.plan, generation=session.generations.following())
+    plan = replace(
+        request.plan,
+        generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
+    )
     return _Run(session, replace(request, plan=plan), stop, reporter).run()
 
 

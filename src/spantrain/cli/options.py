@@ -68,7 +68,8 @@ Listen = Annotated[
 LostAfter = Annotated[
     str | None,
     typer.Option(
-        help="With --listen: after what silence a worker is lost, default 6s; longer where networks have outages."
+        help="After what silence a worker is lost; default: 6s with --listen, a minute for those of this machine. "
+        "Longer where networks have outages."
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]
@@ -165,21 +166,17 @@ def session_options(
     """Return where workers run, as the options say; those of this machine may call the functions that a model names.
 
     Raises:
-        ConfigError: `lost_after` is no time, or workers of this machine are watched without it.
+        ConfigError: `lost_after` is no time, or too short.
     """
     from spantrain.app.session import SessionOptions
     from spantrain.models.data_choice import user_functions
 
     functions = user_functions(model) if model else ()
     found = SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)
-    return found if lost_after is None else replace(found, heartbeat_timeout_s=_patience_s(lost_after, listen))
+    return found if lost_after is None else replace(found, heartbeat_timeout_s=_patience_s(lost_after))
 
 
-def _patience_s(text: str, listen: str | None) -> float:
-    if listen is None:
-        raise ConfigError(
-            f"--lost-after {text}: is for workers of other machines (--listen); those of this machine are seen to end"
-        )
+def _patience_s(text: str) -> float:
     try:
         found = parse_seconds(text)
     except ValueError as error:

@@ -171,6 +171,8 @@ class StepReport:
     """Of each stage's first replica, where each device counts what it alone holds."""
     busy_s: float
     peak_held_samples: int
+    duration_s: float = 0.0
+    """From the step's first action to the barrier, gradient sums included."""
     overflow: bool = False
     """Under float16: whether a gradient of this device is infinite or no number."""
     evaluation_loss_sum: float | None = None

@@ -82,6 +82,8 @@ class TrainSession:
         self._part = self._first_part()
         self._since_step = order.first_step
         """The first step of the present plan."""
+        self._begun_s = time.monotonic()
+        """When the present step began."""
         self._switch_report: SwitchReport | None = None
         """To be told with the next report."""
         self._checkpoints = DeviceCheckpoints(
@@ -142,6 +144,7 @@ class TrainSession:
                 break
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
+            self._begun_s = time.monotonic()
             self._scaling.begin(self._part.member.executor)
             loss_sum = self._part.actions.run_step(step)
             self._sum_gradients(step)
@@ -221,6 +224,7 @@ class TrainSession:
             overflow=overflow,
             busy_s=figures.busy_s,
             peak_held_samples=figures.peak_held_samples,
+            duration_s=time.monotonic() - self._begun_s,
             evaluation_loss_sum=evaluation,
             sent_bytes=self._traffic.sent(),
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,

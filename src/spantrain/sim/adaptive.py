@@ -122,7 +122,9 @@ def simulate_adapting(
             plan, reason = taken.plan, taken.reason
             adapters = {name: make_local(local, plan, name) for name in _leaders(plan)}
         elif boundary is not None:
-            pending = boundary.advise(step, plan, {name: adapter.reports() for name, adapter in adapters.items()})
+            pending = boundary.advise(
+                step, plan, {name: adapter.reports() for name, adapter in adapters.items()}, step_s
+            )
     return tuple(done)
 
 

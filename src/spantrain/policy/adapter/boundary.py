@@ -28,8 +28,8 @@ class Proposal:
 class BoundaryAdapter(Protocol):
     """Decides between steps."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:
-        """Return what should run instead of the plan that ran this step; None: leave it."""
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:
+        """Return what should run instead of the plan that ran this step, in so many seconds; None: leave it."""
 
 
 class Forecast(Protocol):
@@ -58,6 +58,8 @@ class AutoSettings:
     """Beyond this factor one step is enough, where the rate is sure; else a link must be out for two in a row."""
     calm_again: float = 0.92
     """Links that give this part of what calm ones would, in two reports in a row, are calm."""
+    believed: float = 1.6
+    """A simulation that is off by more than this factor is not believed."""
     pays: float = 0.02
     """Another plan must save this part of a step."""
     allowed: tuple[WireFormat, ...] = ()
@@ -116,7 +118,7 @@ class AutoBoundary:
         """What the links are taken to be."""
         return self._state
 
-    def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:  # noqa: ARG002 - no clock, no count
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:  # noqa: ARG002 - no count
         """Return a better plan for the present links, if it is worth it."""
         rates = self._learned(plan, measured_rates(reports))
         factors = self._factors(plan, rates, self._state)
@@ -129,7 +131,20 @@ class AutoBoundary:
         before, self._state = self._state, self._refined(plan, factors)
         if self._state == before:
             return None
-        return self._back(plan) if self._state.calm else self._search(plan)
+        if self._state.calm:
+            return self._back(plan)
+        if not self._explains(plan, step_s):
+            self._state = before
+            return None
+        return self._search(plan)
+
+    def _explains(self, plan: Plan, step_s: float) -> bool:
+        """Whether a simulation with these links takes about as long as the step did: else it is no guide to a plan.
+
+        So it is where messages are so small that software, not the links, takes their time.
+        """
+        simulated_s = self._step_s(plan)
+        return simulated_s / self._settings.believed <= step_s <= simulated_s * self._settings.believed
 
     def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> bool:
         """Whether links are out of the band: far and surely so, or the same ones as after the step before."""

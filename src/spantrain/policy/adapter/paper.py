@@ -75,7 +75,7 @@ class PaperBoundary:
         self._base = base
         self._best: dict[Pair, float] = {}
 
-    def advise(self, step: int, plan: Plan, reports: Reports) -> Proposal | None:  # noqa: ARG002
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:  # noqa: ARG002
         """Return the plan with other micro-batches, if those of the last step are not the ones that the rules want."""
         rates = measured_rates(reports)
         for pair, rate in rates.items():
