@@ -70,6 +70,7 @@ def _report(peer: str, rate: float, taken_s: float) -> StepReport:
         bytes_per_s=rate,
         latency_s=None,
         queued_s=0.0,
+        busy_s=taken_s,
         messages=8,
         confidence=1.0,
     )

@@ -47,7 +47,7 @@ class TableForecast:
         return 0.0 if same else self.moving_s
 
 
-def reports(plan: Plan, part: float, *, confidence: float = 1.0) -> Reports:
+def reports(plan: Plan, part: float, *, confidence: float = 1.0, busy_s: float = 1.0) -> Reports:
     """All links at a part of their rate."""
     names = plan.devices
     found: dict[str, tuple[LinkReport, ...]] = {}
@@ -58,6 +58,7 @@ def reports(plan: Plan, part: float, *, confidence: float = 1.0) -> Reports:
             bytes_per_s=RATE * part,
             latency_s=None,
             queued_s=0.0,
+            busy_s=busy_s,
             messages=12,
             confidence=confidence,
         )
@@ -163,15 +164,22 @@ def test_units_move_only_where_that_pays_in_time():
     assert [stage.units for stage in proposal.plan.stages] == [stage.units for stage in plan.stages]
 
 
+def test_a_link_that_is_seldom_busy_is_left_alone_however_slow():
+    plan, forecast, boundary = begun()
+    assert boundary.advise(3, plan, reports(plan, 0.1, busy_s=0.05), STEP_S) is None
+    assert not forecast.asked
+    assert boundary.advise(4, plan, reports(plan, 0.1, busy_s=0.5), STEP_S) is not None
+
+
 def test_a_simulation_that_does_not_explain_the_step_is_no_guide():
     """Small messages take the time of software: slow by their rate, and no other plan helps."""
     plan, forecast, boundary = begun(AutoSettings())
     for step, taken_s in ((3, 20.0), (4, 0.2)):
-        assert boundary.advise(step, plan, reports(plan, 0.3), taken_s) is None
+        assert boundary.advise(step, plan, reports(plan, 0.3, busy_s=5.0), taken_s) is None
         assert boundary.state.calm
         assert len(forecast.asked) == step - 2, "the running plan alone"
     forecast.asked.clear()
-    boundary.advise(5, plan, reports(plan, 0.3), 3.3)
+    boundary.advise(5, plan, reports(plan, 0.3, busy_s=5.0), 3.3)
     assert len(forecast.asked) > 5
 
 

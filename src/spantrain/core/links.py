@@ -32,6 +32,8 @@ class LinkReport:
     """Shortest time from a small message's start to the peer's word that it has it: there and back; None: not known."""
     queued_s: float
     """The longest that a message of late waited before its first byte left."""
+    busy_s: float
+    """For how long the link was busy with these messages."""
     messages: int
     """That the rate was found from."""
     confidence: float
@@ -40,7 +42,7 @@ class LinkReport:
     def __post_init__(self) -> None:
         if self.bytes_per_s is not None and not 0 < self.bytes_per_s < math.inf:
             raise ValueError(f"link to {self.peer}: bytes_per_s must be positive or None, got {self.bytes_per_s}")
-        for name in ("latency_s", "queued_s"):
+        for name in ("latency_s", "queued_s", "busy_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise ValueError(f"link to {self.peer}: {name} must be finite and not negative, got {seconds}")

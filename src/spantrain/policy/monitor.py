@@ -215,6 +215,7 @@ class _Peer:
             bytes_per_s=rate,
             latency_s=self._round_trip_s,
             queued_s=max((sample.queued_s for sample in samples), default=0.0),
+            busy_s=sum(sample.occupied_s for sample in samples),
             messages=len(samples),
             confidence=agreeing / max(len(blocks), _ENOUGH),
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.policy.adapter.candidates import Candidate, by_stage, formats_and_cuts, moved_units
-from spantrain.policy.adapter.state import SURE, LinkState, Pair, Reports, measured_rates
+from spantrain.policy.adapter.state import SURE, LinkState, Pair, Reports, busy_links, measured_rates
 
 __all__ = ["AutoBoundary", "AutoSettings", "BoundaryAdapter", "Forecast", "Proposal"]
 
@@ -60,6 +60,8 @@ class AutoSettings:
     """Links that give this part of what calm ones would, in two reports in a row, are calm."""
     believed: float = 1.6
     """A simulation that is off by more than this factor is not believed."""
+    matters: float = 0.1
+    """Links that are busy for less than this part of a step are left alone, however slow they seem."""
     pays: float = 0.02
     """Another plan must save this part of a step."""
     allowed: tuple[WireFormat, ...] = ()
@@ -121,8 +123,9 @@ class AutoBoundary:
     def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:  # noqa: ARG002 - no count
         """Return a better plan for the present links, if it is worth it."""
         rates = self._learned(plan, measured_rates(reports))
-        factors = self._factors(plan, rates, self._state)
-        if self._are_calm_again(plan, rates):
+        matter = busy_links(reports, self._settings.matters * step_s)
+        factors = self._factors(plan, rates, self._state, matter)
+        if self._are_calm_again(plan, rates, matter):
             self._state = LinkState()
             self._out = set()
             return self._back(plan)
@@ -155,7 +158,7 @@ class AutoBoundary:
         self._out = set() if far or again else out
         return far or again
 
-    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float]) -> bool:
+    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair]) -> bool:
         """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row.
 
         Links that were seen in the middle of a change may be taken for faster than they were, and full speed then lies
@@ -163,7 +166,7 @@ class AutoBoundary:
         """
         if self._state.calm or not rates:
             return False
-        factors = self._factors(plan, rates, LinkState())
+        factors = self._factors(plan, rates, LinkState(), matter)
         calm = min(factors.values(), default=1.0) >= self._settings.calm_again
         self._calm_reports = self._calm_reports + 1 if calm else 0
         if self._calm_reports < _CALM_REPORTS:
@@ -183,14 +186,24 @@ class AutoBoundary:
                 first.append(rate / expected[pair])
         return learned
 
-    def _factors(self, plan: Plan, rates: Mapping[Pair, float], state: LinkState) -> dict[Pair, float]:
-        """Return how many times the rate of a state each link gives; links that are not slow in it get no faster."""
+    def _factors(
+        self, plan: Plan, rates: Mapping[Pair, float], state: LinkState, matter: Collection[Pair]
+    ) -> dict[Pair, float]:
+        """Return how many times the rate of a state each link gives.
+
+        Links that are not slow in it get no faster, and those that do not matter no slower: what is measured of them is
+        mostly software.
+        """
         expected = self._rates(plan, state)
         factors = {}
         for pair in rates.keys() & expected.keys():
             usual = min(_TRUSTED, max(1 / _TRUSTED, *self._first[pair]))
             factors[pair] = rates[pair] / expected[pair] / usual
-        return {pair: factor for pair, factor in factors.items() if factor < 1 or state.speed(*pair) < 1}
+        return {
+            pair: factor
+            for pair, factor in factors.items()
+            if (pair in matter if factor < 1 else state.speed(*pair) < 1)
+        }
 
     def _rates(self, plan: Plan, state: LinkState) -> Mapping[Pair, float]:
         for known_plan, known_state, known in self._expected:

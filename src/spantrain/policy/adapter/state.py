@@ -8,7 +8,7 @@ from spantrain.core.links import LinkReport
 from spantrain.core.plan import Plan
 from spantrain.policy.monitor import LinkExpectation
 
-__all__ = ["SURE", "UNSURE", "LinkState", "Pair", "Reports", "expected_links", "measured_rates"]
+__all__ = ["SURE", "UNSURE", "LinkState", "Pair", "Reports", "busy_links", "expected_links", "measured_rates"]
 
 Pair = tuple[str, str]
 """Sender and receiver, leaders of their replicas."""
@@ -64,6 +64,13 @@ def measured_rates(reports: Reports, *, least: float = UNSURE) -> dict[Pair, flo
         for link in links
         if link.bytes_per_s is not None and link.confidence >= least
     }
+
+
+def busy_links(reports: Reports, least_s: float) -> frozenset[Pair]:
+    """Return the links that were busy for so many seconds or more in the last step."""
+    return frozenset(
+        (device, link.peer) for device, links in reports.items() for link in links if link.busy_s >= least_s
+    )
 
 
 def expected_links(plan: Plan, device: str) -> dict[str, LinkExpectation]:
