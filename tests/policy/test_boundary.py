@@ -9,7 +9,7 @@ import pytest
 import four_sites
 from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings
+from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, Proposal
 from spantrain.policy.adapter.choice import make_boundary, make_local
 from spantrain.policy.adapter.paper import PaperBoundary
 from spantrain.policy.adapter.state import LinkState, Pair, Reports
@@ -76,6 +76,12 @@ def begun(settings: AutoSettings | None = None) -> tuple[Plan, TableForecast, Au
     return plan, forecast, boundary
 
 
+def twice(boundary: AutoBoundary, plan: Plan, part: float) -> Proposal | None:
+    """What is proposed after two steps with all links at a part of their rate; nothing after the first."""
+    assert boundary.advise(3, plan, reports(plan, part), STEP_S) is None
+    return boundary.advise(4, plan, reports(plan, part), STEP_S)
+
+
 def test_a_rate_inside_the_band_is_not_looked_at():
     plan, forecast, boundary = begun()
     for part in (1.0, 0.8, 1.3, 0.78, 3.0):
@@ -97,7 +103,7 @@ def test_a_rate_a_little_outside_must_stay_there_for_two_steps():
 
 def test_only_what_pays_is_taken_and_only_formats_that_are_allowed():
     plan, forecast, boundary = begun()
-    proposal = boundary.advise(3, plan, reports(plan, 0.45), STEP_S)
+    proposal = twice(boundary, plan, 0.45)
     assert proposal is not None, "coarser micro-batches cost less here"
     assert all(stage.wire_format is WireFormat.NATIVE for stage in proposal.plan.stages)
     assert all(
@@ -105,18 +111,18 @@ def test_only_what_pays_is_taken_and_only_formats_that_are_allowed():
         for new, old in zip(proposal.plan.stages, plan.stages, strict=True)
     )
     _, _, other = begun(AutoSettings(believed=math.inf, allowed=(WireFormat.INT8,)))
-    rounded = other.advise(3, plan, reports(plan, 0.45), STEP_S)
+    rounded = twice(other, plan, 0.45)
     assert rounded is not None
     assert [stage.wire_format for stage in rounded.plan.stages] == [*[WireFormat.INT8] * 3, WireFormat.NATIVE]
     assert "int8 on cut 0, 1, 2" in rounded.reason
     _, _, choosy = begun(AutoSettings(believed=math.inf, pays=0.5))
-    assert choosy.advise(3, plan, reports(plan, 0.45), STEP_S) is None
+    assert twice(choosy, plan, 0.45) is None
     assert forecast.asked
 
 
 def test_back_to_the_plans_own_without_any_simulation():
     plan, forecast, boundary = begun()
-    proposal = boundary.advise(3, plan, reports(plan, 0.45), STEP_S)
+    proposal = twice(boundary, plan, 0.45)
     assert proposal is not None
     forecast.asked.clear()
     back = boundary.advise(4, proposal.plan, reports(plan, 0.9), STEP_S)
@@ -159,7 +165,7 @@ def test_units_move_only_where_that_pays_in_time():
     boundary = AutoBoundary(plan, TableForecast(moving_s=1e6), AutoSettings(believed=math.inf))
     for step in range(3):
         boundary.advise(step, plan, reports(plan, 1.0), STEP_S)
-    proposal = boundary.advise(3, plan, reports(plan, 0.5), STEP_S)
+    proposal = twice(boundary, plan, 0.5)
     assert proposal is not None
     assert [stage.units for stage in proposal.plan.stages] == [stage.units for stage in plan.stages]
 
@@ -168,18 +174,21 @@ def test_a_link_that_is_seldom_busy_is_left_alone_however_slow():
     plan, forecast, boundary = begun()
     assert boundary.advise(3, plan, reports(plan, 0.1, busy_s=0.05), STEP_S) is None
     assert not forecast.asked
-    assert boundary.advise(4, plan, reports(plan, 0.1, busy_s=0.5), STEP_S) is not None
+    assert boundary.advise(4, plan, reports(plan, 0.1, busy_s=0.5), STEP_S) is None
+    assert boundary.advise(5, plan, reports(plan, 0.1, busy_s=0.5), STEP_S) is not None
 
 
 def test_a_simulation_that_does_not_explain_the_step_is_no_guide():
     """Small messages take the time of software: slow by their rate, and no other plan helps."""
     plan, forecast, boundary = begun(AutoSettings())
-    for step, taken_s in ((3, 20.0), (4, 0.2)):
-        assert boundary.advise(step, plan, reports(plan, 0.3, busy_s=5.0), taken_s) is None
+    for taken_s in (20.0, 0.2):
+        for step in (3, 4):
+            assert boundary.advise(step, plan, reports(plan, 0.3, busy_s=5.0), taken_s) is None
         assert boundary.state.calm
-        assert len(forecast.asked) == step - 2, "the running plan alone"
-    forecast.asked.clear()
-    boundary.advise(5, plan, reports(plan, 0.3, busy_s=5.0), 3.3)
+        assert len(forecast.asked) == 1, "the running plan alone"
+        forecast.asked.clear()
+    for step in (5, 6):
+        boundary.advise(step, plan, reports(plan, 0.3, busy_s=5.0), 3.3)
     assert len(forecast.asked) > 5
 
 

@@ -55,7 +55,7 @@ class AutoSettings:
     band: float = 1.2
     """Rates within this factor of what is expected are as expected: nothing is looked at."""
     at_once: float = 1.5
-    """Beyond this factor one step is enough, where the rate is sure; else a link must be out for two in a row."""
+    """Links that are surely faster by this factor are believed after one step; all else must be so for two in a row."""
     calm_again: float = 0.92
     """Links that give this part of what calm ones would, in two reports in a row, are calm."""
     believed: float = 1.6
@@ -150,10 +150,14 @@ class AutoBoundary:
         return simulated_s / self._settings.believed <= step_s <= simulated_s * self._settings.believed
 
     def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> bool:
-        """Whether links are out of the band: far and surely so, or the same ones as after the step before."""
+        """Whether links are out of the band as they were after the step before, or have surely become much faster.
+
+        The links of a step in the middle of a change are neither the old ones nor the new ones: a plan that is made for
+        those is worse than none. Going back is not.
+        """
         off = {pair: math.log(factor) for pair, factor in factors.items()}
         out = {(pair, by > 0) for pair, by in off.items() if abs(by) > math.log(self._settings.band)}
-        far = any(pair in sure and abs(by) >= math.log(self._settings.at_once) for pair, by in off.items())
+        far = any(pair in sure and by >= math.log(self._settings.at_once) for pair, by in off.items())
         again = bool(out & self._out)
         self._out = set() if far or again else out
         return far or again
