@@ -62,7 +62,7 @@ def test_the_first_step_after_an_exchange(seed, make_plan, spec_of, tmp_path):
 
 def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: OneProcess) -> float:
     """Have all devices begin with the checkpoint and run one step, with nothing to wait for in between."""
-    network, graph = MemoryNetwork(), build_graph(plan.model)
+    network = MemoryNetwork()
     boxes = {name: network.mailbox(name) for name in plan.devices}
     for box in boxes.values():
         box.set_peers(plan.generation, [other.address for other in boxes.values()])
@@ -72,7 +72,7 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         executor = executor_of(plan, name)
         driver = driver_of(plan, name, executor, boxes[name], model)
         parameters = executor.named_parameters()
-        holding = holding_of(plan, name, graph, parameters)
+        holding = holding_of(plan, name, build_graph(plan.model), parameters)
         post = DriverPost(driver, generation=plan.generation, step=DONE)
         optimizer = build_optimizer(JOB, parameters.values())
         restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)

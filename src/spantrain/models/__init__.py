@@ -24,6 +24,7 @@ sampler         which samples belong to which step: seeded, stateless, resumable
 hashing         integer mixing and derived seeds that are the same on every machine
 stage           run the F, I and W of a stage
 tensor          tensor parallelism in any ratio: units divided among a group
+flop            count operations, in one thread
 held            count the bytes of tensors that are really held
 held_member     measure what members of a tensor-parallel group hold of a unit
 segment         run a part of a stage, held or computed again

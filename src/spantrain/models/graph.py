@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from spantrain.core.precision import check_dtype
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
@@ -22,6 +21,7 @@ from spantrain.models.build import (
     unit_count,
     unit_names,
 )
+from spantrain.models.flop import FlopMeter
 from spantrain.models.held_member import TWO, held_behind, held_by_two
 from spantrain.models.precision import autocast_dtype
 from spantrain.models.tensor.pieces import pieces_of
@@ -181,9 +181,9 @@ def _batch(spec: ModelSpec, inputs: tuple[TensorSpec, ...], last: bool) -> tuple
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...]) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
     for unit, place in ((empty, "meta"), (module, "cpu")):
-        with contextlib.suppress(RuntimeError), FlopCounterMode(display=False) as counter:
+        with contextlib.suppress(RuntimeError), FlopMeter() as meter:
             _forward(spec, unit, _tensors(inputs, _SMALL, place))
-            return float(counter.get_total_flops()) / _SMALL
+            return float(meter.total) / _SMALL
     raise AssertionError(f"{module.name} ran when its model was followed, and does not run now")
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from spantrain.core.profile import DeviceScore
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.models.device import Device
+from spantrain.models.flop import FlopMeter
 
 __all__ = ["TASKS", "CapacityTask", "measure_tasks"]
 
@@ -117,9 +117,9 @@ def _rows(task: CapacityTask, device: Device, law: AnalyticLaw | None) -> int:
 
 def _flop(task: CapacityTask, rows: int) -> float:
     """Count the operations of a task without doing it."""
-    with FlopCounterMode(display=False) as counter:
+    with FlopMeter() as meter:
         task.make(rows, torch.device("meta"))()
-    return float(counter.get_total_flops())
+    return float(meter.total)
 
 
 def _median_seconds(device: Device, work: Work, emulated_s: float | None) -> float:
