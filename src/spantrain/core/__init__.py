@@ -13,6 +13,9 @@ job         how to train
 precision   the types that products are computed in
 hints       an order of work found when planning
 outer       sites that train by themselves, joined by an outer optimizer
+outer_layers    which layers of the model the outer optimizer's shards hold
+outer_events    what the outer optimizer's master hears
+outer_commands  what it commands
 plan        stages, replicas, spans, predictions
 checkpoint  what a checkpoint holds, and the samples that were consumed
 links       what a device knows of the links to its peers while it trains

@@ -1,0 +1,285 @@
+"""What the outer optimizer's master commands: the other half of `outer_events`. Each says why."""
+
+import math
+from dataclasses import dataclass
+
+from spantrain.core.outer_events import Fate, Lease, Ticket, Transfer, Way
+
+__all__ = [
+    "AcceptPush",
+    "CheckPush",
+    "ClusterCommand",
+    "Combine",
+    "Commit",
+    "EndPull",
+    "Forget",
+    "LeaseChunk",
+    "LeaseNothing",
+    "Measure",
+    "Move",
+    "OuterCommand",
+    "RefusePush",
+    "RegisterAgain",
+    "Restore",
+    "Save",
+    "SendLayer",
+    "SkipPush",
+    "SkipRound",
+    "Stage",
+    "StartPull",
+    "StartPush",
+    "UseVersion",
+    "Weight",
+    "Welcome",
+]
+
+# To clusters.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """Registered; a pull of the newest version follows, if there is one."""
+
+    cluster: str
+    version: int | None
+    """None: there are no parameters yet; the first push brings them."""
+    fate: Fate | None
+    """Of the push that it asked about."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterAgain:
+    """The master does not know this cluster or shard (any more)."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPush:
+    """Get ready to send; each layer when its turn comes."""
+
+    cluster: str
+    push: Ticket
+    parameters: bool
+    """Whether to send the parameters themselves: there are none yet."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusePush:
+    """Not now, or no more: train on; what was learned goes into a later push."""
+
+    cluster: str
+    push: Ticket | None
+    """None: it was never started."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptPush:
+    """All shards keep the whole push: it is in the next update. Its tokens and samples count when that is committed."""
+
+    cluster: str
+    push: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipRound:
+    """An accepted push is in no version, since a shard was lost. It was not counted: train on from the same start."""
+
+    cluster: str
+    push: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPull:
+    """Get ready to receive a version; each layer when its turn comes. Use it when all of it is there."""
+
+    cluster: str
+    pull: Ticket
+    version: int
+    counted: Ticket | None
+    """The cluster's last push that was decided on: what it waits for, if it waits for that one."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndPull:
+    """Forget what came of a pull."""
+
+    cluster: str
+    pull: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseChunk:
+    """Train on this chunk."""
+
+    cluster: str
+    lease: Lease
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseNothing:
+    """No chunk is free."""
+
+    cluster: str
+    finished: bool
+    """Whether all data is counted; else ask again later."""
+    reason: str
+
+
+# To shards, or to both ends of a transfer.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """Send this layer now; both ends are told."""
+
+    way: Way
+    transfer: Transfer
+    version: int
+    """Of a pull: what to send. Of a push: the version that it started from."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckPush:
+    """Say whether all of your layers of a push are there."""
+
+    shard: str
+    push: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forget:
+    """Free what you hold of a push or a pull; drop what still comes."""
+
+    shard: str
+    ticket: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Tell the norms of these pushes."""
+
+    shard: str
+    update: Ticket
+    pushes: tuple[Ticket, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """What part of the mean a push is."""
+
+    push: Ticket
+    part: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.part <= 1:
+            raise ValueError(f"a push's part must be over 0 and at most 1, got {self.part}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Make the weighted mean, adding in this order, and tell its norm."""
+
+    shard: str
+    update: Ticket
+    weights: tuple[Weight, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Make a new version beside the present one; what else was staged is forgotten."""
+
+    shard: str
+    update: Ticket
+    version: int
+    scale: float
+    """What the mean is multiplied by."""
+    parameters: Ticket | None
+    """The push whose tensors are the version as they are; None to step along the mean."""
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and 0 <= self.scale <= 1):
+            raise ValueError(f"scale must be from 0 to 1, got {self.scale}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """Serve this version from now on; free the update's pushes, and versions but it and those that are kept."""
+
+    shard: str
+    version: int
+    update: Ticket
+    keep: tuple[int, ...]
+    """Older versions that are being pulled."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore:
+    """Serve what version `source` held as `version`; forget pushes, what is staged, and other versions in memory."""
+
+    shard: str
+    source: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """Write the master's state before any command after this one."""
+
+    reason: str
+
+
+OuterCommand = (
+    Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | SkipRound | StartPull | LeaseChunk | LeaseNothing
+    | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | Save
+)  # fmt: skip
+
+
+# What a cluster's client commands its own processes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendLayer:
+    """Send a layer of what was learned when the push was asked for."""
+
+    transfer: Transfer
+    parameters: bool
+    """Whether to send the parameters themselves."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipPush:
+    """The push came to nothing: train on from the same start."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseVersion:
+    """All layers of a version are there: begin a round from it."""
+
+    version: int
+    counted: bool
+    """Whether the last push was part of an update; else it still waits, or there is none."""
+    reason: str
+
+
+ClusterCommand = SendLayer | SkipPush | UseVersion

@@ -1,0 +1,149 @@
+"""Versions of a shard that outlive it: safetensors files, written whole or not at all, checked when read.
+
+Di-PS, 4.2: each shard keeps several snapshots of its newest versions, to begin again from and for new clusters. Kept:
+that. Decided here: a file is named by its version and its digest, `version-12-0a1b2c3d4e5f6789.safetensors`, holds
+parameters and velocities by name, and gets its name when all of it is on disk.
+"""
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from spantrain.outer.numerics import Tensors
+
+__all__ = ["FolderSnapshots", "MemorySnapshots", "ShardVersion", "SnapshotStore"]
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
+_PARAMETERS, _VELOCITY = "parameters/", "velocity/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardVersion:
+    """One version of a shard's layers; nothing in it is ever changed."""
+
+    version: int
+    parameters: Tensors
+    velocity: Tensors
+
+
+class SnapshotStore(Protocol):
+    """Where versions are kept."""
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+
+    def save(self, version: ShardVersion) -> None:
+        """Keep a version, and as many of those before it as fit."""
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version; None if it is not there, or turns out damaged, and from then on it is not there."""
+
+
+class MemorySnapshots:
+    """Keeps versions in memory: for tests, and for shards whose parameters somebody else keeps."""
+
+    def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 3) -> None:
+        self._keep = keep
+        self._kept = {one.version: one for one in kept}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+        return tuple(sorted(self._kept))
+
+    def save(self, version: ShardVersion) -> None:
+        """Keep a version, and as many of those before it as fit."""
+        self._kept[version.version] = version
+        for old in self.versions[: -self._keep]:
+            del self._kept[old]
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version, if it is there."""
+        return self._kept.get(version)
+
+
+class FolderSnapshots:
+    """Keeps versions in a folder of its own."""
+
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        """Take up what is in the folder, which is made where there is none; what was not finished is removed."""
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self._folder, self._keep = folder, keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(".unfinished-*"):
+            unfinished.unlink()
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+        return tuple(sorted(self._files()))
+
+    def _files(self) -> dict[int, Path]:
+        named = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return {int(match[1]): path for match, path in named if match}
+
+    def save(self, version: ShardVersion) -> None:
+        """Write a version to disk, then remove the oldest that are too many.
+
+        Raises:
+            OSError: it cannot be written; what was there before is still there.
+        """
+        tensors = {_PARAMETERS + name: tensor for name, tensor in version.parameters.items()}
+        tensors |= {_VELOCITY + name: tensor for name, tensor in version.velocity.items()}
+        hidden = self._folder / f".unfinished-{version.version}"
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, hidden)
+        with hidden.open("rb") as stream:
+            os.fsync(stream.fileno())
+        before = self._files()
+        path = self._folder / f"version-{version.version}-{_digest(hidden)}.safetensors"
+        hidden.rename(path)
+        _sync(self._folder)
+        if version.version in before and before[version.version] != path:
+            before[version.version].unlink()
+        for old in self.versions[: -self._keep]:
+            self._files()[old].unlink()
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version; None if it is not there, or is damaged, which is logged, and the file set aside."""
+        path = self._files().get(version)
+        if path is None:
+            return None
+        try:
+            if not path.name.endswith(f"-{_digest(path)}.safetensors"):
+                raise SafetensorError("its digest is not that of its name")
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as reason:
+            aside = path.with_name(f"damaged-{path.name}")
+            _LOG.warning("snapshot %s cannot be used: %s; set aside as %s", path, reason, aside.name)
+            path.rename(aside)
+            return None
+        parts = {
+            prefix: {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+            for prefix in (_PARAMETERS, _VELOCITY)
+        }
+        return ShardVersion(version=version, parameters=parts[_PARAMETERS], velocity=parts[_VELOCITY])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def _sync(folder: Path) -> None:
+    """Have the folder's names on disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

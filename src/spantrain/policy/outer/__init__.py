@@ -1,0 +1,17 @@
+"""The outer optimizer's decisions: who pushes what where and when, and what makes a new version.
+
+master      all of it together: events in, commands out
+client      a cluster's side of the protocol
+settings    its numbers, and what is kept over a restart
+clusters    who is registered, and what outlives them
+members     who is there, and who has not been heard of for too long
+shards      which shards are ready, and from which version they go on
+exchanges   pushes and pulls, layer by layer
+transfers   which layer goes next, so that no shard is crowded while another idles
+rounds      an update over all shards, all or nothing
+updates     the window before it, and what is decided by it
+guard       which pseudo-gradients are left out
+chunks      who trains on which part of the data
+layout      which layers each shard holds
+placement   at which place the shards should be
+"""

@@ -1,0 +1,124 @@
+"""Pushes and pulls under way: which layers of each are still to move, and what shards say of a push."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.outer_commands import Move
+from spantrain.core.outer_events import Progress, Ticket, Transfer, Way
+from spantrain.core.outer_layers import ShardLayout
+from spantrain.policy.outer.transfers import TransferSchedule
+
+__all__ = ["Exchange", "Exchanges", "Push"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """What a cluster brings."""
+
+    ticket: Ticket
+    cluster: str
+    base_version: int
+    tokens: int
+    progress: tuple[Progress, ...]
+    parameters: bool
+    """Whether it brings parameters rather than a pseudo-gradient."""
+
+
+@dataclass(kw_only=True)
+class Exchange:
+    """A push or a pull that is under way."""
+
+    way: Way
+    ticket: Ticket
+    cluster: str
+    version: int
+    begun_s: float
+    push: Push | None = None
+    """Of a push."""
+    waiting: set[int] = field(default_factory=set)
+    """Layers that have not arrived."""
+    sent: bool = False
+    """Whether the cluster says that it sent all."""
+    asked: bool = False
+    """Whether the shards were asked if they have all."""
+    checked: set[str] = field(default_factory=set)
+    """Shards that have."""
+
+
+class Exchanges:
+    """All that is under way; a cluster has one push and one pull at most."""
+
+    def __init__(self, layout: ShardLayout, *, shard_slots: int, limit_s: float) -> None:
+        slots = dict.fromkeys(layout.shards, shard_slots)
+        self._layout = layout
+        self._limit_s = limit_s
+        self._schedules = {way: TransferSchedule(slots) for way in Way}
+        self._open: dict[Ticket, Exchange] = {}
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(tuple(self._open.values()))
+
+    def get(self, ticket: Ticket) -> Exchange | None:
+        """Return a push or pull that is under way."""
+        return self._open.get(ticket)
+
+    def of(self, way: Way, cluster: str) -> Exchange | None:
+        """Return what a cluster has under way in one direction."""
+        return next((one for one in self._open.values() if one.way is way and one.cluster == cluster), None)
+
+    def begin(self, exchange: Exchange, workers: Mapping[str, Iterable[int]]) -> None:
+        """Put all layers of a push or a pull in line."""
+        assert self.of(exchange.way, exchange.cluster) is None
+        self._open[exchange.ticket] = exchange
+        exchange.waiting = set(range(len(self._layout.layers)))
+        self._schedules[exchange.way].add(
+            Transfer(
+                ticket=exchange.ticket,
+                cluster=exchange.cluster,
+                worker=worker,
+                layer=layer,
+                shard=self._layout.shard_of(layer),
+                size_bytes=self._layout.layers[layer].size_bytes,
+            )
+            for worker, layers in sorted(workers.items())
+            for layer in layers
+        )
+
+    def moved(self, way: Way, transfer: Transfer) -> Exchange | None:
+        """Note that a layer arrived; return whose it is, None if it was not under way."""
+        if not self._schedules[way].end(transfer):
+            return None
+        exchange = self._open[transfer.ticket]
+        exchange.waiting.remove(transfer.layer)
+        return exchange
+
+    def is_moving(self, way: Way, transfer: Transfer) -> bool:
+        """Whether a layer is under way."""
+        return transfer in self._schedules[way].running
+
+    def drop(self, ticket: Ticket) -> None:
+        """End a push or a pull, whole or not."""
+        exchange = self._open.pop(ticket)
+        self._schedules[exchange.way].drop(ticket)
+
+    def overdue(self, now_s: float) -> list[Exchange]:
+        """Return what has taken too long."""
+        return [one for one in self._open.values() if now_s - one.begun_s >= self._limit_s]
+
+    @property
+    def next_limit_s(self) -> float | None:
+        """When the next has taken too long."""
+        return min((one.begun_s + self._limit_s for one in self._open.values()), default=None)
+
+    def moves(self) -> list[Move]:
+        """Return the layers to move now."""
+        return [
+            Move(
+                way=way,
+                transfer=transfer,
+                version=self._open[transfer.ticket].version,
+                reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
+            )
+            for way in Way
+            for transfer in self._schedules[way].begin()
+        ]

@@ -1,0 +1,90 @@
+"""The master's numbers, and the small state that it keeps over a restart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.outer_events import Ticket
+from spantrain.policy.outer.chunks import ChunkState
+from spantrain.policy.outer.guard import GuardSettings, GuardState
+
+__all__ = ["ClusterRecord", "MasterState", "OuterSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSettings:
+    """How the master decides."""
+
+    grace_s: float = 1.0
+    """From the first push of a window to the update, which comes sooner where every cluster has pushed. Without end it
+    is a synchronous outer optimizer."""
+    clip_norm: float | None = 1.0
+    """The mean is scaled down to this norm; None for never."""
+    lost_after_s: float = 10.0
+    """Without a sign of life."""
+    transfer_limit_s: float = 600.0
+    """A push or a pull that takes longer is ended."""
+    lease_s: float = 600.0
+    """Of a chunk, from the last sign of life."""
+    shard_slots: int = 1
+    """Layers that a shard takes, and gives, at once."""
+    guard: GuardSettings = field(default_factory=GuardSettings)
+
+    def __post_init__(self) -> None:
+        if self.grace_s < 0 or min(self.lost_after_s, self.transfer_limit_s, self.lease_s) <= 0:
+            raise ValueError(
+                "grace_s must not be negative; lost_after_s, transfer_limit_s and lease_s must be positive; "
+                f"got {self.grace_s}, {self.lost_after_s}, {self.transfer_limit_s} and {self.lease_s}"
+            )
+        if self.shard_slots < 1 or (self.clip_norm is not None and not self.clip_norm > 0):
+            raise ValueError(
+                f"shard_slots must be at least 1 and clip_norm positive, got {self.shard_slots} and {self.clip_norm}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRecord:
+    """What counted of one cluster."""
+
+    tokens: int = 0
+    """In updates that were decided, left out or not."""
+    pushes: int = 0
+    left_out: int = 0
+    """Of its pushes, by the guard."""
+    staleness: int = 0
+    """Added up over its pushes: versions that were made between a push's start and the update with it."""
+    version: int = 0
+    """That the last of them went into: from an older one it has nothing new to push."""
+    last_push: str = ""
+    """Its ticket."""
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.pushes, self.left_out, self.staleness, self.version) < 0:
+            raise ValueError(f"a cluster's counts must not be negative, got {self}")
+        if self.last_push:
+            Ticket.parse(self.last_push)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterState:
+    """What outlives the master; can be written as JSON. Pushes that are under way do not: they are made again."""
+
+    epoch: int = 0
+    """Starts of the master."""
+    version: int = 0
+    """The newest that was decided; 0 before there was any."""
+    seeded: bool = False
+    """Whether the shards have parameters of that version; else the next push brings them."""
+    next_version: int = 1
+    """No version from here on was ever made, not even in an update that came to nothing."""
+    updates: int = 0
+    left_out: int = 0
+    """Pushes that the guard refused."""
+    clusters: Mapping[str, ClusterRecord] = field(default_factory=dict)
+    guard: GuardState = field(default_factory=GuardState)
+    chunks: ChunkState | None = None
+    """None where the clusters bring their own data."""
+
+    def __post_init__(self) -> None:
+        counts = (self.epoch, self.updates, self.left_out, self.version)
+        if min(counts) < 0 or self.next_version <= self.version:
+            raise ValueError(f"a master's counts must not be negative, and next_version over version; got {self}")

@@ -1,0 +1,180 @@
+"""Which layer goes next between which worker and which shard, so that no shard is crowded while another idles.
+
+Di-PS, 3.1 and figure 5. Kept: the master orders transfers by the layer, within a cluster and over clusters, so that at
+any time different workers talk to different shards; with more workers than shards the workers take turns (case a),
+with fewer each goes round the shards, beginning at different ones (case b). Decided here, where the paper shows two
+pictures: a worker has one transfer at a time, a shard as many as it has slots. Whenever one of them becomes free, pairs
+are matched anew: those with the most bytes still to move first, then as many others as can be. So no worker and shard
+with a layer between them both wait, and layers of one size take no more turns than the busiest worker or shard has
+layers (the colouring of a bipartite graph, by Koenig's theorem).
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
+
+from spantrain.core.outer_events import Ticket, Transfer
+
+__all__ = ["TransferSchedule", "matched"]
+
+_Worker = tuple[str, str]
+"""Cluster, and worker in it."""
+_Slot = tuple[str, int]
+
+
+class TransferSchedule:
+    """Transfers of one way that wait or are under way.
+
+    >>> from spantrain.core.outer_events import Ticket, Transfer
+    >>> def layer(worker, number, shard):
+    ...     return Transfer(ticket=Ticket(0, 0), cluster="a", worker=worker, layer=number, shard=shard, size_bytes=8)
+    >>> schedule = TransferSchedule({"s0": 1, "s1": 1})
+    >>> schedule.add([layer("w0", 0, "s0"), layer("w0", 2, "s1"), layer("w1", 1, "s0"), layer("w1", 3, "s1")])
+    >>> begun = schedule.begin()
+    >>> [(move.worker, move.shard) for move in begun]
+    [('w0', 's1'), ('w1', 's0')]
+    >>> for move in begun:
+    ...     _ = schedule.end(move)
+    >>> [(move.worker, move.shard) for move in schedule.begin()]
+    [('w0', 's0'), ('w1', 's1')]
+    """
+
+    def __init__(self, slots: Mapping[str, int]) -> None:
+        """Begin with nothing to move; `slots` says how many transfers each shard takes at once."""
+        if any(count < 1 for count in slots.values()):
+            raise ValueError(f"each shard needs a slot at least, got {dict(slots)}")
+        self._slots = dict(slots)
+        self._waiting: dict[tuple[_Worker, str], deque[Transfer]] = {}
+        self._running: set[Transfer] = set()
+
+    @property
+    def running(self) -> frozenset[Transfer]:
+        """Transfers under way."""
+        return frozenset(self._running)
+
+    def add(self, transfers: Iterable[Transfer]) -> None:
+        """Put transfers in line; between a worker and a shard they go in this order."""
+        for transfer in transfers:
+            self._waiting.setdefault((_worker(transfer), transfer.shard), deque()).append(transfer)
+
+    def end(self, transfer: Transfer) -> bool:
+        """Note that one has ended, well or not; return whether it was under way."""
+        if transfer not in self._running:
+            return False
+        self._running.remove(transfer)
+        return True
+
+    def drop(self, ticket: Ticket) -> None:
+        """Take out all of a push or a pull, whether waiting or under way."""
+        self._running = {transfer for transfer in self._running if transfer.ticket != ticket}
+        for pair, line in list(self._waiting.items()):
+            kept = deque(transfer for transfer in line if transfer.ticket != ticket)
+            self._keep(pair, kept)
+
+    def begin(self) -> tuple[Transfer, ...]:
+        """Return the transfers to begin now, by worker; they are under way from here on."""
+        left = self._bytes_left()
+        busy_workers = {_worker(transfer) for transfer in self._running}
+        busy_slots = Counter(transfer.shard for transfer in self._running)
+        pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
+        for worker, shard in self._waiting:
+            if worker not in busy_workers:
+                pairs[worker] += [(shard, slot) for slot in range(busy_slots[shard], self._slots[shard])]
+        weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
+        chosen = matched(pairs, left_weights=left[0], right_weights=weights)
+        begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
+        self._running.update(begun)
+        return begun
+
+    def _take(self, worker: _Worker, shard: str) -> Transfer:
+        line = self._waiting[worker, shard]
+        transfer = line.popleft()
+        self._keep((worker, shard), line)
+        return transfer
+
+    def _keep(self, pair: tuple[_Worker, str], line: deque[Transfer]) -> None:
+        if line:
+            self._waiting[pair] = line
+        else:
+            del self._waiting[pair]
+
+    def _bytes_left(self) -> tuple[Counter[_Worker], Counter[str]]:
+        """Return the bytes that wait, by worker and by shard."""
+        workers: Counter[_Worker] = Counter()
+        shards: Counter[str] = Counter()
+        for (worker, shard), line in self._waiting.items():
+            size = sum(transfer.size_bytes for transfer in line)
+            workers[worker] += size
+            shards[shard] += size
+        return workers, shards
+
+
+def _worker(transfer: Transfer) -> _Worker:
+    return transfer.cluster, transfer.worker
+
+
+def matched(
+    pairs: Mapping[_Worker, list[_Slot]], *, left_weights: Mapping[_Worker, float], right_weights: Mapping[_Slot, float]
+) -> dict[_Worker, _Slot]:
+    """Return a matching with as many pairs as can be; on both sides the heaviest that can be matched together are.
+
+    >>> matched({("a", "w"): [("s", 0), ("t", 0)], ("b", "w"): [("s", 0)]},
+    ...     left_weights={("a", "w"): 2.0, ("b", "w"): 1.0}, right_weights={("s", 0): 1.0, ("t", 0): 1.0})
+    {('a', 'w'): ('t', 0), ('b', 'w'): ('s', 0)}
+    """
+    matching = _Matching(pairs)
+    for worker in sorted(pairs, key=lambda worker: (-left_weights[worker], worker)):
+        matching.cover_worker(worker)
+    settled: set[_Slot] = set()
+    for slot in sorted(right_weights, key=lambda slot: (-right_weights[slot], slot)):
+        matching.cover_slot(slot, settled)
+        settled.add(slot)
+    return dict(sorted(matching.slot_of.items()))
+
+
+class _Matching:
+    """Grows by alternating paths: whoever is matched stays so, if perhaps with another."""
+
+    def __init__(self, pairs: Mapping[_Worker, list[_Slot]]) -> None:
+        self._slots = pairs
+        self._workers: dict[_Slot, list[_Worker]] = defaultdict(list)
+        for worker, slots in pairs.items():
+            for slot in slots:
+                self._workers[slot].append(worker)
+        self.slot_of: dict[_Worker, _Slot] = {}
+        self._worker_of: dict[_Slot, _Worker] = {}
+
+    def cover_worker(self, worker: _Worker) -> None:
+        """Match a worker, if all that are matched can stay so."""
+        self._augment(worker, set())
+
+    def _augment(self, worker: _Worker, seen: set[_Slot]) -> bool:
+        for slot in self._slots[worker]:
+            if slot in seen:
+                continue
+            seen.add(slot)
+            if slot not in self._worker_of or self._augment(self._worker_of[slot], seen):
+                self._pair(worker, slot)
+                return True
+        return False
+
+    def cover_slot(self, slot: _Slot, settled: set[_Slot]) -> None:
+        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched."""
+        if slot not in self._worker_of:
+            self._replace(slot, settled, set())
+
+    def _replace(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        for worker in self._workers[slot]:
+            if worker in seen:
+                continue
+            seen.add(worker)
+            before = self.slot_of.get(worker)
+            if before is None or before not in settled or self._replace(before, settled, seen):
+                if before is not None and self._worker_of.get(before) == worker:
+                    del self._worker_of[before]
+                self._pair(worker, slot)
+                return True
+        return False
+
+    def _pair(self, worker: _Worker, slot: _Slot) -> None:
+        self.slot_of[worker] = slot
+        self._worker_of[slot] = worker

@@ -1,0 +1,190 @@
+"""The window that gathers pushes, the update under way, and what is decided by it: versions, tokens, the guard."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from spantrain.core.outer_commands import Commit, Forget, OuterCommand, Save, SkipRound
+from spantrain.core.outer_events import Committed, Fate, MeanCombined, NormsMeasured, Staged, Ticket
+from spantrain.core.outer_layers import ShardLayout
+from spantrain.policy.outer.exchanges import Push
+from spantrain.policy.outer.rounds import Phase, Update, UpdateOutcome
+from spantrain.policy.outer.settings import ClusterRecord, MasterState, OuterSettings
+
+__all__ = ["Updates"]
+
+
+class Updates:
+    """From accepted pushes to decided versions; one update at a time."""
+
+    def __init__(self, layout: ShardLayout, settings: OuterSettings, state: MasterState) -> None:
+        self.state = state
+        """Without the chunks."""
+        self.counted: list[Push] = []
+        """Pushes of which all is decided, for whoever takes them from here."""
+        self.last_outcome: UpdateOutcome | None = None
+        self._layout = layout
+        self._settings = settings
+        self._window: dict[str, Push] = {}
+        self._window_ends_s = 0.0
+        self._update: Update | None = None
+        self._begun_s = 0.0
+
+    @property
+    def pending(self) -> tuple[Push, ...]:
+        """Accepted pushes of which nothing is decided."""
+        under_way = self._update.pushes if self._update and not self.committing else ()
+        return (*self._window.values(), *under_way)
+
+    @property
+    def committing(self) -> bool:
+        """Whether a version is decided that not all shards serve yet."""
+        return self._update is not None and self._update.phase is Phase.COMMITTING
+
+    @property
+    def wake_s(self) -> float | None:
+        """When the window ends, or the update has taken too long."""
+        if self._update:
+            return self._begun_s + self._settings.transfer_limit_s
+        return self._window_ends_s if self._window else None
+
+    def fate(self, cluster: str, push: Ticket) -> Fate:
+        """Return what became of a push."""
+        if any(one.ticket == push for one in self.pending):
+            return Fate.PENDING
+        return Fate.COUNTED if self.last_push(cluster) == push else Fate.SKIPPED
+
+    def last_push(self, cluster: str) -> Ticket | None:
+        """Return a cluster's last push that was decided on."""
+        record = self.state.clusters.get(cluster)
+        return Ticket.parse(record.last_push) if record and record.last_push else None
+
+    def accept(self, now_s: float, push: Push) -> str:
+        """Put a push into the window; return what it waits for."""
+        assert push.cluster not in self._window
+        if not self._window:
+            self._window_ends_s = now_s + self._settings.grace_s
+        self._window[push.cluster] = push
+        return f"the window with {len(self._window)} of the clusters ends in {self._window_ends_s - now_s:.3g} s"
+
+    def begin(self, now_s: float, ticket: Callable[[], Ticket], clusters: Collection[str]) -> list[OuterCommand]:
+        """Begin an update, if the window has ended or holds a push of every cluster."""
+        if not self._window or self._update:
+            return []
+        seeds = any(push.parameters for push in self._window.values())
+        if now_s < self._window_ends_s and not seeds and not self._window.keys() >= set(clusters):
+            return []
+        self._update = Update(ticket(), tuple(self._window.values()), self._layout, self._settings, self.state.guard)
+        self._begun_s, self._window = now_s, {}
+        return self._update.begin()
+
+    def late_shards(self, now_s: float) -> tuple[str, ...]:
+        """Return the shards that keep an update waiting for too long."""
+        if self._update is None or now_s < self._begun_s + self._settings.transfer_limit_s:
+            return ()
+        return self._update.missing
+
+    def heard(
+        self, answer: NormsMeasured | MeanCombined | Staged | Committed, keep: Collection[int]
+    ) -> list[OuterCommand] | None:
+        """Take in a shard's answer; return what follows, None if nobody asked. `keep`: versions that are being pulled.
+
+        Raises:
+            ProtocolError: it does not tell what was asked; nothing has changed.
+        """
+        update = self._update
+        if update is None or not update.heard(answer):
+            return None
+        if update.missing != self._layout.shards:
+            return []
+        match update.phase:
+            case Phase.COMBINING:
+                return update.combine()
+            case Phase.JUDGED:
+                version = self.reserve()
+                return [Save(reason=f"version {version} may be made"), *update.stage(version)]
+            case Phase.STAGED:
+                return self._decide(update, keep)
+            case Phase.EMPTY:
+                return self._nothing(update)
+            case _:
+                self._update = None
+                return []
+
+    def reserve(self) -> int:
+        """Return a number that no version had."""
+        version = self.state.next_version
+        self.state = replace(self.state, next_version=version + 1)
+        return version
+
+    def go_back(self, held: Collection[int]) -> tuple[int, int | None]:
+        """Return the version that all shards go on with, and which of those that all hold has its content.
+
+        It is the present one, if all hold that; else a new number for the newest that all hold. None: all is lost.
+        """
+        state = self.state
+        if state.seeded and state.version in held:
+            return state.version, state.version
+        source = max((version for version in held if version < state.version), default=None)
+        if not state.seeded or source is None:
+            self.state = replace(state, seeded=False)
+            return state.version, None
+        version = self.reserve()
+        self.state = replace(self.state, version=version)
+        return version, source
+
+    def _decide(self, update: Update, keep: Collection[int]) -> list[OuterCommand]:
+        version = update.version
+        assert version is not None
+        self._count(update, version)
+        self.state = replace(self.state, version=version, seeded=True, updates=self.state.updates + 1)
+        update.phase = Phase.COMMITTING
+        reason = "staged on all shards"
+        commits = [
+            Commit(shard=shard, version=version, update=update.ticket, keep=tuple(sorted(keep)), reason=reason)
+            for shard in self._layout.shards
+        ]
+        return [Save(reason=f"version {version} is decided"), *commits]
+
+    def _nothing(self, update: Update) -> list[OuterCommand]:
+        """End an update that makes no version."""
+        if not self.state.seeded:
+            return self.abort(self._layout.shards, "the first parameters are not finite")
+        self._count(update, self.state.version)
+        self._update = None
+        return [Save(reason="all pushes were left out"), *self._forget(update, self._layout.shards, "left out")]
+
+    def _count(self, update: Update, version: int) -> None:
+        """Count an update's pushes, and keep what the guard learned."""
+        self.last_outcome = update.outcome(self.state.version)
+        records = dict(self.state.clusters)
+        for push in update.pushes:
+            before = records.get(push.cluster, ClusterRecord())
+            records[push.cluster] = replace(
+                before,
+                tokens=before.tokens + push.tokens,
+                pushes=before.pushes + 1,
+                left_out=before.left_out + (push not in update.accepted),
+                staleness=before.staleness + self.last_outcome.staleness[push.cluster],
+                version=version,
+                last_push=str(push.ticket),
+            )
+        self.counted += update.pushes
+        left_out = len(update.pushes) - len(update.accepted)
+        self.state = replace(self.state, clusters=records, guard=update.guard, left_out=self.state.left_out + left_out)
+
+    def abort(self, shards: Collection[str], reason: str) -> list[OuterCommand]:
+        """Give up what is not decided, since a shard is lost; `shards` are those that are left."""
+        commands: list[OuterCommand] = []
+        lost = self.pending
+        if self._update and not self.committing:
+            commands += self._forget(self._update, shards, reason)
+        self._update = None
+        commands += [
+            Forget(shard=shard, ticket=push.ticket, reason=reason) for push in self._window.values() for shard in shards
+        ]
+        self._window = {}
+        return commands + [SkipRound(cluster=push.cluster, push=push.ticket, reason=reason) for push in lost]
+
+    def _forget(self, update: Update, shards: Collection[str], reason: str) -> list[OuterCommand]:
+        tickets = (update.ticket, *(push.ticket for push in update.pushes))
+        return [Forget(shard=shard, ticket=ticket, reason=reason) for ticket in tickets for shard in shards]

@@ -1,0 +1,253 @@
+"""The master with made-up clusters and shards: whole rounds, and any faults at any moment."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from made_up_outer import MadeUpWorld, without_clip
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.errors import ProtocolError
+from spantrain.policy.outer.client import ClientPhase
+
+
+def world(clusters: int = 2, shards: int = 2, *, samples: int = 12, chunks: int = 4, **more) -> MadeUpWorld:
+    made = MadeUpWorld(clusters, shards, settings=without_clip(**more), samples=samples, chunks=chunks)
+    made.settle()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    assert made.master.state.seeded
+    return made
+
+
+def say(made: MadeUpWorld, name: str, events) -> None:
+    made.lines[f"up {name}"].extend(events)
+
+
+def train_to_the_end(made: MadeUpWorld) -> None:
+    for _ in range(200):
+        for name, cluster in made.clusters.items():
+            if name not in made.down:
+                say(made, name, cluster.train())
+                made.settle()
+                say(made, name, cluster.ask())
+        made.settle()
+        made.pass_time(2.0)
+        made.settle()
+        made.check()
+        if made.master.state.chunks and not any(c.learned for c in made.clusters.values()) and counted(made) >= 12:
+            return
+    raise AssertionError("training did not end")
+
+
+def counted(made: MadeUpWorld) -> int:
+    assert made.master.state.chunks
+    return sum(made.master.state.chunks.counted)
+
+
+EVERY_SAMPLE = {(0, chunk, sample) for chunk in range(4) for sample in range(3)}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("clusters", [1, 3])
+def test_every_sample_is_learned_from_once(clusters, shards):
+    made = world(clusters, shards)
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+    assert made.master.state.version == made.master.state.updates
+    assert not made.master.dropped
+
+
+def test_a_cluster_whose_numbers_are_not_finite_is_left_out_on_every_shard():
+    made = world(3)
+    made.clusters["c1"].spoiled = True
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE - made.left_out
+    assert made.left_out
+    assert made.master.state.left_out == made.master.state.clusters["c1"].left_out > 0
+
+
+def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():
+    made = world(2, grace_s=5.0)
+    for name in made.clusters:
+        for _ in range(2):
+            say(made, name, made.clusters[name].train())
+            made.settle()
+    before = made.master.state.updates
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    assert made.master.state.updates == before
+    say(made, "c1", made.clusters["c1"].ask())
+    made.settle()
+    assert made.master.state.updates == before + 1
+    assert {verdict.cluster for verdict in made.master.last_outcome.verdicts} == {"c0", "c1"}
+    for _ in range(2):
+        say(made, "c0", made.clusters["c0"].train())
+        made.settle()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    made.pass_time(5.5)
+    made.settle()
+    assert made.master.state.updates == before + 2
+
+
+def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to_others():
+    made = world(2)
+    say(made, "c0", made.clusters["c0"].train())
+    made.settle()
+    made.kill("c0")
+    assert made.master.clusters == ("c0", "c1")
+    made.pass_time(11.0)
+    made.settle()
+    assert made.master.clusters == ("c1",)
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+
+
+def test_a_shard_that_lost_its_memory_takes_all_back_to_what_all_still_have():
+    made = world(1, 2)
+    for name in made.shards:
+        made.snapshot(name)
+    made.settle()
+    first = made.master.state.version
+    say(made, "c0", made.clusters["c0"].train())
+    made.settle()
+    made.clusters["c0"].train()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    made.pass_time(2.0)
+    made.settle()
+    assert made.master.state.version == first + 1
+    assert made.learned
+    made.kill("s1")
+    made.pass_time(11.0)
+    made.revive("s1")
+    made.settle()
+    assert made.master.state.version == first + 2, "a new number for the old content"
+    assert not made.learned
+    made.check()
+
+
+def test_while_a_shard_is_away_pushes_are_refused_and_training_goes_on():
+    made = world(1, 2)
+    for name in made.shards:
+        made.snapshot(name)
+    say(made, "c0", made.clusters["c0"].train())
+    made.settle()
+    made.kill("s0")
+    made.pass_time(11.0)
+    made.clusters["c0"].train()
+    (refused,) = [
+        command for command in made.master.on_event(made.now_s, made.clusters["c0"].ask()[0])
+        if isinstance(command, do.RefusePush)
+    ]  # fmt: skip
+    assert refused.push is None
+    assert "s0" in refused.reason
+    made.clusters["c0"].on_command(refused)
+    assert made.clusters["c0"].client.phase is ClientPhase.FREE
+    made.revive("s0")
+    made.settle()
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+
+
+def test_an_update_in_the_middle_of_a_pull_mixes_nothing():
+    """One layer of the old version has come, then there is a new one; the rest still comes of the old one."""
+    made = world(2, grace_s=0.0)
+    for name in made.clusters:
+        say(made, name, made.clusters[name].train())
+        made.settle()
+        made.clusters[name].train()
+    made.tell(on.PullAsked(cluster="c1"))
+    for line in ("s0", "c1"):
+        made.deliver(line)
+    while "c1" in made.busy_lines and len(made.clusters["c1"].pulled) < 1:
+        made.deliver("c1")
+    before = made.clusters["c1"].client.pull.version
+    held_back = [made.lines[line] for line in ("c1", "up c1")]
+    made.lines["c1"], made.lines["up c1"] = type(held_back[0])(), type(held_back[0])()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    assert made.master.state.version == before + 1
+    assert all(before in shard.versions for shard in made.shards.values())
+    made.lines["c1"], made.lines["up c1"] = held_back
+    made.settle()
+    assert made.clusters["c1"].base == before
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing():
+    made = world(1, 2)
+    before = made.master.state
+    with pytest.raises(ProtocolError, match="each of 5 layers once"):
+        made.master.on_event(0.0, on.ClusterRegistered(cluster="c9", workers={"w": (0, 1, 1)}))
+    with pytest.raises(ProtocolError, match="no shard of this model; its shards are s0, s1"):
+        made.master.on_event(0.0, on.ShardBeat(shard="x", versions=()))
+    assert made.master.state == before
+    assert made.master.clusters == ("c0",)
+
+
+def test_a_push_from_an_older_version_than_the_clusters_last_is_refused_and_brings_a_pull():
+    made = world(1, 1)
+    say(made, "c0", [*made.clusters["c0"].train()])
+    made.settle()
+    made.clusters["c0"].train()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    made.pass_time(2.0)
+    made.settle()
+    asked = on.PushAsked(cluster="c0", base_version=made.clusters["c0"].base - 1, tokens=1)
+    commands = made.master.on_event(made.now_s, asked)
+    assert [type(command) for command in commands][:2] == [do.RefusePush, do.StartPull]
+
+
+NAMES = ["c0", "c1", "c2", "s0", "s1"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_no_fault_loses_doubles_or_mixes_an_update(seed):
+    """Messages arrive in any order over lines; anything dies, comes back or loses its connection at any moment."""
+    chance = random.Random(seed)
+    made = MadeUpWorld(3, 2, settings=without_clip(), samples=12, chunks=4)
+    made.clusters["c2"].spoiled = chance.random() < 0.3
+    for _ in range(chance.randint(20, 150)):
+        act(made, chance)
+        made.check()
+    for name in sorted(made.down):
+        made.revive(name)
+    made.settle()
+    made.pass_time(30.0)
+    made.settle()
+    made.check()
+    train_to_the_end(made)
+    assert made.learned <= EVERY_SAMPLE
+    if not made.lost_work:
+        assert made.learned | made.left_out == EVERY_SAMPLE
+
+
+def act(made: MadeUpWorld, chance: random.Random) -> None:
+    """Let one thing happen; messages are the most likely."""
+    what, name = chance.randint(0, 20), chance.choice(NAMES)
+    if name not in made.down and name in made.clusters and what <= 3:
+        cluster = made.clusters[name]
+        say(made, name, cluster.train() if what <= 1 else cluster.ask())
+    elif name not in made.down and what == 4:
+        made.kill(name)
+    elif name in made.down and what <= 6:
+        made.revive(name)
+    elif name not in made.down and what == 7:
+        made.connect(name)
+    elif name not in made.down and what == 8 and name in made.shards:
+        made.snapshot(name)
+    elif what == 9:
+        made.start_master()
+    elif what == 10:
+        made.pass_time(chance.choice([1.0, 12.0]))
+    else:
+        for _ in range(chance.randint(1, 25)):
+            if made.busy_lines:
+                made.deliver(chance.choice(made.busy_lines))
