@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spantrain.config.artefacts import from_json, to_json
+from spantrain.config.artefacts import to_json
 from spantrain.errors import PeerLostError
 from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.checkpoint.saver import SavedFile
@@ -18,6 +18,7 @@ from spantrain.runtime.control.heartbeat import FailureDetector
 from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.control.server import ControlServer
 from spantrain.runtime.given import BatchDesk
+from spantrain.runtime.meeting import MeetingPoints
 from spantrain.runtime.orders import (
     ComputeOrder,
     ConnectOrder,
@@ -25,10 +26,10 @@ from spantrain.runtime.orders import (
     LinkOrder,
     Order,
     PeerEntry,
-    StepReport,
     TrainOrder,
 )
-from spantrain.runtime.roster import Gathering, Meeting, Member, failure_of
+from spantrain.runtime.roster import Gathering, Member, failure_of
+from spantrain.runtime.training_run import TrainingRun
 
 __all__ = ["HEARTBEAT_TIMEOUT_S", "RANK_PREFIX", "Coordinator", "ProgressListener"]
 
@@ -52,7 +53,6 @@ _KINDS: Mapping[type, str] = {
     TrainOrder: "train",
 }
 _TICK_S = 0.1
-_MEETING_S = 25.0
 _LEAVE_S = 3.0
 _LEAVE_AFTER_FAILURE_S = 0.5
 """Who waits in a collective for one that is lost will not hear in time; its heartbeats tell it later."""
@@ -84,13 +84,11 @@ class Coordinator:
         self._order_ids = itertools.count()
         self._patience_s = heartbeat_timeout_s
         self._detector = FailureDetector(timeout_s=heartbeat_timeout_s)
-        self._meeting = Meeting()
+        self._meeting = MeetingPoints()
         self._gathering = Gathering()
         self._on_begin: Callable[[float], None] = _ignore
-        self._barrier: StepBarrier | None = None
+        self._run: TrainingRun | None = None
         self._on_progress: ProgressListener | None = None
-        self._on_saved: Callable[[SavedFile], Sequence[int]] | None = None
-        self._batches: BatchDesk | None = None
         self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
         self._closing = False
@@ -111,10 +109,10 @@ class Coordinator:
             "progress": self._progress,
             "ready": self._await_group,
             "begin": self._await_begin,
-            "commit_step": self._commit_step,
-            "checkpoint_saved": self._checkpoint_saved,
-            "meeting_point": self._meeting_point,
-            "given": self._given,
+            "commit_step": lambda peer, payload: self._under_way().commit_step(self._name_by_peer[peer], payload),
+            "checkpoint_saved": lambda peer, payload: self._under_way().note_saved(self._name_by_peer[peer], payload),
+            "meeting_point": lambda _peer, payload: self._meeting.answer(payload),
+            "given": lambda _peer, payload: self._under_way().answer_given(payload),
         }
 
     @property
@@ -196,7 +194,7 @@ class Coordinator:
             for name, order in orders.items():
                 member = self._members[name]
                 member.order, member.taken, member.result = (next(self._order_ids), order), False, None
-            self._gathering, self._meeting = Gathering(names=frozenset(orders)), Meeting()
+            self._gathering, self._meeting = Gathering(names=frozenset(orders)), MeetingPoints()
             self._on_begin = on_begin
             self._changed.notify_all()
         try:
@@ -224,11 +222,11 @@ class Coordinator:
         `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
         steps whose checkpoints are not kept any longer.
         """
-        self._barrier, self._on_saved, self._batches = barrier, on_saved, batches
+        self._run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches)
         try:
             return self.perform(orders, should_abort=should_abort, on_begin=on_begin)
         finally:
-            self._barrier, self._on_saved, self._batches = None, None, None
+            self._run = None
 
     def later(self, call: Callable[[], None]) -> None:
         """Have the thread that runs the use case make a call, after all that it was asked for before."""
@@ -280,8 +278,8 @@ class Coordinator:
 
     def _abort(self, orders: Mapping[str, Order], reason: str) -> None:
         self._leave_s = _LEAVE_AFTER_FAILURE_S
-        if self._barrier is not None:
-            self._barrier.abort(reason)
+        if self._run is not None:
+            self._run.barrier.abort(reason)
         self._end_orders(orders, reason)
 
     # What workers call, each in a thread of its own.
@@ -364,8 +362,8 @@ class Coordinator:
         with self._changed:
             if self._gathering.begins_with(self._name_by_peer[peer]):
                 begun_s = time.monotonic()
-                if self._barrier is not None:
-                    self._barrier.begin(begun_s)
+                if self._run is not None:
+                    self._run.barrier.begin(begun_s)
                 self.later(functools.partial(self._on_begin, begun_s))
         return self._await_all(peer, lambda gathering: gathering.to_begin)
 
@@ -380,36 +378,8 @@ class Coordinator:
                 self._changed.wait(_TICK_S)
         return {}
 
-    def _commit_step(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        barrier = self._barrier
-        if barrier is None:
+    def _under_way(self) -> TrainingRun:
+        run = self._run
+        if run is None:
             raise RemoteRefusal("no run is under way")
-        name = self._name_by_peer[peer]
-        answer = to_json(barrier.report(name, from_json(StepReport, payload, f"report of {name}")))
-        assert isinstance(answer, dict)
-        return answer
-
-    def _checkpoint_saved(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if self._on_saved is None:
-            raise RemoteRefusal("no run is under way")
-        saved = from_json(SavedFile, payload, f"checkpoint of {self._name_by_peer[peer]}")
-        return {"dropped": list(self._on_saved(saved))}
-
-    def _given(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if self._batches is None:
-            raise RemoteRefusal("no run on given batches is under way")
-        return self._batches.answer(payload)
-
-    def _meeting_point(self, _peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        place = (int(payload["generation"]), int(payload["stage"]))
-        with self._changed:
-            if "port" in payload:
-                self._meeting.places[place] = (str(payload["host"]), int(payload["port"]))
-                self._changed.notify_all()
-            deadline_s = time.monotonic() + _MEETING_S
-            while place not in self._meeting.places and time.monotonic() < deadline_s:
-                self._changed.wait(_TICK_S)
-            if place not in self._meeting.places:
-                raise RemoteRefusal(f"the first replica of stage {place[1]} did not open its meeting point")
-            host, port = self._meeting.places[place]
-            return {"host": host, "port": port}
+        return run

@@ -1,4 +1,4 @@
-"""What the coordinator knows of each worker, of those that begin together, and of where stages meet."""
+"""What the coordinator knows of each worker, and of those that begin together."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from spantrain.errors import UsageError, WorkerError
 from spantrain.runtime.orders import Order
 
-__all__ = ["Gathering", "Meeting", "Member", "failure_of"]
+__all__ = ["Gathering", "Member", "failure_of"]
 
 
 @dataclass
@@ -22,13 +22,6 @@ class Member:
     ended_orders: int = -1
     reason: str = ""
     left: bool = False
-
-
-@dataclass
-class Meeting:
-    """Host and port of meeting points, by generation and stage."""
-
-    places: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

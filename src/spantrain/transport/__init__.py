@@ -9,9 +9,10 @@ inbox       the receiving side of one peer: put chunks together, grant credit, k
 links       the connections to one peer, dialled or accepted
 admission   who may connect: the answering side of ZeroMQ's authentication
 visitors    what connections to the listening side came to: those cut off are counted
+listener    the listening side: who comes in, and which route is whose
 sender      what goes out on a link, and in which order
 receiver    what comes in on a link, handed to the exchange
-loop        the one thread that owns every socket
+loop        the one thread that owns every socket, and the links that this side dials
 mailbox     what the runtime uses
 memory      the same mailbox inside one process, for tests
 """

@@ -8,6 +8,7 @@ with a higher epoch, and both sides send again what the other does not have.
 import contextlib
 import math
 import time
+from abc import ABC, abstractmethod
 
 import zmq
 
@@ -57,7 +58,7 @@ def set_options(socket: "zmq.Socket[bytes]", keypair: KeyPair | None) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, keypair.secret_key.encode())
 
 
-class Link:
+class Link(ABC):
     """What dialled and accepted links have in common."""
 
     def __init__(self, known: Correspondent) -> None:
@@ -70,17 +71,17 @@ class Link:
         """Control frames that found no room."""
 
     @property
+    @abstractmethod
     def connections(self) -> int:
         """Number of connections."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, connection: int, frames: list[bytes | bytearray | memoryview]) -> bool:
         """Hand frames to a connection; False if it has no room.
 
         Raises:
             zmq.ZMQError: the connection is gone.
         """
-        raise NotImplementedError
 
     def send_bulk(self, frames: list[bytes | bytearray | memoryview]) -> bool:
         """Hand frames to the next bulk connection that has room; False if none has."""

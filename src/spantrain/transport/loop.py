@@ -9,27 +9,13 @@ from typing import Any
 
 import zmq
 
-from spantrain.transport.admission import Admission
 from spantrain.transport.exchange import Correspondent, Exchange
 from spantrain.transport.keys import KeyPair
-from spantrain.transport.links import AcceptedLink, DialledLink, Link, set_options
-from spantrain.transport.receiver import Receiver, user_of
+from spantrain.transport.links import AcceptedLink, DialledLink, Link
+from spantrain.transport.listener import Listener
+from spantrain.transport.receiver import Receiver
 from spantrain.transport.sender import Sender
-from spantrain.transport.visitors import Visitors
-from spantrain.transport.wire import (
-    ACK,
-    BYE,
-    HELLO,
-    RESET,
-    WELCOME,
-    WHO,
-    Greeting,
-    Refusal,
-    decode_bye,
-    decode_greeting,
-    encode_bye,
-    encode_greeting,
-)
+from spantrain.transport.wire import BYE, RESET, WELCOME, WHO, Refusal, decode_bye, decode_greeting, encode_bye
 
 __all__ = ["Loop"]
 
@@ -52,46 +38,25 @@ class Loop(threading.Thread):
         self._poller = zmq.Poller()
         self._links: dict[str, Link] = {}
         self._by_socket: dict[zmq.Socket[bytes], DialledLink] = {}
-        self._by_route: dict[bytes, AcceptedLink] = {}
-        self._parted: set[bytes] = set()
-        """Routes of peers that are none any more; what they still say of what they have is no news."""
         self._retry: set[str] = set()
         self._wake_out, self._wake_in = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._poller.register(self._wake_in, zmq.POLLIN)
-        self._admission: Admission | None = None
-        self._router: zmq.Socket[bytes] | None = None
-        self._visitors: Visitors | None = None
+        self._listener: Listener | None = None
         self.endpoint = ""
         try:
-            self._listen(bind)
+            if bind:
+                self._listen(bind)
         except zmq.ZMQError as error:
             self._close()
             raise OSError(error.errno, f"cannot listen on {bind}: {error}; is the port in use?") from error
 
     def _listen(self, bind: str) -> None:
-        if self._keypair is not None:
-            self._admission = Admission(self._context, self._name_of)
-            self._poller.register(self._admission.socket, zmq.POLLIN)
-        if not bind:
-            return
-        router = self._router = self._context.socket(zmq.ROUTER)
-        set_options(router, self._keypair)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        if self._keypair is not None:
-            router.setsockopt(zmq.CURVE_SERVER, 1)
-            router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
-        self._visitors = Visitors(router)
-        router.bind(bind)
-        self.endpoint = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._poller.register(router, zmq.POLLIN)
-        self._poller.register(self._visitors.socket, zmq.POLLIN)
-
-    def _name_of(self, public_key: str) -> str | None:
-        with self._exchange.condition:
-            names = (name for name, known in self._exchange.peers.items() if known.peer.public_key == public_key)
-            return next(names, None)
+        self._listener = Listener(self._context, self._exchange, self._keypair, self._link_to)
+        self.endpoint = self._listener.bind(bind)
+        for socket in self._listener.sockets:
+            self._poller.register(socket, zmq.POLLIN)
 
     def wake(self) -> None:
         """Make the thread look at the exchange; any thread may call this."""
@@ -127,24 +92,17 @@ class Loop(threading.Thread):
     def _handle(self, ready: dict[Any, int]) -> None:
         if self._wake_in.fileno() in ready:
             self._drain_wakes()
-        if self._admission is not None and self._admission.socket in ready:
-            self._answer_admission(self._admission)
-        if self._visitors is not None and self._visitors.socket in ready:
-            self._visitors.listen()
+        if self._listener is not None:
+            self._listener.attend(ready)
         if self._exchange.changed:
             self._reconcile()
-        if self._router is not None and self._receive_routed(self._router):
-            self._judge_visitors()
+        if self._listener is not None:
+            self._listener.receive()
         for socket, events in ready.items():
             if socket in self._by_socket:
                 self._receive_dialled(socket, events)
         self._redial_unanswered()
         self._flush_all()
-
-    def _judge_visitors(self) -> None:
-        assert self._visitors is not None
-        for refusal in self._visitors.judge():
-            self._exchange.refuse(refusal, "the network")
 
     def _drain_wakes(self) -> None:
         try:
@@ -152,13 +110,6 @@ class Loop(threading.Thread):
                 pass
         except BlockingIOError:
             return
-
-    def _answer_admission(self, admission: Admission) -> None:
-        refusals = admission.answer()
-        for refusal in refusals:
-            self._exchange.refuse(refusal, "the network")
-        if self._visitors is not None:
-            self._visitors.note_turned_away(len(refusals))
 
     # Links follow the peers that are wanted.
 
@@ -178,8 +129,14 @@ class Loop(threading.Thread):
     def _new_link(self, known: Correspondent) -> Link:
         if known.dials:
             return DialledLink(known, self._exchange.limits)
-        assert self._router is not None, "a side that cannot be dialled dials"
-        return AcceptedLink(known, self._router)
+        assert self._listener is not None, "a side that cannot be dialled dials"
+        return self._listener.new_link(known)
+
+    def _link_to(self, name: str) -> Link | None:
+        """Return the link to a peer, which may have been admitted since the last look."""
+        if self._exchange.changed:
+            self._reconcile()
+        return self._links.get(name)
 
     def _drop(self, name: str, *, returns: bool) -> None:
         link = self._links.pop(name)
@@ -188,14 +145,9 @@ class Loop(threading.Thread):
             self._acknowledge_last(link)
         if isinstance(link, DialledLink):
             self._hang_up(link)
-            return
-        for route in [route for route, other in self._by_route.items() if other is link]:
-            del self._by_route[route]
-            if not returns:
-                self._parted.add(route)
-        if isinstance(link, AcceptedLink) and link.routes and link.routes[0] is not None:
-            # On the first connection only, behind the acknowledgement: the other side then closes all.
-            self._tell(link.routes[0], RESET if returns else encode_bye(self._exchange.generation))
+        elif isinstance(link, AcceptedLink):
+            assert self._listener is not None
+            self._listener.drop(link, returns=returns)
 
     def _acknowledge_last(self, link: Link) -> None:
         """Tell a peer that is dropped what has come, or it would send it again when it is met again."""
@@ -233,86 +185,7 @@ class Loop(threading.Thread):
             if not link.up and now_s >= link.welcome_deadline_s:
                 self._redial(link)
 
-    def _tell(self, route: bytes, control: bytes) -> None:
-        assert self._router is not None
-        try:
-            self._router.send_multipart([route, control], flags=zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return  # gone, or full of other things: it will find out by itself
-
     # What comes in.
-
-    def _receive_routed(self, router: "zmq.Socket[bytes]") -> bool:
-        """Take what has come to the listening socket; return whether that was all."""
-        for _ in range(_BURST):
-            try:
-                frames: list[zmq.Frame] = router.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return True
-            route = frames[0].bytes
-            link = self._by_route.get(route)
-            try:
-                self._take_routed(route, link, frames[1:])
-            except Refusal as refusal:
-                self._exchange.refuse(refusal, link.known.peer.name if link else "the network")
-        return False
-
-    def _take_routed(self, route: bytes, link: AcceptedLink | None, frames: "list[zmq.Frame]") -> None:
-        kind = bytes(frames[0].buffer[:1]) if frames else b""
-        if self._visitors is not None and frames:
-            self._visitors.note_frame(frames[0], leaves=kind == BYE)
-        if not kind:
-            if link is None:
-                self._tell(route, WHO)
-        elif kind == HELLO:
-            self._take_hello(route, frames[0])
-        elif kind == BYE:
-            self._parted.discard(route)
-            if link is not None and route in link.routes:
-                link.up = False
-        elif kind == ACK and route in self._parted:
-            return
-        elif link is None or route not in link.routes:
-            self._tell(route, RESET)
-            raise Refusal("no greeting", "a frame came before a hello, or after a newer one")
-        elif self._keypair is not None and user_of(frames[0]) != link.known.peer.name:
-            raise Refusal("unknown peer", "a route was taken over by another key")
-        else:
-            self._receiver.take(link, kind, frames)
-
-    def _take_hello(self, route: bytes, frame: "zmq.Frame") -> None:
-        greeting = decode_greeting(frame.buffer)
-        if self._keypair is not None and user_of(frame) != greeting.name:
-            raise Refusal("unknown peer", f"{user_of(frame)!r} says that it is {greeting.name!r}")
-        if self._exchange.changed:  # whoever says hello may have been admitted since the last look
-            self._reconcile()
-        link = self._links.get(greeting.name)
-        if not isinstance(link, AcceptedLink):
-            raise Refusal("unknown peer", f"{greeting.name!r} is not among those that dial this side")
-        complete = link.hello(route, greeting)
-        self._by_route[route] = link
-        for old in [old for old, other in self._by_route.items() if other is link and old not in link.routes]:
-            del self._by_route[old]
-        self._parted.discard(route)
-        if complete:
-            self._begin(link, greeting)
-            with self._exchange.condition:
-                welcome = link.known.greeting(self._exchange.name, link.epoch, 0, link.connections)
-            self._welcome(link, encode_greeting(WELCOME, welcome))
-
-    def _welcome(self, link: AcceptedLink, welcome: bytes) -> None:
-        # On every connection: what follows on one may overtake a welcome on another.
-        try:
-            link.up = all(link.send(connection, [welcome]) for connection in range(link.connections))
-        except zmq.ZMQError:
-            link.up = False  # gone again: the other side dials anew
-
-    def _begin(self, link: Link, greeting: Greeting) -> None:
-        """Take the other side's greeting: the link is up."""
-        self._exchange.begin(link.known, greeting, fresh_link=isinstance(link, AcceptedLink))
-        if isinstance(link, DialledLink):
-            link.welcomed()
-        link.up = True
 
     def _receive_dialled(self, socket: "zmq.Socket[bytes]", events: int) -> None:
         link = self._by_socket[socket]
@@ -361,7 +234,8 @@ class Loop(threading.Thread):
             if greeting.name != link.known.peer.name:
                 raise Refusal("unknown peer", f"{greeting.name!r} answered in the place of {link.known.peer.name!r}")
             if greeting.epoch == link.epoch and not link.up:
-                self._begin(link, greeting)
+                self._exchange.begin(link.known, greeting, fresh_link=False)
+                link.welcomed()
         elif not link.up:
             raise Refusal("no greeting", "a frame came before the welcome")
         else:
@@ -399,12 +273,8 @@ class Loop(threading.Thread):
     def _close(self) -> None:
         for link in self._dialled:
             self._hang_up(link)
-        if self._admission is not None:
-            self._admission.close()
-        if self._visitors is not None:
-            self._visitors.close()
-        if self._router is not None:
-            self._router.close(linger=_LINGER_MS)
+        if self._listener is not None:
+            self._listener.close()
         self._wake_in.close()
         self._wake_out.close()
         self._context.term()
