@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spantrain.app.compare import CompareRequest, compare
+from spantrain.app.compare_fit import SettingWishes
 from spantrain.app.compare_methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
@@ -55,18 +56,16 @@ def two() -> Cluster:
     return parse_cluster(TWO, source="test")
 
 
-def request(out: Path, methods: str, **changes: object) -> CompareRequest:
+def request(out: Path, methods: str, global_batch: int = 4, **changes: object) -> CompareRequest:
     fields = {
         "cluster": two(),
         "model": resolve_model("gpt2-tiny"),
         "methods": methods_named(methods.split(",")),
         "out": out,
         "steps": 3,
-        "global_batch": 4,
-        "emulated_speed": 0.02,
-        "measured": False,
     }
-    return CompareRequest(**{**fields, **changes})
+    wishes = SettingWishes(global_batch=global_batch, emulated_speed=0.02, like="none")
+    return CompareRequest(**{**fields, "wishes": wishes, **changes})
 
 
 @pytest.mark.slow
@@ -117,6 +116,7 @@ def test_real_devices_are_refused(tmp_path):
     [
         (("--methods", "dpp"), "did you mean 'ddp'"),
         (("--bandwidth", "fast"), "--bandwidth"),
+        (("--like", "gpt3"), "gpt3"),
         (("--methods", "ddp", "--preset", "laptop"), "either --preset NAME or --cluster FILE"),
         (("--methods", "ddp", "--network-trace", "drop-50", "--no-network"), "--network-trace"),
     ],
@@ -141,7 +141,7 @@ def test_the_command_writes_json_and_a_picture(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(
             ["compare", "--cluster", str(cluster), "--model", "gpt2-tiny", "--methods", "ddp,auto", "--steps", "3",
-             "--global-batch", "4", "--emulated-speed", "0.02", "--data-sheets", "--no-network", "--json",
+             "--global-batch", "4", "--emulated-speed", "0.02", "--no-network", "--json",
              "--out", str(out)]
         )  # fmt: skip
     assert ended.value.code in (0, None)

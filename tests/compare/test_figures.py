@@ -54,6 +54,7 @@ def outcome() -> CompareOutcome:
             steps=5,
             warm_up_steps=2,
             rounds=2,
+            seconds_per_method=40.0,
             optimizer="adamw",
             seed=0,
             planned_by="data sheets",

@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from spantrain.app.compare_layouts import layouts
 from spantrain.app.compare_methods import GROUPS, METHODS, MethodKind, methods_named
-from spantrain.app.compare_setting import at_network_speed, cut_down, sound_speed, with_bandwidth
+from spantrain.app.compare_setting import (
+    at_network_speed,
+    cut_down,
+    devices_at_once,
+    fitting_devices_per_site,
+    with_bandwidth,
+)
 from spantrain.app.describe import described_profile
+from spantrain.app.emulation import sound_speed
 from spantrain.app.evaluate import Evaluator
 from spantrain.config.presets import load_preset
 from spantrain.core.job import TrainJob
@@ -106,9 +113,22 @@ def test_bandwidth_is_set_between_sites_or_inside_a_single_one():
         at_network_speed(load_preset("laptop"), 0.0)
 
 
-def test_devices_are_slowed_with_their_number_and_never_sped_up():
+def test_devices_are_slowed_with_those_that_share_a_processor_and_never_sped_up():
     laptop, graph = load_preset("laptop"), PROFILE.graph
-    slow = sound_speed(laptop, graph, 0.1, cores=2)
+    slow = sound_speed(laptop, graph, 0.1)
     assert slow < laptop.emulated_speed
-    assert sound_speed(laptop, graph, 0.1, cores=4) == pytest.approx(2 * slow, rel=0.05)
-    assert sound_speed(laptop, graph, 1e-9, cores=2) == laptop.emulated_speed
+    assert sound_speed(laptop, graph, 0.1, at_once=2.0) == pytest.approx(slow / 2, rel=0.05)
+    assert sound_speed(laptop, graph, 1e-9) == laptop.emulated_speed
+
+
+def test_devices_at_once_are_those_of_the_quickest_method_or_a_part_of_all():
+    laptop, graph = load_preset("laptop"), PROFILE.graph
+    all_at_once = devices_at_once(laptop, graph, 1, None)
+    assert 1.0 < all_at_once < len(laptop.devices)
+    assert devices_at_once(laptop, graph, 1000, None) == 1.0
+    assert devices_at_once(laptop, graph, 1, 1e-9) == pytest.approx(all_at_once / 2.5)
+
+
+def test_no_more_devices_than_the_machine_carries():
+    cluster = load_preset("spantrain-setting-1")
+    assert [fitting_devices_per_site(cluster, most) for most in (1, 6, 8, 14, 21, 22)] == [1, 2, 2, 5, 11, None]

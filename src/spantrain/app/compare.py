@@ -2,24 +2,19 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from spantrain.app.compare_bounds import bounds_of
 from spantrain.app.compare_figures import CompareOutcome, MethodFigures, Run, Setting, figures_of
+from spantrain.app.compare_fit import Fitted, SettingWishes, fit
 from spantrain.app.compare_layouts import Layout, layouts
 from spantrain.app.compare_methods import Method, MethodKind
-from spantrain.app.compare_runs import WARM_UP_STEPS, Runner, median_step_s
-from spantrain.app.compare_setting import (
-    Scale,
-    at_network_speed,
-    batch_for,
-    compute_to_traffic,
-    cut_down,
-    sound_speed,
-    with_bandwidth,
-)
+from spantrain.app.compare_runs import Runner, median_step_s
+from spantrain.app.compare_setting import Scale
+from spantrain.app.compare_time import WARM_UP_STEPS, steps_within, worth_trying
 from spantrain.app.describe import described_profile
 from spantrain.app.evaluate import Evaluator
 from spantrain.app.plan import PlanWishes, make_plan
@@ -28,6 +23,7 @@ from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.quick import QuickRequest, kept_profile
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.slowing import real_seconds_per_sample
 from spantrain.app.trainable import not_trained_yet
 from spantrain.config.artefacts import write_profile
 from spantrain.config.network_traces import NetworkTrace
@@ -35,12 +31,13 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.quantities import format_seconds
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.compare.order import Framework
-from spantrain.runtime.compare.reference import real_seconds_per_sample, reference_losses
+from spantrain.runtime.compare.reference import reference_losses
 
 __all__ = ["CompareListener", "CompareRequest", "compare"]
 
@@ -56,30 +53,27 @@ class CompareRequest:
     model: ModelSpec
     methods: tuple[Method, ...]
     out: Path
+    wishes: SettingWishes = field(default_factory=SettingWishes)
+    """How the setting is to be fitted to this machine."""
     steps: int = 8
     """Of each run, the first two not measured."""
     rounds: int = 1
     """Each runs all methods once, in turn."""
-    global_batch: int | None = None
-    """None: eight samples for each of up to eight devices, four for each of more."""
-    devices_per_site: int | None = None
-    bandwidth_bytes_per_s: float | None = None
-    """Of all links between sites; in a cluster of one site, between its hosts."""
-    network_speed: float = 1.0
-    """All rates times this, so that a small model's traffic weighs as much as a large one's."""
-    emulated_speed: float | None = None
-    """None: as fast as this machine can emulate, at most the cluster's own."""
+    seconds_per_method: float = 15.0
+    """A method whose steps take longer runs fewer of them, one at least; one of very few in the first round only."""
     seed: int = 0
     network_trace: NetworkTrace | None = None
     """How the emulated links change in every run, from its first step on."""
-    measured: bool = True
-    """Plan by a measured profile; False: by data sheets, which is quicker."""
+    measured: bool = False
+    """Plan by a measured profile; False: by data sheets, which emulated devices and links follow anyhow."""
 
     def __post_init__(self) -> None:
         if self.steps <= WARM_UP_STEPS:
             raise ConfigError(f"--steps must be more than {WARM_UP_STEPS}, which are not measured; got {self.steps}")
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
+        if not self.seconds_per_method > 0:
+            raise ConfigError(f"--seconds-per-method must be positive, got {self.seconds_per_method}")
         real = [device.name for device in self.cluster.devices if not device.emulated]
         if real:
             raise ConfigError(
@@ -102,10 +96,12 @@ class CompareListener(Reporter, Protocol):
 class _Way:
     """How a method is to be run."""
 
-    run: Callable[[int], Run]
-    """(round) -> figures."""
+    run: Callable[[int, TrainJob, int], Run]
+    """(round, what to train, steps not measured) -> figures."""
     what: str
-    step_s_predicted: float | None = None
+    step_s_simulated: float
+    ours: bool
+    """Whether our planner made the plan, so that its prediction is shown."""
 
 
 def compare(request: CompareRequest, options: SessionOptions, listener: CompareListener) -> CompareOutcome:
@@ -116,37 +112,18 @@ def compare(request: CompareRequest, options: SessionOptions, listener: CompareL
         InfeasiblePlanError: not one of the methods can run.
         PeerLostError: the workers did not come up.
     """
-    cluster, scale = _scaled(request, listener)
+    fitted = fit(request.cluster, request.model, request.wishes, partial(real_seconds_per_sample, request.model))
+    listener.show_scale(fitted.scale)
     request.out.mkdir(parents=True, exist_ok=True)
-    names = tuple(device.name for device in cluster.devices)
-    with open_session(cluster, names, options, request.out / "logs", listener) as session:
-        return _Comparison(request, session, scale, listener).run()
-
-
-def _scaled(request: CompareRequest, listener: CompareListener) -> tuple[Cluster, Scale]:
-    """Return what this machine can emulate of the cluster, and what that left of it."""
-    cluster = with_bandwidth(cut_down(request.cluster, request.devices_per_site), request.bandwidth_bytes_per_s)
-    cluster = at_network_speed(cluster, request.network_speed)
-    graph = described_profile(cluster, request.model).graph
-    speed = request.emulated_speed
-    if speed is None:
-        speed = sound_speed(cluster, graph, real_seconds_per_sample(request.model))
-    scaled = replace(cluster, emulated_speed=speed)
-    scale = Scale(
-        devices=len(cluster.devices),
-        devices_before=len(request.cluster.devices),
-        emulated_speed=speed,
-        network_speed=request.network_speed,
-        compute_to_traffic=compute_to_traffic(scaled, graph),
-    )
-    listener.show_scale(scale)
-    return scaled, scale
+    names = tuple(device.name for device in fitted.cluster.devices)
+    with open_session(fitted.cluster, names, options, request.out / "logs", listener) as session:
+        return _Comparison(request, session, fitted, listener).run()
 
 
 class _Comparison:
-    def __init__(self, request: CompareRequest, session: Session, scale: Scale, listener: CompareListener) -> None:
-        self._request, self._session, self._scale, self._listener = request, session, scale, listener
-        self._batch = request.global_batch or batch_for(len(session.devices))
+    def __init__(self, request: CompareRequest, session: Session, fitted: Fitted, listener: CompareListener) -> None:
+        self._request, self._session, self._scale, self._listener = request, session, fitted.scale, listener
+        self._batch = fitted.global_batch
         self._job = TrainJob(steps=request.steps, seed=request.seed, trace_steps=1, adapter="off")
         self._profile = self._known_profile()
         self._runner = Runner(
@@ -170,14 +147,21 @@ class _Comparison:
         runs: dict[str, list[Run]] = {name: [] for name in ways}
         for number in range(self._request.rounds):
             for name, way in ways.items():
-                if name in self._refused:
-                    continue
-                self._listener.phase(f"Round {number + 1} of {self._request.rounds}: {name} ({way.what})")
-                run = self._attempt(name, lambda way=way, number=number: way.run(number))  # type: ignore[misc]
-                if run is not None:
+                if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
                     runs[name].append(run)
                     self._listener.show_method(name, self._figures(way, runs[name], None, reference))
         return self._outcome(ways, runs, reference)
+
+    def _run(self, number: int, name: str, way: _Way, before: Sequence[Run]) -> Run | None:
+        """Run a method for as long as it may take; None: not any more, or it cannot run."""
+        most_s = self._request.seconds_per_method
+        step_s = median_step_s(before[-1]) if before else way.step_s_simulated
+        steps, warm_up_steps = steps_within(self._request.steps, step_s, most_s)
+        if before and warm_up_steps < WARM_UP_STEPS:
+            return None
+        about = f"{name} ({way.what}), {steps} steps of about {format_seconds(step_s)}"
+        self._listener.phase(f"Round {number + 1} of {self._request.rounds}: {about}")
+        return self._attempt(name, lambda: way.run(number, replace(self._job, steps=steps), warm_up_steps))
 
     def _known_profile(self) -> Profile:
         """Return a profile of the setting: that of an earlier comparison in the same folder, if it still holds."""
@@ -213,10 +197,19 @@ class _Comparison:
         return found
 
     def _framework(self, framework: Framework) -> _Way:
-        """Return the best of the ways to set a framework up, each tried for real."""
-        tried = layouts(framework, self._profile, self._batch, Evaluator(self._profile, self._spec))
-        chosen = tried[0] if len(tried) == 1 else self._fastest(tried)
-        return _Way(run=lambda _number: self._runner.framework(chosen, self._job), what=chosen.what)
+        """Return the best of the ways to set a framework up, each tried for real where there is time for it."""
+        evaluate = Evaluator(self._profile, self._spec)
+        tried = layouts(framework, self._profile, self._batch, evaluate)
+        step_s = evaluate(tried[0].plan).step_s
+        chosen = tried[0]
+        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method):
+            chosen = self._fastest(tried)
+        return _Way(
+            run=lambda _number, job, warm_up_steps: self._runner.framework(chosen, job, warm_up_steps),
+            what=chosen.what,
+            step_s_simulated=step_s,
+            ours=False,
+        )
 
     def _fastest(self, tried: Sequence[Layout]) -> Layout:
         job, calm = replace(self._job, steps=_TRIAL_STEPS), replace(self._runner, network_trace=None)
@@ -230,19 +223,21 @@ class _Comparison:
         if method.strategy in self._planned:
             return self._planned[method.strategy]
         self._listener.phase(f"Planning: {method.name}")
-        outcome = make_plan(self._profile, self._spec, PlanWishes(strategies=(method.strategy,)))
+        # The default is what `spantrain plan` chooses when it is free to, which may be the best site's plan.
+        asked = () if method.strategy == DEFAULT_STRATEGY else (method.strategy,)
+        outcome = make_plan(self._profile, self._spec, PlanWishes(strategies=asked))
         if problems := not_trained_yet(outcome.plan):
             raise PlanError(f"its plan cannot be trained: {'; '.join(problems)}")
         self._planned[method.strategy] = outcome.plan, outcome.step_s_predicted
         return self._planned[method.strategy]
 
     def _ours(self, method: Method, plan: Plan, step_s: float) -> _Way:
-        job = replace(self._job, adapter=method.adapter)
-        return _Way(
-            run=lambda number: self._runner.plan(plan, job, f"{method.name}-{number + 1}"),
-            what=_plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}"),
-            step_s_predicted=step_s,
-        )
+        def run(number: int, job: TrainJob, warm_up_steps: int) -> Run:
+            adapted = replace(job, adapter=method.adapter)
+            return self._runner.plan(plan, adapted, f"{method.name}-{number + 1}", warm_up_steps)
+
+        what = _plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}")
+        return _Way(run=run, what=what, step_s_simulated=step_s, ours=True)
 
     def _attempt(self, name: str, run: Callable[[], Run]) -> Run | None:
         """Run a method; one that fails is refused from then on, and the others go on."""
@@ -268,7 +263,7 @@ class _Comparison:
             first_samples_per_s=first,
             reference=reference,
             changing=self._request.network_trace is not None,
-            step_s_predicted=way.step_s_predicted,
+            step_s_predicted=way.step_s_simulated if way.ours else None,
         )
 
     def _outcome(
@@ -297,6 +292,7 @@ class _Comparison:
                 steps=self._request.steps,
                 warm_up_steps=WARM_UP_STEPS,
                 rounds=self._request.rounds,
+                seconds_per_method=self._request.seconds_per_method,
                 optimizer=self._job.optimizer,
                 seed=self._job.seed,
                 planned_by="a measured profile" if self._request.measured else "data sheets",

@@ -49,7 +49,10 @@ class MethodFigures:
     """Mean over the devices in use."""
     peak_bytes: int
     """Of the fullest device: parameters, gradients, optimizer state and samples in flight."""
+    steps: int
+    """Of a round; fewer than others' where a step takes long."""
     loss_last: float
+    """After its own steps."""
     losses: tuple[float, ...]
     loss_error: float
     """The most by which a step's loss differs from one process's."""
@@ -94,6 +97,9 @@ class Setting:
     steps: int
     warm_up_steps: int
     rounds: int
+    """Methods of which there is time for less than four steps run in the first one only."""
+    seconds_per_method: float
+    """That a method's steps of a round take at most, if not a single one takes longer."""
     optimizer: str
     seed: int
     planned_by: str
@@ -135,14 +141,14 @@ def figures_of(
         what: how it was run.
         global_batch: samples of a step.
         first_samples_per_s: of the first method; None: this is the first.
-        reference: losses of one process.
+        reference: losses of one process, of as many steps or more.
         changing: whether links change meanwhile: then the mean step counts, not the median one.
         step_s_predicted: by our simulator.
     """
     middle = statistics.fmean if changing else statistics.median
     samples_per_s = global_batch / middle([seconds for run in runs for seconds in run.step_s])
     last = runs[-1]
-    errors = [abs(a - b) for run in runs for a, b in zip(run.losses, reference, strict=True)]
+    errors = [abs(a - b) for run in runs for a, b in zip(run.losses, reference, strict=False)]
     return MethodFigures(
         what=what,
         devices=tuple(last.utilisation),
@@ -153,6 +159,7 @@ def figures_of(
         host_bytes=_means([run.host_bytes for run in runs]),
         utilisation=statistics.fmean(value for run in runs for value in run.utilisation.values()),
         peak_bytes=max(value for run in runs for value in run.peak_bytes.values()),
+        steps=len(last.losses),
         loss_last=last.losses[-1],
         losses=last.losses,
         loss_error=max(errors),

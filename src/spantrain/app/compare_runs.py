@@ -21,9 +21,7 @@ from spantrain.core.profile import Profile
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.compare.order import FrameworkResult
 
-__all__ = ["WARM_UP_STEPS", "Runner", "framework_run", "median_step_s"]
-
-WARM_UP_STEPS = 2
+__all__ = ["Runner", "framework_run", "median_step_s"]
 
 
 @dataclass(kw_only=True)
@@ -38,7 +36,7 @@ class Runner:
     network_trace: NetworkTrace | None = None
     """How the emulated links change in every run, from its first step on."""
 
-    def framework(self, layout: Layout, job: TrainJob, warm_up_steps: int = WARM_UP_STEPS) -> Run:
+    def framework(self, layout: Layout, job: TrainJob, warm_up_steps: int) -> Run:
         """Run a framework.
 
         Raises:
@@ -64,7 +62,7 @@ class Runner:
         }
         return framework_run(results, order.global_batch, warm_up_steps, *traffic.per_step())
 
-    def plan(self, plan: Plan, job: TrainJob, folder: str, warm_up_steps: int = WARM_UP_STEPS) -> Run:
+    def plan(self, plan: Plan, job: TrainJob, folder: str, warm_up_steps: int) -> Run:
         """Train a plan with our runtime.
 
         Raises:

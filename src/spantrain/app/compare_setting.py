@@ -1,20 +1,32 @@
 """The setting of a comparison: a cluster cut down to what this machine can emulate, and how far that is from life."""
 
-import os
 from dataclasses import dataclass, replace
 
-from spantrain.app.emulation import SOUND_REAL_COMPUTE
+from spantrain.app.compare_scale import Likeness, slowest_rate
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, Site
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.errors import ConfigError
 
-__all__ = ["Scale", "at_network_speed", "batch_for", "compute_to_traffic", "cut_down", "sound_speed", "with_bandwidth"]
+__all__ = [
+    "Scale",
+    "at_network_speed",
+    "batch_for",
+    "compute_to_traffic",
+    "cut_down",
+    "devices_at_once",
+    "fitting_devices_per_site",
+    "with_bandwidth",
+    "with_latencies",
+]
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _SAMPLES = 2
-"""Of the micro-batch that real and emulated time are compared at."""
+"""Of the micro-batch that compute is compared with traffic at."""
+_BURST_PARTS = 2.5
+"""While all devices compute at once, real computation may take so many times the part that it may take on average: it
+still hides in the emulated time, since that is ten times as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +40,22 @@ class Scale:
     """Part of the cluster's rates that its links have, inside sites too."""
     compute_to_traffic: float | None
     """Seconds of one sample on the fastest device over those of its smallest cut on the slowest link."""
+    latency_scale: float = 1.0
+    """What the latencies of links between sites were multiplied by."""
+    like: Likeness | None = None
+    """The full-size model whose ratios of compute to traffic were kept; None: links are as they were asked for."""
 
     @property
     def text(self) -> str:
         """Say it in a line."""
-        return "; ".join(filter(None, (self.changes, self.ratio)))
+        return "; ".join(filter(None, (self.changes, self.ratio if self.like is None else self.like.text)))
 
     @property
     def changes(self) -> str:
         """Say what was changed."""
         devices = f"{self.devices} of {self.devices_before} devices; at {self.emulated_speed:.3g} of their kinds' speed"
-        return devices + ("" if self.network_speed == 1.0 else f"; links at {self.network_speed:.3g} of their rates")
+        links = "" if self.network_speed == 1.0 else f"; links at {self.network_speed:.3g} of their rates"
+        return devices + links + ("" if self.latency_scale == 1.0 else f" and {self.latency_scale:.3g} times as far")
 
     @property
     def ratio(self) -> str:
@@ -104,34 +121,47 @@ def _site_at(site: Site, speed: float) -> Site:
     )
 
 
-def sound_speed(cluster: Cluster, graph: UnitGraph, real_s: float, *, cores: int | None = None) -> float:
-    """Return the largest `emulated_speed` at which real computation hides, the cluster's own if it is smaller.
+def with_latencies(cluster: Cluster, scale: float) -> Cluster:
+    """Return the cluster with the latencies of its links times this, jitter with them."""
+    links = (replace(link, latency_s=link.latency_s * scale, jitter_s=link.jitter_s * scale) for link in cluster.links)
+    return replace(cluster, links=tuple(links))
 
-    All devices compute at once on this machine's processors, so the fastest one's time for a sample must be ten times
-    the real time, times the devices (the others counted by their speed) that share a processor.
+
+def fitting_devices_per_site(cluster: Cluster, most: int) -> int | None:
+    """Return how many devices each site may have for no more than `most` in all, at least one; None: they all fit."""
+    sizes = [len(cluster.devices_at(site.name)) for site in cluster.sites]
+    if sum(sizes) <= most:
+        return None
+    return max([1] + [count for count in range(1, max(sizes)) if sum(min(size, count) for size in sizes) <= most])
+
+
+def devices_at_once(cluster: Cluster, graph: UnitGraph, cores: int, samples_per_s: float | None) -> float:
+    """Return how many devices as the fastest one share a processor, as far as `sound_speed` has to look at it.
+
+    On average there are as many as it takes for the samples of the quickest method there is. Now and then all compute
+    at once, which they may with some more real computation beside.
 
     Args:
         cluster: all of its devices are emulated.
         graph: of the model.
-        real_s: of forward and backward of one sample, on one processor.
-        cores: processors; this process's own if not given.
+        cores: processors.
+        samples_per_s: of the quickest method, at the cluster's `emulated_speed`; None: taken to be all that all
+            devices can do.
     """
-    seconds = [_sample_s(cluster, device, graph, speed=1.0) for device in cluster.devices]
-    fastest_s = min(seconds)
-    busy = sum(fastest_s / own_s for own_s in seconds)
-    at_once = max(1.0, busy / (cores or len(os.sched_getaffinity(0))))
-    return min(cluster.emulated_speed, fastest_s * SOUND_REAL_COMPUTE / (real_s * at_once))
+    seconds = [_sample_s(cluster, device, graph, speed=cluster.emulated_speed) for device in cluster.devices]
+    burst = min(seconds) * sum(1.0 / own_s for own_s in seconds)
+    steady = burst if samples_per_s is None else samples_per_s * min(seconds)
+    return max(1.0, steady / cores, burst / (cores * _BURST_PARTS))
 
 
 def compute_to_traffic(cluster: Cluster, graph: UnitGraph) -> float | None:
     """Return seconds of a sample on the fastest device over those of its smallest cut on the slowest link."""
-    rates = [link.bandwidth_bytes_per_s for link in cluster.links]
-    rates += [site.bandwidth_bytes_per_s for site in cluster.sites if len(site.hosts) > 1]
+    rate = slowest_rate(cluster)
     cuts = [unit.cut_bytes_per_sample for unit in graph.units[:-1]]
-    if not rates or not cuts:
+    if rate is None or not cuts:
         return None
     seconds = min(_sample_s(cluster, device, graph, speed=cluster.emulated_speed) for device in cluster.devices)
-    return seconds * min(rates) / min(cuts)
+    return seconds * rate / min(cuts)
 
 
 def batch_for(devices: int) -> int:

@@ -1,15 +1,52 @@
 """What of a run was emulated, whether emulated devices had the time that it needs, and what to do if not."""
 
-from spantrain.core.cluster import Cluster
+from spantrain.core.action import Op
+from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
+from spantrain.core.units import UnitGraph
+from spantrain.cost.analytic import AnalyticLaw
 
-__all__ = ["MOST_REAL_COMPUTE", "SOUND_REAL_COMPUTE", "too_fast", "what_is_emulated"]
+__all__ = ["MOST_REAL_COMPUTE", "SOUND_REAL_COMPUTE", "sound_speed", "too_fast", "what_is_emulated"]
 
 SOUND_REAL_COMPUTE = 0.1
 """Real seconds per emulated second under which the machine below is hardly felt (DESIGN section 7)."""
 
 MOST_REAL_COMPUTE = 0.3
 """Above this, times are this machine's rather than the emulated kind's."""
+
+_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_SAMPLES = 1
+"""Of the micro-batch that real and emulated time are compared at: one alone takes the most real time."""
+
+
+def sound_speed(
+    cluster: Cluster, graph: UnitGraph, real_s: float, *, dtype: str = "float32", at_once: float = 1.0
+) -> float:
+    """Return the largest `emulated_speed` at which real computation hides, the cluster's own if it is smaller.
+
+    Args:
+        cluster: at least one of its devices is emulated.
+        graph: of the model.
+        real_s: of forward and backward of one sample alone, on one processor.
+        dtype: what products are computed in.
+        at_once: so many devices as the fastest one share a processor.
+    """
+    emulated = [device for device in cluster.devices if device.emulated]
+    work_s, fixed_s = min(_sample_seconds(cluster, device, graph, dtype) for device in emulated)
+    wanted_s = real_s * at_once / SOUND_REAL_COMPUTE - fixed_s
+    return min(cluster.emulated_speed, work_s / wanted_s) if wanted_s > 0 else cluster.emulated_speed
+
+
+def _sample_seconds(cluster: Cluster, device: Device, graph: UnitGraph, dtype: str) -> tuple[float, float]:
+    """Return what a sample takes a device at its kind's speed: what grows with slowness, and what stays."""
+    kind = cluster.kind_by_name[device.kind]
+    whole_s, half_s = (
+        sum(AnalyticLaw(kind=kind, speed=speed, dtype=dtype).stage_seconds(graph.units, op, _SAMPLES) for op in _OPS)
+        / _SAMPLES
+        for speed in (1.0, 0.5)
+    )
+    work_s = half_s - whole_s
+    return work_s, max(0.0, whole_s - work_s)
 
 
 def too_fast(cluster: Cluster, ratio: float) -> str:

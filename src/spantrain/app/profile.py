@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from spantrain.config.artefacts import from_json, read_artefact, to_json, write_
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.errors import ProfileError
+from spantrain.errors import PeerLostError, ProfileError
 from spantrain.models.graph import build_graph
 from spantrain.profiler.network import better, doubtful, expected_rates, pair_rounds, payload_cap_bytes, spread
 from spantrain.runtime.orders import (
@@ -35,7 +36,7 @@ from spantrain.runtime.orders import (
     PeerEntry,
 )
 
-__all__ = ["ProfileOptions", "measure_profile"]
+__all__ = ["ProfileOptions", "measure_profile", "measured_link"]
 
 _PROBE_GENERATION = 0
 _PROCESSORS_OF_A_PAIR = 2
@@ -238,8 +239,22 @@ def _measure_pairs(
     return [
         link
         for source in sources
-        for link in from_json(LinkResult, results[source]["result"], f"result of {source}").links
+        for link in measured_link(source, next(to for by, to in pairs if by == source), results[source]).links
     ]
+
+
+def measured_link(source: str, target: str, answer: Mapping[str, Any]) -> LinkResult:
+    """Return what a device measured to another.
+
+    Raises:
+        PeerLostError: it gave up, which it lays on the other; the other one may not even have noticed.
+    """
+    if "result" not in answer:
+        raise PeerLostError(
+            f"the link between {source} and {target} could not be measured: {answer.get('error', 'no answer')}; is it "
+            "faster than some 100 kbit/s? Where it is not: plan by data sheets (spantrain plan --preset|--cluster)"
+        )
+    return from_json(LinkResult, answer["result"], f"result of {source}")
 
 
 def _averaged(links: Sequence[LinkMeasurement]) -> tuple[LinkMeasurement, ...]:

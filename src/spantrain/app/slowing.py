@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from spantrain.app.describe import described_profile
-from spantrain.app.emulation import SOUND_REAL_COMPUTE
+from spantrain.app.emulation import SOUND_REAL_COMPUTE, sound_speed
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.spans import Span
@@ -17,10 +17,10 @@ from spantrain.models.precision import autocast_dtype
 from spantrain.models.stage import StageExecutor
 from spantrain.runtime.emulation import emulated_seconds
 
-__all__ = ["slowed"]
+__all__ = ["real_seconds_per_sample", "slowed"]
 
-_SAMPLES = 4
-_REPEATS = 3
+_SAMPLES = 1
+_REPEATS = 6
 _LONGEST_STEP_S = 4.0
 """Devices are not slowed so far that a step takes longer: a first look should not take an hour."""
 _KEEP = "--emulated-speed sets another"
@@ -39,10 +39,12 @@ def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int)
     emulated_s = _emulated_seconds(cluster, model, dtype)
     if not emulated_s or _step_s(emulated_s, global_batch) > _LONGEST_STEP_S:
         return cluster, ""
-    ratio = _real_seconds(model, dtype) / min(emulated_s)
+    real_s = real_seconds_per_sample(model, dtype)
+    ratio = real_s * _SAMPLES / min(emulated_s)
     if ratio <= SOUND_REAL_COMPUTE:
         return cluster, ""
-    speed = _one_digit(cluster.emulated_speed * SOUND_REAL_COMPUTE / ratio)
+    graph = described_profile(cluster, model, dtype=dtype).graph
+    speed = _one_digit(sound_speed(cluster, graph, real_s, dtype=dtype))
     step_s = _step_s(emulated_s, global_batch) * cluster.emulated_speed / speed
     now = f"at {cluster.emulated_speed:g} of their kinds' speed real computation takes {ratio:.0%} of their time"
     if step_s > _LONGEST_STEP_S:
@@ -69,8 +71,14 @@ def _emulated_seconds(cluster: Cluster, model: ModelSpec, dtype: str) -> list[fl
     return found
 
 
-def _real_seconds(model: ModelSpec, dtype: str) -> float:
-    """Return the least of a few times in which this machine does the same, on one thread as workers do."""
+def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
+    """Return what forward and backward of a sample take a processor of this machine on one thread, as workers do.
+
+    It is the least of a few times, and of the processor's time: what other programs of the machine do is not in it.
+
+    Raises:
+        ConfigError: an unedited model cannot be built or followed.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -85,13 +93,13 @@ def _real_seconds(model: ModelSpec, dtype: str) -> float:
         taken_s = []
         for number in range(_REPEATS):
             span = Span(number * _SAMPLES, (number + 1) * _SAMPLES)
-            start_s = time.perf_counter()
+            start_s = time.process_time()
             executor.forward(span, inputs, labels)
             executor.backward(span, ())
-            taken_s.append(time.perf_counter() - start_s)
+            taken_s.append(time.process_time() - start_s)
     finally:
         torch.set_num_threads(threads)
-    return min(taken_s)
+    return min(taken_s) / _SAMPLES
 
 
 def _step_s(emulated_s: list[float], global_batch: int) -> float:

@@ -36,14 +36,30 @@ Bandwidth = Annotated[
     str | None, typer.Option(help="Of all links between sites, or between the hosts of a single one.")
 ]
 NetworkSpeed = Annotated[
-    float, typer.Option(help="Part of all rates that links have, inside sites too: traffic weighs more.")
+    float | None,
+    typer.Option(help="Part of all rates that links have, inside sites too; default: as --like has it, else 1."),
 ]
-DevicesPerSite = Annotated[int | None, typer.Option(help="Only so many of each site's devices.", min=1)]
+Like = Annotated[
+    str,
+    typer.Option(
+        help="Scale links, batch and latencies until compute weighs beside traffic what it does for this model; auto: "
+        "for what a small model of ours stands for; none: leave them."
+    ),
+]
+SecondsPerMethod = Annotated[
+    float, typer.Option(help="Of a round: fewer steps where they would take longer, one at least.", min=1.0)
+]
+DevicesPerSite = Annotated[
+    int | None, typer.Option(help="Only so many of each site's devices; default: what this machine can do.", min=1)
+]
 EmulatedSpeed = Annotated[
     float | None,
     typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
 ]
-DataSheets = Annotated[bool, typer.Option("--data-sheets", help="Plan by data sheets; do not measure a profile first.")]
+Measured = Annotated[
+    bool,
+    typer.Option("--measured", help="Plan by a measured profile, not by the data sheets that the emulation follows."),
+]
 
 _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
 
@@ -60,12 +76,16 @@ def compare(
     ] = "frameworks,auto,baselines",
     steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3)] = 8,
     rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1)] = 1,
-    global_batch: Annotated[int | None, typer.Option(help="Samples a step; default: by the devices.", min=1)] = None,
+    seconds_per_method: SecondsPerMethod = 15.0,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples a step; default: as --like has it, else by the devices.", min=1)
+    ] = None,
+    like: Like = "auto",
     bandwidth: Bandwidth = None,
-    network_speed: NetworkSpeed = 1.0,
+    network_speed: NetworkSpeed = None,
     devices_per_site: DevicesPerSite = None,
     emulated_speed: EmulatedSpeed = None,
-    data_sheets: DataSheets = False,
+    measured: Measured = False,
     network_trace: NetworkTraceName = None,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -103,6 +123,7 @@ def _request(context: typer.Context) -> "CompareRequest":
         given["model"], data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
     )
     from spantrain.app.compare import CompareRequest
+    from spantrain.app.compare_fit import SettingWishes
     from spantrain.app.compare_methods import methods_named
 
     return CompareRequest(
@@ -112,14 +133,18 @@ def _request(context: typer.Context) -> "CompareRequest":
         out=given["out"],
         steps=given["steps"],
         rounds=given["rounds"],
-        global_batch=given["global_batch"],
-        devices_per_site=given["devices_per_site"],
-        bandwidth_bytes_per_s=_bandwidth(given["bandwidth"]),
-        network_speed=given["network_speed"],
-        emulated_speed=given["emulated_speed"],
+        seconds_per_method=given["seconds_per_method"],
+        wishes=SettingWishes(
+            global_batch=given["global_batch"],
+            devices_per_site=given["devices_per_site"],
+            bandwidth_bytes_per_s=_bandwidth(given["bandwidth"]),
+            network_speed=given["network_speed"],
+            emulated_speed=given["emulated_speed"],
+            like=given["like"],
+        ),
         seed=given["seed"],
         network_trace=chosen_trace(given["network_trace"], emulated=not given["no_network"]),
-        measured=not given["data_sheets"],
+        measured=given["measured"],
     )
 
 

@@ -59,7 +59,16 @@ def show_comparison(outcome: CompareOutcome) -> None:
 def method_table(outcome: CompareOutcome) -> Table:
     """Return the rows."""
     samples = outcome.setting.global_batch * outcome.setting.steps
-    right = ("samples/s", "ratio", "busy", "peak", f"loss after {samples}", "off by", "real compute", "step predicted")
+    right = (
+        "samples/s",
+        "ratio",
+        "busy",
+        "peak",
+        f"loss after {samples}",
+        "off by",
+        "real compute",
+        "step predicted",
+    )
     table = Table(Column("method", no_wrap=True), *(Column(name, justify="right") for name in right), "how")
     for name, row in outcome.methods.items():
         table.add_row(
@@ -68,7 +77,7 @@ def method_table(outcome: CompareOutcome) -> Table:
             f"{row.ratio_to_first:.2f}",
             f"{row.utilisation:.0%}",
             format_bytes(row.peak_bytes),
-            f"{row.loss_last:.4f}",
+            _loss(row, outcome),
             f"{row.loss_error:.0e}",
             f"{row.real_compute_ratio:.0%}{'' if row.sound else _MARK}",
             "" if row.step_s_predicted is None else _predicted(row, outcome.setting.global_batch),
@@ -99,6 +108,11 @@ def bound_lines(bounds: Bounds) -> list[str]:
         "auto's plan in any order": bounds.chosen_plan,
     }
     return [f"at most {format_speed(value)} samples/s: {what}" for what, value in lines.items() if value is not None]
+
+
+def _loss(row: MethodFigures, outcome: CompareOutcome) -> str:
+    fewer = row.steps < outcome.setting.steps
+    return f"{row.loss_last:.4f}" + (f" (after {row.steps * outcome.setting.global_batch})" if fewer else "")
 
 
 def _predicted(row: MethodFigures, global_batch: int) -> str:

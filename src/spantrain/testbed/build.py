@@ -16,6 +16,9 @@ __all__ = ["MTU_BYTES", "Built", "build"]
 MTU_BYTES = 9000
 """Large, so that headers take 0.6 % of a link; not larger, since at 10 Mbit/s one such packet takes 7 ms."""
 _WIRE_OVERHEAD_RATIO = (MTU_BYTES + 14) / MTU_BYTES
+_LEAST_MTU_BYTES = 1500
+_PORT_BURST_S = 0.01
+"""What a slow port passes at once: seldom and small messages would not feel its rate if it had saved up for more."""
 _PORT_BURST_BYTES = 131072
 _PORT_QUEUE_S = 0.05
 _SYSCTLS = {
@@ -114,9 +117,10 @@ def _build_switch(layout: Layout, site: SiteLayout, host_fds: dict[str, int]) ->
         "link set br0 up",
         f"link set wan0 mtu {MTU_BYTES} txqueuelen 1000 up",
     ]
+    mtu = _port_mtu_bytes(site)
     for rank, host in enumerate(site.hosts):
         lines += [
-            f"link add port{rank} mtu {MTU_BYTES} type veth peer name {HOST_INTERFACE} mtu {MTU_BYTES} "
+            f"link add port{rank} mtu {mtu} type veth peer name {HOST_INTERFACE} mtu {mtu} "
             f"netns /proc/self/fd/{host_fds[host.name]}",
             f"link set port{rank} master br0 up",
         ]
@@ -140,10 +144,16 @@ def _build_host(site: SiteLayout, address: str) -> None:
     _run("tc", [_port_shape(HOST_INTERFACE, site)])
 
 
+def _port_mtu_bytes(site: SiteLayout) -> int:
+    """Return what a packet inside a site may have: on slow ports less, since a whole one always passes at once."""
+    return int(min(MTU_BYTES, max(_LEAST_MTU_BYTES, site.bandwidth_bytes_per_s * _PORT_BURST_S)))
+
+
 def _port_shape(interface: str, site: SiteLayout) -> str:
     rate = site.bandwidth_bytes_per_s * _WIRE_OVERHEAD_RATIO
-    burst = int(max(_PORT_BURST_BYTES, rate * 0.001))
-    limit = int(burst + rate * _PORT_QUEUE_S)
+    most = max(_PORT_BURST_BYTES, rate * 0.001)
+    burst = int(max(1.1 * (_port_mtu_bytes(site) + 14), min(most, rate * _PORT_BURST_S)))
+    limit = int(max(_PORT_BURST_BYTES, burst + rate * _PORT_QUEUE_S))
     return f"qdisc add dev {interface} root tbf rate {int(rate * 8)}bit burst {burst} limit {limit}"
 
 

@@ -78,8 +78,9 @@ class _Ddp:
     def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
         del units
         bucket = {} if order.bucket_bytes is None else {"bucket_cap_mb": order.bucket_bytes / _MIB}
-        options: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True, **bucket}
-        self.module: nn.Module = DistributedDataParallel(chain, **options)
+        # All build the same weights from the same seed: to send them first, as DDP does, takes a slow link minutes.
+        kept: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True, "init_sync": False}
+        self.module: nn.Module = DistributedDataParallel(chain, **kept | bucket)
         self.parameters: Sequence[nn.Parameter] = list(chain.parameters())
         self.loss_factor, self.gathered_bytes = float(len(order.devices)), 0
         self.sum_of: Callable[[float], float] = lambda own: own
