@@ -3,8 +3,9 @@
 import hashlib
 import json
 from importlib.metadata import version
+from pathlib import Path
 
-from spantrain.app.cache import cache_folder
+from spantrain.app.cache import cache_folder, code_digest
 from spantrain.config.artefacts import read_artefact, to_json, write_artefact
 from spantrain.config.graphs import shipped_graph
 from spantrain.core.cluster import Cluster
@@ -13,7 +14,10 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import ProfileError
 
-__all__ = ["described_profile"]
+__all__ = ["BUILDERS", "described_profile", "graph_file"]
+
+BUILDERS = tuple(Path(__file__).parents[1] / layer for layer in ("core", "models"))
+"""What a graph is built by and made of; with the libraries, all that decides what is in one."""
 
 
 def described_profile(cluster: Cluster, model: ModelSpec, *, dtype: str = "float32") -> Profile:
@@ -30,9 +34,7 @@ def _graph(model: ModelSpec, dtype: str) -> UnitGraph:
     shipped = shipped_graph(model, dtype)
     if shipped is not None:
         return shipped
-    question = [to_json(model), dtype, version("spantrain"), version("torch"), version("transformers")]
-    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
-    path = cache_folder() / f"graph-{digest}.json"
+    path = graph_file(model, dtype, BUILDERS)
     if path.exists():
         return read_artefact(UnitGraph, "spantrain-graph", path, ProfileError)
     from spantrain.models.graph import build_graph
@@ -40,3 +42,10 @@ def _graph(model: ModelSpec, dtype: str) -> UnitGraph:
     graph = build_graph(model, dtype=dtype)
     write_artefact(graph, "spantrain-graph", path)
     return graph
+
+
+def graph_file(model: ModelSpec, dtype: str, builders: tuple[Path, ...]) -> Path:
+    """Return where a model's graph is kept that the code in these folders has built, with the libraries of today."""
+    question = [to_json(model), dtype, code_digest(*builders), version("torch"), version("transformers")]
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
+    return cache_folder() / f"graph-{digest}.json"

@@ -1,0 +1,184 @@
+"""Make docs/results.md of what benchmarks have left in benchmarks/results/: tables, pictures, when and where.
+
+python scripts/results_page.py [--check]
+
+With --check nothing is written: the exit code says whether the page agrees with the folder.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_HEAD = """# Results
+
+Made by `python scripts/results_page.py` of the files that benchmarks write to `benchmarks/results/`; not to be edited.
+Each table stands as its benchmark printed it. A commit with `-dirty` had changes that were not committed. Where a
+bound is missed, the table says so.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What is to be said of the results whose names begin with `name`."""
+
+    name: str
+    title: str
+    script: str
+    shows: str
+    emulated: str
+
+
+_PIPELINE_EMULATED = "Real: parameters, samples, gradients, rounding. Emulated: the pipeline, within one process."
+_TESTBED = "Real: processes, computation, gradients, TCP, encryption. Emulated: the devices' time and the links."
+BENCHMARKS = (
+    Benchmark(
+        name="frameworks-",
+        title="Beside other frameworks",
+        script="frameworks.py",
+        shows="the same training by torch's frameworks, by other planners and by ours, in one run on one network",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="adapter_live",
+        title="Following the network, live",
+        script="adapter.py --live",
+        shows="what each adapter makes of a run whose links lose a part of their rate for a while",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="adapter_simulated",
+        title="Following the network, simulated",
+        script="adapter.py",
+        shows="the same with more models and deeper cuts, and what cheaper formats would add",
+        emulated="Simulated: all of it; unit times are the devices' data sheets'.",
+    ),
+    Benchmark(
+        name="adapter_calm",
+        title="Following a calm network",
+        script="adapter_calm.py",
+        shows="what the adapter costs while nothing happens",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="convergence",
+        title="Steps to a target loss",
+        script="convergence.py",
+        shows="that training over several places takes the steps that one process takes",
+        emulated="Real: computation, gradients, losses, messages, encryption. Emulated: the devices' time.",
+    ),
+    Benchmark(
+        name="staleness_throughput",
+        title="Steps that overlap: speed",
+        script="staleness_throughput.py",
+        shows="how much faster steps follow each other with `--staleness 1`",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="staleness",
+        title="Steps that overlap: loss",
+        script="staleness.py",
+        shows="what weights that are one step old (`--staleness 1`) do to the loss, beside the exact mode",
+        emulated="All real.",
+    ),
+    Benchmark(
+        name="wire_formats_throughput",
+        title="Wire formats: speed over a narrow link",
+        script="wire_formats.py throughput",
+        shows="how much faster a step is where the link is the limit",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="wire_formats_loss",
+        title="Wire formats: loss",
+        script="wire_formats.py loss",
+        shows="the loss after a fixed number of samples beside float32's, over seeds, and how far chance alone leads",
+        emulated=_PIPELINE_EMULATED,
+    ),
+    Benchmark(
+        name="wire_formats_gradients",
+        title="Wire formats: gradients",
+        script="wire_formats.py gradients",
+        shows="how far off the gradients of one step are",
+        emulated=_PIPELINE_EMULATED,
+    ),
+    Benchmark(
+        name="wire_formats_encoding",
+        title="Wire formats: the processor's part",
+        script="wire_formats.py encoding",
+        shows="how fast one thread encodes and decodes",
+        emulated="All real.",
+    ),
+    Benchmark(
+        name="plan_changes",
+        title="Changes of plan between steps",
+        script="plan_changes.py",
+        shows="how long a run stands still when another plan takes over",
+        emulated=_TESTBED,
+    ),
+)
+
+
+def render(folder: Path, page: Path) -> str:
+    """Return the page; links are written as they work from where it lies."""
+    names = sorted(path.stem for path in folder.glob("*.txt"))
+    sections = [(benchmark, [name for name in names if _of(name) is benchmark]) for benchmark in BENCHMARKS]
+    sections += [(_unknown(folder, name), [name]) for name in names if _of(name) is None]
+    way = Path(os.path.relpath(folder, page.parent)).as_posix()
+    return "\n".join([_HEAD, *(line for entry in sections if entry[1] for line in _section(folder, way, *entry))])
+
+
+def _of(name: str) -> Benchmark | None:
+    return next((benchmark for benchmark in BENCHMARKS if name.startswith(benchmark.name)), None)
+
+
+def _unknown(folder: Path, name: str) -> Benchmark:
+    """Take what a result says of itself."""
+    said = str(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")).get("emulated", ""))
+    emulated = f"Emulated: {said.strip().splitlines()[0]}." if said.strip() else "All real."
+    return Benchmark(name=name, title=name, script=f"{name}.py", shows="see the script", emulated=emulated)
+
+
+def _section(folder: Path, way: str, benchmark: Benchmark, names: list[str]) -> Iterator[str]:
+    yield f"## {benchmark.title}\n"
+    yield f"`benchmarks/{benchmark.script}` shows {benchmark.shows}. {benchmark.emulated}\n"
+    for name in names:
+        head, _, table = (folder / f"{name}.txt").read_text(encoding="utf-8").partition("\n\n")
+        files = [f"[{suffix}]({way}/{name}.{suffix})" for suffix in ("json", "svg") if _exists(folder, name, suffix)]
+        yield f"`{name}`: {head.strip()}; {', '.join(files)}\n"
+        yield f"```text\n{_trimmed(table)}\n```\n"
+        if _exists(folder, name, "svg"):
+            yield f"![{name}]({way}/{name}.svg)\n"
+
+
+def _trimmed(table: str) -> str:
+    return "\n".join(line.rstrip() for line in table.strip("\n").splitlines())
+
+
+def _exists(folder: Path, name: str, suffix: str) -> bool:
+    return (folder / f"{name}.{suffix}").exists()
+
+
+def main() -> int:
+    """Write the page or check it; return 1 if it does not agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
+    options = parser.parse_args()
+    wanted = render(options.folder, options.page)
+    if not options.check:
+        options.page.write_text(wanted, encoding="utf-8")
+        return 0
+    if options.page.exists() and options.page.read_text(encoding="utf-8") == wanted:
+        return 0
+    sys.stderr.write(f"{options.page} is not what {options.folder} holds; run: python scripts/results_page.py\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""What is kept between runs is kept by what it was made of."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from small_models import small_spec
+from spantrain.app.cache import code_digest
+from spantrain.app.describe import BUILDERS, described_profile, graph_file
+from spantrain.config.artefacts import write_artefact
+from spantrain.config.presets import load_preset
+
+
+def test_a_digest_changes_with_names_and_contents_of_code_only(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "one.py").write_text("first")
+    before = code_digest(tmp_path)
+    (tmp_path / "notes.md").write_text("no code")
+    assert code_digest(tmp_path) == before
+    seen = {before}
+    for name, text in (("one.py", "other"), ("inner/two.py", "first"), ("inner/three.py", "")):
+        (tmp_path / name).write_text(text)
+        seen.add(code_digest(tmp_path))
+    (tmp_path / "one.py").rename(tmp_path / "uno.py")
+    seen.add(code_digest(tmp_path))
+    assert len(seen) == 5
+
+
+def test_a_graph_is_built_once_by_each_code(tmp_path: Path, monkeypatch) -> None:
+    """The file that a first look leaves is read by a second one, and by nobody whose code is another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    laptop, model = load_preset("laptop"), small_spec("gpt2", layers=1)
+    built = described_profile(laptop, model).graph
+    (kept,) = (tmp_path / "spantrain").iterdir()
+    marked = replace(built, units=tuple(replace(unit, unit_class="from the file") for unit in built.units))
+    write_artefact(marked, "spantrain-graph", kept)
+    assert described_profile(laptop, model).graph == marked
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "one.py").write_text("other code")
+    assert graph_file(model, "float32", BUILDERS) == kept != graph_file(model, "float32", (code,))
