@@ -2,6 +2,8 @@
 
 import math
 import random
+from dataclasses import replace
+from itertools import permutations
 
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
@@ -156,22 +158,9 @@ def _random_timings(rng: random.Random, cluster: Cluster, graph: UnitGraph) -> t
 
 def links_of(cluster: Cluster) -> tuple[LinkMeasurement, ...]:
     """Return what measuring every pair of devices would give, without noise."""
-    found = []
-    for a in cluster.devices:
-        for b in cluster.devices:
-            if a.name != b.name:
-                path = cluster.link(a.name, b.name)
-                found.append(
-                    LinkMeasurement(
-                        source=a.name,
-                        target=b.name,
-                        latency_s=path.latency_s + 1e-5,
-                        bandwidth_bytes_per_s=path.bandwidth_bytes_per_s,
-                        payload_bytes=2**22,
-                        rounds=3,
-                    )
-                )
-    return tuple(found)
+    pairs = permutations((device.name for device in cluster.devices), 2)
+    described = (LinkMeasurement.described(cluster, *pair) for pair in pairs)
+    return tuple(replace(link, latency_s=link.latency_s + 1e-5, payload_bytes=2**22, rounds=3) for link in described)
 
 
 def _tight(rng: random.Random, cluster: Cluster, graph: UnitGraph) -> Cluster:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
+from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
-from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 
@@ -42,34 +43,14 @@ def profile_by_law(cluster: Cluster, model: ModelSpec, dtype: str = "float32") -
         graph=graph,
         dtype=dtype,
         timings=_timings(cluster, graph, dtype),
-        links=tuple(
-            LinkMeasurement(
-                source=a.name,
-                target=b.name,
-                latency_s=cluster.link(a.name, b.name).latency_s,
-                bandwidth_bytes_per_s=cluster.link(a.name, b.name).bandwidth_bytes_per_s,
-                payload_bytes=1,
-                rounds=1,
-            )
-            for a in cluster.devices
-            for b in cluster.devices
-            if a != b
-        ),
+        links=exact_links(cluster),
         scores=tuple(
             DeviceScore(
                 device=d.name, score=cluster.kind_by_name[d.kind].peak_fp32_flop_per_s / 1e12, task_s={"law": 1.0}
             )
             for d in cluster.devices
         ),
-        provenance=Provenance(
-            created="2026-01-01T00:00:00+00:00",
-            spantrain_version="0",
-            torch_version="0",
-            machine="test",
-            method="by the law of the kinds",
-            compute_s=0.0,
-            network_s=0.0,
-        ),
+        provenance=PROVENANCE,
     )
 
 

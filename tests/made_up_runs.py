@@ -55,13 +55,17 @@ class OneProcess:
         )
         return [self._step(step, feed) for step in range(first_step, first_step + steps)]
 
-    def _step(self, step: int, feed: SampledFeed) -> float:
+    def _backward(self, step: int, feed: SampledFeed) -> float:
         whole = Span(0, self.global_batch)
         tensors = feed.inputs(step, whole)
         for unit in self.units[:-1]:
             tensors = unit(*tensors)
         loss = self.units[-1](*tensors, feed.labels(step, whole)) / self.global_batch
         loss.backward()
+        return float(loss.detach())
+
+    def _step(self, step: int, feed: SampledFeed) -> float:
+        loss = self._backward(step, feed)
         norm = sum(float(p.grad.double().square().sum()) for p in self.parameters.values()) ** 0.5
         for parameter in self.parameters.values():
             parameter.grad.mul_(clip_factor(norm, self.job.max_grad_norm))
@@ -69,7 +73,7 @@ class OneProcess:
             group["lr"] = learning_rate(self.job, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
+        return loss
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Parameters with their state, by name; copies."""
@@ -84,6 +88,37 @@ class OneProcess:
             with torch.no_grad():
                 parameter.copy_(values.pop(""))
             self.optimizer.state[parameter] = values
+
+
+class OldWeights(OneProcess):
+    """The same with weights one step old: each step's gradients are of the weights before the last update."""
+
+    def __init__(self, spec: ModelSpec, job: TrainJob, global_batch: int) -> None:
+        super().__init__(spec, job, global_batch)
+        self._old = self._weights()
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.parameters.values()]
+
+    @torch.no_grad()
+    def _load(self, weights: list[torch.Tensor]) -> None:
+        for parameter, weight in zip(self.parameters.values(), weights, strict=True):
+            parameter.copy_(weight)
+
+    def _backward(self, step: int, feed: SampledFeed) -> float:
+        newest = self._weights()
+        self._load(self._old)
+        loss = super()._backward(step, feed)
+        self._load(newest)
+        self._old = newest
+        return loss
+
+    def _step(self, step: int, feed: SampledFeed) -> float:
+        loss = super()._step(step, feed)
+        done = step + 1
+        if any(every and done % every == 0 for every in (self.job.checkpoint_every, self.job.evaluate_every)):
+            self._old = self._weights()
+        return loss
 
 
 @dataclass

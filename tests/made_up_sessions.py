@@ -23,6 +23,7 @@ from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.groups import StageGroups
 from spantrain.runtime.memory_groups import thread_groups
 from spantrain.runtime.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.stale_session import session_of
 from spantrain.runtime.trainer import Colleagues, TrainSession
 from spantrain.transport.memory import MemoryNetwork
 
@@ -75,6 +76,111 @@ class _Groups:
             return self._made[key][device]
 
 
+class _Cast:
+    """All that the devices of one run share."""
+
+    def __init__(self, plan: Plan, job: TrainJob, changes: Mapping[int, Plan], out: Path | None) -> None:
+        network = MemoryNetwork()
+        self.plan, self.job, self.out = plan, job, out
+        self.boxes = {name: network.mailbox(name) for name in plan.devices}
+        self.outcomes: list[StepOutcome] = []
+        self.manifests: list[Manifest] = []
+        self._groups = _Groups()
+        self._failed = threading.Event()
+        self._saving = threading.Lock()
+        self._barrier = StepBarrier(
+            devices=frozenset(plan.devices),
+            job=job,
+            global_batch=plan.global_batch,
+            stop_requested=lambda: False,
+            on_step=self.outcomes.append,
+            can_checkpoint=out is not None,
+            advising=Script(plan, changes),  # type: ignore[arg-type]
+        )
+        self._checkpoints = CheckpointSet(out or Path("nowhere"), plan.devices, keep=9, describe=self._describe)
+
+    def _describe(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
+        self.manifests.append(
+            Manifest(
+                step=saved.step,
+                model=self.plan.model,
+                plan=self.plan,
+                job=self.job,
+                schedule=self.plan.schedule,
+                profile="",
+                losses=(),
+                ledger=SampleLedger().extended(0, self.plan.global_batch),
+                scalars=saved.scalars,
+                files=files,
+            )
+        )
+        return self.manifests[-1]
+
+    def _note_saved(self, file: SavedFile) -> tuple[int, ...]:
+        with self._saving:
+            self._checkpoints.on_saved(file)
+        return ()
+
+    def _check_abort(self) -> None:
+        if self._failed.is_set():
+            raise Interrupted("another device failed")
+
+    def colleagues(self, name: str) -> Colleagues:
+        box = self.boxes[name]
+        return Colleagues(
+            mailbox=box,
+            admit=lambda generation, peers: box.set_peers(generation, [peer.address for peer in peers]),
+            begin=lambda: None,
+            commit_step=lambda report: self._barrier.report(name, report),
+            open_groups=lambda under, stage_index: self._groups.open(under, stage_index, name),
+            checkpoint_saved=self._note_saved,
+            ask_given=lambda _question: {},
+            check_abort=self._check_abort,
+            clock_offset_s=0.0,
+        )
+
+    def order(self, content: CheckpointContent | None, folder: Path | None) -> TrainOrder:
+        """What a coordinator would send; `content` and `folder`: of the checkpoint to begin with."""
+        first_step = content.step if content else 0
+        return TrainOrder(
+            plan=self.plan,
+            graph=build_graph(self.plan.model),
+            job=self.job,
+            peers=tuple(PeerEntry(name=box.name, endpoint=box.endpoint, public_key="") for box in self.boxes.values()),
+            schedule=self.plan.schedule,
+            output_dir=str(self.out) if self.out else "",
+            first_step=first_step,
+            samples_before=first_step * self.plan.global_batch,
+            resume_from=str(folder) if folder else "",
+            checkpoint=content,
+        )
+
+    def play(self, name: str, session: TrainSession) -> TrainResult:
+        """Run a device in this thread; if it fails, nobody is left waiting."""
+        torch.set_num_threads(1)
+        finished = False
+        try:
+            result = session.run()
+            finished = True
+        finally:
+            if not finished:
+                self._failed.set()
+                self._barrier.abort(f"{name} failed")
+                for box in self.boxes.values():
+                    box.wake()
+        return result
+
+
+def _play_all(cast: _Cast, sessions: Mapping[str, TrainSession]) -> dict[str, TrainResult]:
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        futures = {name: pool.submit(cast.play, name, session) for name, session in sessions.items()}
+        wait(futures.values(), PATIENCE_S)
+        errors = [future.exception() for future in futures.values() if future.exception() is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):
+            raise error
+    return {name: future.result() for name, future in futures.items()}
+
+
 def train_in_threads(
     plan: Plan,
     job: TrainJob,
@@ -85,105 +191,18 @@ def train_in_threads(
     folder: Path | None = None,
 ) -> Ran:
     """Train a plan of replicas of one device, and any others that take its place behind the steps that are named."""
-    network, groups, failed = MemoryNetwork(), _Groups(), threading.Event()
-    boxes = {name: network.mailbox(name) for name in plan.devices}
-    outcomes: list[StepOutcome] = []
-    barrier = StepBarrier(
-        devices=frozenset(plan.devices),
-        job=job,
-        global_batch=plan.global_batch,
-        stop_requested=lambda: False,
-        on_step=outcomes.append,
-        can_checkpoint=out is not None,
-        advising=Script(plan, changes or {}),  # type: ignore[arg-type]
-    )
-    saving = threading.Lock()
-    manifests: list[Manifest] = []
-
-    def describe(saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
-        manifests.append(
-            Manifest(
-                step=saved.step,
-                model=plan.model,
-                plan=plan,
-                job=job,
-                schedule=plan.schedule,
-                profile="",
-                losses=(),
-                ledger=SampleLedger().extended(0, plan.global_batch),
-                scalars=saved.scalars,
-                files=files,
-            )
-        )
-        return manifests[-1]
-
-    checkpoints = CheckpointSet(out or Path("nowhere"), plan.devices, keep=9, describe=describe)
-
-    def note_saved(file: SavedFile) -> tuple[int, ...]:
-        with saving:
-            checkpoints.on_saved(file)
-        return ()
-
-    def check_abort() -> None:
-        if failed.is_set():
-            raise Interrupted("another device failed")
-
-    def colleagues(name: str) -> Colleagues:
-        return Colleagues(
-            mailbox=boxes[name],
-            admit=lambda generation, peers: boxes[name].set_peers(generation, [peer.address for peer in peers]),
-            begin=lambda: None,
-            commit_step=lambda report: barrier.report(name, report),
-            open_groups=lambda under, stage_index: groups.open(under, stage_index, name),
-            checkpoint_saved=note_saved,
-            ask_given=lambda _question: {},
-            check_abort=check_abort,
-            clock_offset_s=0.0,
-        )
-
-    first_step = content.step if content else 0
-    order = TrainOrder(
-        plan=plan,
-        graph=build_graph(plan.model),
-        job=job,
-        peers=tuple(PeerEntry(name=box.name, endpoint=box.endpoint, public_key="") for box in boxes.values()),
-        schedule=plan.schedule,
-        output_dir=str(out) if out else "",
-        first_step=first_step,
-        samples_before=first_step * plan.global_batch,
-        resume_from=str(folder) if folder else "",
-        checkpoint=content,
-    )
+    cast = _Cast(plan, job, changes or {}, out)
+    order = cast.order(content, folder)
     # One after another: torch's random numbers belong to all threads.
-    sessions = {name: TrainSession(order, name, CpuDevice(), colleagues(name)) for name in plan.devices}
-
-    def run(name: str) -> TrainResult:
-        torch.set_num_threads(1)
-        finished = False
-        try:
-            result = sessions[name].run()
-            finished = True
-        finally:
-            if not finished:
-                failed.set()
-                barrier.abort(f"{name} failed")
-                for box in boxes.values():
-                    box.wake()
-        return result
-
-    with ThreadPoolExecutor(len(boxes)) as pool:
-        futures = {name: pool.submit(run, name) for name in plan.devices}
-        wait(futures.values(), PATIENCE_S)
-        errors = [future.exception() for future in futures.values() if future.exception() is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):
-            raise error
-    for box in boxes.values():
+    sessions = {name: session_of(order, name, CpuDevice(), cast.colleagues(name)) for name in plan.devices}
+    results = _play_all(cast, sessions)
+    for box in cast.boxes.values():
         box.close()
     return Ran(
-        losses=[outcome.loss for outcome in outcomes if outcome.loss is not None],
-        held_out=[outcome.evaluation_loss for outcome in outcomes if outcome.evaluation_loss is not None],
-        outcomes=outcomes,
-        results={name: future.result() for name, future in futures.items()},
+        losses=[outcome.loss for outcome in cast.outcomes if outcome.loss is not None],
+        held_out=[outcome.evaluation_loss for outcome in cast.outcomes if outcome.evaluation_loss is not None],
+        outcomes=cast.outcomes,
+        results=results,
         sessions=sessions,
-        manifests=manifests,
+        manifests=cast.manifests,
     )

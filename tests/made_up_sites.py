@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from made_up import KIND
+from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.profile import LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 
@@ -49,30 +50,16 @@ def sites_cluster(rates: Mapping[tuple[str, str], float] | None = None, **lines:
 
 def sites_profile(cluster: Cluster, *, measured: bool = True) -> Profile:
     """One pair measured at a time, exactly; or described only."""
-    ways = {pair: cluster.link(*pair) for pair in permutations(SITE_OF, 2)}
-    links = tuple(
-        LinkMeasurement(
-            source=x,
-            target=y,
-            latency_s=way.latency_s,
-            bandwidth_bytes_per_s=way.bandwidth_bytes_per_s,
-            payload_bytes=1,
-            rounds=1,
-        )
-        for (x, y), way in ways.items()
-    )
     return Profile(
         cluster=cluster,
         model=_MODEL,
         graph=UnitGraph(units=tuple(map(_unit, ("u0", "u1"))), shared_bytes={}),
         dtype="float32",
         timings=tuple(map(_timing, ("u0", "u1"))),
-        links=links if measured else (),
+        links=exact_links(cluster) if measured else (),
         links_described=not measured,
         scores=(),
-        provenance=Provenance(
-            created="", spantrain_version="", torch_version="", machine="", method="", compute_s=0, network_s=0
-        ),
+        provenance=PROVENANCE,
     )
 
 

@@ -7,11 +7,14 @@ import pytest
 
 from made_up_sites import CUT_BYTES, RATE, sites_cluster, sites_profile, two_stages
 from spantrain.app.adapt import ProfileForecast, adviser_of
+from spantrain.app.plan_changes import PlanChange, with_reasons
 from spantrain.core.job import TrainJob
 from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import StateSharding, WireFormat
 from spantrain.core.spans import equal_spans
+from spantrain.core.trace import Interval, Trace
 from spantrain.policy.adapter.state import LinkState
+from spantrain.policy.recut import halved
 from spantrain.runtime.orders import StepReport
 
 CLUSTER = sites_cluster()
@@ -85,3 +88,40 @@ def _report(peer: str, rate: float, taken_s: float) -> StepReport:
         duration_s=taken_s,
         links=(link,),
     )
+
+
+def test_a_change_of_plan_is_a_moment_in_the_trace_with_its_reason():
+    change = PlanChange(
+        first_step=4, generation=1, reason="links at half", plan="plan-1.json", duration_s=0.1, moved_bytes=0
+    )
+    work = [
+        Interval(device=device, lane="compute", name=name, step=step, start_s=start_s, end_s=start_s + 1)
+        for device in "ac"
+        for name, step, start_s in (("0F[0:8]", 3, 1.0), ("change to plan 1", 4, 2.0), ("0F[0:8]", 4, 3.0))
+    ]
+    trace = with_reasons(Trace(intervals=tuple(work), flows=(), clock="wall"), [change])
+    for device in "ac":
+        (moment,) = trace.of(device, "adapter")
+        assert (moment.name, moment.step, moment.start_s, moment.duration_s) == ("plan 1", 4, 2.0, 0.0)
+        assert moment.detail == {"reason": "links at half", "plan": "plan-1.json"}
+
+
+def test_a_run_that_goes_on_knows_the_plan_for_calm_links():
+    finer = replace(PLAN, stages=tuple(replace(s, micro_batches=halved(s.micro_batches)) for s in PLAN.stages))
+    adviser = adviser_of(finer, PROFILE, TrainJob(steps=9), PLAN)
+    assert adviser is not None
+    taken_s = ProfileForecast(PLAN, PROFILE, "adamw").step_s(finer, LinkState())
+    calm = {name: _report(peer, RATE, taken_s) for name, peer in (("a", "c"), ("c", "a"))}
+    advice = [adviser.advise(step, finer, calm) for step in range(5)]
+    assert advice[:3] == [None] * 3
+    assert advice[3] is not None
+    assert advice[3].plan.stages == PLAN.stages
+
+
+def test_sums_of_replicas_take_longer_on_slow_links():
+    pair = replace(PLAN.stages[0].replicas[0], devices=("c",), sample_share=0.5, in_flight_limit=8)
+    first, last = PLAN.stages
+    both = replace(first, end_unit=last.end_unit, replicas=(replace(first.replicas[0], sample_share=0.5), pair))
+    alike = replace(PLAN, stages=(both,))
+    forecast = ProfileForecast(PLAN, PROFILE, "adamw")
+    assert forecast.step_s(alike, SLOW) > forecast.step_s(alike, LinkState())

@@ -32,7 +32,7 @@ def plans(profile):
 def test_an_evaluation_is_what_is_predicted_of_the_plan(profile, plans):
     evaluator = Evaluator(profile, JOB)
     for plan in plans:
-        predicted = predict(plan, profile)
+        predicted = predict(evaluator.bucketed(plan), profile)
         found = evaluator(plan)
         assert found.step_s == pytest.approx(predicted.step_s, rel=1e-9)
         assert found.bubble_ratio == pytest.approx(sum(predicted.bubble_ratio.values()) / len(plan.devices))

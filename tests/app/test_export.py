@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from small_models import small_spec
 from spantrain.app.export import EXAMPLE_FILE, export_run, trained_parameters
 from spantrain.app.import_ import import_weights
 from spantrain.core.checkpoint import SampleLedger
@@ -53,16 +53,8 @@ def build():
 
 def small(family: str, folder: Path) -> ModelSpec:
     match family:
-        case "gpt2":
-            spec = resolve_model("gpt2-tiny", sequence_length=8)
-            return replace(spec, config={**spec.config, "n_layer": 2, "n_embd": 16, "n_head": 2})
-        case "bert":
-            spec = resolve_model("bert-small-tiny", sequence_length=8)
-            sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-            return replace(spec, config={**spec.config, **sizes})
-        case "resnet":
-            spec = resolve_model("resnet-tiny")
-            return replace(spec, config={**spec.config, "depths": (1, 2), "hidden_sizes": (16, 32)})
+        case "gpt2" | "bert" | "resnet":
+            return small_spec(family, layers=2)
         case "efficientnet":
             return resolve_model("efficientnet-tiny")
         case "hf":

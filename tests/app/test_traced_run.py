@@ -17,7 +17,6 @@ from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.spans import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.errors import ConfigError
 from spantrain.models.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 
@@ -56,7 +55,7 @@ def plan(profile) -> Plan:
     )
 
 
-def trained(plan: Plan, profile: Profile, trace: NetworkTrace | None, folder: Path, *, network: bool) -> TrainOutcome:
+def trained(plan: Plan, profile: Profile, trace: NetworkTrace, folder: Path) -> TrainOutcome:
     request = TrainRequest(
         plan=plan,
         profile=profile,
@@ -67,9 +66,7 @@ def trained(plan: Plan, profile: Profile, trace: NetworkTrace | None, folder: Pa
         checkpoints=False,
         network_trace=trace,
     )
-    with open_session(
-        plan.cluster, plan.devices, SessionOptions(network=network), folder / "logs", SilentReporter()
-    ) as session:
+    with open_session(plan.cluster, plan.devices, SessionOptions(), folder / "logs", SilentReporter()) as session:
         return train(session, request, StopRequest(), SilentReporter())
 
 
@@ -90,7 +87,7 @@ def test_an_outage_loses_no_step_and_steps_end_no_sooner_than_simulated(plan, pr
     if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
     trace = network_trace("outage-4:from=30%")
-    outcome = trained(plan, profile, trace, tmp_path, network=True)
+    outcome = trained(plan, profile, trace, tmp_path)
     figures = outcome.network_trace
     assert figures is not None
     assert len(outcome.losses) == len(figures.step_ends_s) == len(figures.predicted_step_ends_s) == STEPS
@@ -101,9 +98,3 @@ def test_an_outage_loses_no_step_and_steps_end_no_sooner_than_simulated(plan, pr
     assert figures.predicted_step_ends_s[-1] >= figures.run_s + 3.0
     for measured_s, predicted_s in zip(figures.step_ends_s, figures.predicted_step_ends_s, strict=True):
         assert measured_s >= (1 - NOISE_RATIO) * predicted_s
-
-
-@pytest.mark.slow
-def test_links_that_are_not_emulated_follow_nothing(plan, profile, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="not on an emulated network"):
-        trained(plan, profile, network_trace("burst"), tmp_path, network=False)

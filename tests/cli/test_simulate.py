@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -356,6 +357,45 @@ def test_wrong_changes(text, says, spantrain, plan_path, tmp_path):
     path = tmp_path / "changes.yaml"
     path.write_text(text)
     assert says in refused(spantrain, plan_path, "--changes", path)
+
+
+@pytest.mark.parametrize("adapter", ["auto", "paper", "off"])
+def test_steps_with_an_adapter_say_when_and_why_plans_changed(adapter, spantrain, plan, plan_path, laptop_profile):
+    ended = spantrain(
+        "simulate", plan_path, "--network-trace", "drop-60", "--adapter", adapter, "--steps", 14, "--json"
+    )
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    steps = found["steps"]
+    assert [step["step"] for step in steps] == list(range(14))
+    assert found["calm_step_s"] == pytest.approx(predict(plan, laptop_profile).step_s)
+    assert found["total_s"] == pytest.approx(steps[-1]["begun_s"] + steps[-1]["step_s"])
+    assert all(bool(step["reason"]) == (step["plan"] > before["plan"]) for before, step in pairwise(steps))
+    if adapter == "off":
+        assert not any(step["plan"] or step["recuts"] for step in steps)
+    if adapter == "paper":
+        assert "small ones at the end" in steps[1]["reason"]
+
+
+def test_the_table_of_an_adapter_names_steps_and_reasons(spantrain, plan_path):
+    ended = spantrain("simulate", plan_path, "--network-trace", "drop-60", "--adapter", "paper", "--steps", 3)
+    assert ended.code == 0, ended.err
+    for word in ("3 steps under drop-60", "a calm step takes", "plan 1: small ones at the end of the step"):
+        assert word in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--adapter", "fast", "--network-trace", "drop-50"), "auto, paper, off"),
+        (("--adapter", "auto"), "--network-trace"),
+        (("--adapter", "auto", "--network-trace", "drop-50", "--memory-limit", "4GiB"), "--memory-limit"),
+    ],
+)
+def test_what_does_not_go_with_an_adapter(options, says, spantrain, plan_path):
+    ended = spantrain("simulate", plan_path, *options)
+    assert ended.code == 2
+    assert says in ended.err
 
 
 def test_it_needs_no_torch(plan_path):

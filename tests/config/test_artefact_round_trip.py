@@ -127,8 +127,8 @@ def profiles() -> st.SearchStrategy[Profile]:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    batch = draw(st.integers(1, 40))
+def stage_chains(draw: st.DrawFn, batch: int) -> tuple[Stage, ...]:
+    """Stages of one unit each, on all of the laptop's devices in any order."""
     order = draw(st.permutations(DEVICES))
     cuts = sorted(draw(st.sets(st.integers(1, len(order) - 1), max_size=3)))
     stages = []
@@ -147,36 +147,39 @@ def plans(draw: st.DrawFn) -> Plan:
                 wire_format=draw(st.sampled_from(WireFormat)) if hi < len(order) else WireFormat.NATIVE,
             )
         )
+    return tuple(stages)
+
+
+predictions = st.builds(
+    Prediction,
+    step_s=seconds,
+    samples_per_s=positive,
+    peak_bytes=st.dictionaries(st.sampled_from(DEVICES), st.integers(0, 2**50)),
+    method=words,
+)
+alternatives = st.builds(
+    Alternative,
+    name=words,
+    devices=st.lists(words, max_size=2).map(tuple),
+    step_s=st.none() | seconds,
+    samples_per_s=st.none() | positive,
+    reason=words,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    batch = draw(st.integers(1, 40))
     return Plan(
         cluster=LAPTOP,
         model=draw(model_specs()),
         global_batch=batch,
         dtype="float32",
-        stages=tuple(stages),
+        stages=draw(stage_chains(batch)),
         schedule="1f1b",
         generation=draw(st.integers(0, 5)),
-        prediction=draw(
-            st.none()
-            | st.builds(
-                Prediction,
-                step_s=seconds,
-                samples_per_s=positive,
-                peak_bytes=st.dictionaries(st.sampled_from(DEVICES), st.integers(0, 2**50)),
-                method=words,
-            )
-        ),
-        alternatives=draw(
-            _tuples(
-                st.builds(
-                    Alternative,
-                    name=words,
-                    devices=st.lists(words, max_size=2).map(tuple),
-                    step_s=st.none() | seconds,
-                    samples_per_s=st.none() | positive,
-                    reason=words,
-                )
-            )
-        ),
+        prediction=draw(st.none() | predictions),
+        alternatives=draw(_tuples(alternatives)),
         reasons=draw(_tuples(words)),
         profile=draw(st.none() | st.builds(ProfileReference, path=words, sha256=words)),
     )

@@ -2,9 +2,10 @@
 
 import pytest
 
+from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.profile import LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 
@@ -75,33 +76,15 @@ def cost_profile(cost_cluster: Cluster) -> Profile:
     timings = [_timing(unit_class, "slow", 2, 0.01) for unit_class in ("first", "rest")]
     for unit_class in ("first", "rest"):
         timings += [_timing(unit_class, "fast", n, s) for n, s in ((2, 0.003), (4, 0.005), (8, 0.013))]
-    names = [device.name for device in cost_cluster.devices]
-    links = []
-    for a in names:
-        for b in names:
-            if a != b:
-                path = cost_cluster.link(a, b)
-                links.append(
-                    LinkMeasurement(
-                        source=a,
-                        target=b,
-                        latency_s=path.latency_s,
-                        bandwidth_bytes_per_s=path.bandwidth_bytes_per_s,
-                        payload_bytes=MIB,
-                        rounds=1,
-                    )
-                )
     return Profile(
         cluster=cost_cluster,
         model=ModelSpec(name="three", family="gpt2", config={}, dataset="digits"),
         graph=UnitGraph(units=tuple(_unit(i, i == 2) for i in range(3)), shared_bytes={"tied": 1000}),
         dtype="float32",
         timings=tuple(timings),
-        links=tuple(links),
+        links=exact_links(cost_cluster, payload_bytes=MIB),
         scores=(),
-        provenance=Provenance(
-            created="", spantrain_version="", torch_version="", machine="", method="", compute_s=0, network_s=0
-        ),
+        provenance=PROVENANCE,
     )
 
 

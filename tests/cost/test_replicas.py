@@ -12,9 +12,12 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of
 from spantrain.core.spans import equal_spans
+from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
 from spantrain.models.catalog import resolve_model
+
+GLOO = SumOptions(waits_for_receiver=True)
 
 
 def stage_of(*groups, end=3, sharding=StateSharding.NONE, micro_batches=4):
@@ -70,7 +73,7 @@ def test_members_sum_with_those_that_hold_the_same():
 def test_devices_alone_take_a_ring_sum_whatever_their_single_shares(divided):
     cost, stage = ReplicaCost(divided), stage_of({"a0": 3.0}, {"a1": 1.0})
     (whole_s,) = cost.end_of_step_s(stage)
-    assert whole_s == pytest.approx(cost.groups.network.collectives.seconds(("a0", "a1"), 11000))
+    assert whole_s == pytest.approx(cost.groups.network.collectives.seconds(("a0", "a1"), 11000, options=GLOO))
     assert cost.sent_bytes(stage) == {("a0", "a1"): 11000, ("a1", "a0"): 11000}
 
 
@@ -133,6 +136,44 @@ def test_members_sum_their_parts_at_once_and_every_byte_once(laptop, shares):
     # What is sent inside the groups is theirs alone.
     inside = cost.sent_bytes(grouped)["lab-0", "lab-1"]
     assert inside == 2 * 4 * cost.groups.sent_bytes_per_sample(grouped.units) // 2
+
+
+def test_buckets_are_whole_when_the_last_backward_is_through_their_units(cost_profile):
+    """Units have 4000 bytes each, of which units 0 and 2 share 1000, counted at unit 0; W takes 1/4 of F + I + W."""
+    cost = ReplicaCost(cost_profile)
+    stage = replace(stage_of({"a0": 1.0}, {"a1": 1.0}), sum_buckets=4)
+    replica = stage.replicas[0]
+    sizes = fill_buckets((4000, 4000, 3000), 2750)
+    assert [bucket.last_unit for bucket in sizes] == [2, 1, 0, 0]
+    times = [cost.groups.units_seconds((unit,), replica, Op.BACKWARD, 2) for unit in range(3)]
+    ends = [times[2] / sum(times), (times[2] + times[1]) / sum(times), 1.0, 1.0]
+    assert cost.bucket_parts(stage, replica, Op.BACKWARD, 2) == pytest.approx(ends)
+    assert len(cost.end_of_step_s(stage)) == 4
+    # Units that are computed again have nothing left to do in W.
+    again = replace(stage, recompute=(2,))
+    assert cost.bucket_parts(again, replica, Op.BACKWARD_WEIGHT, 2)[0] == 0.0
+
+
+@pytest.mark.parametrize("sharding", [StateSharding.ZERO2, StateSharding.ZERO3])
+def test_nothing_is_summed_beside_work_where_state_is_divided_or_parts_do_not_meet(cost_profile, sharding):
+    cost = ReplicaCost(cost_profile)
+    stages = (
+        replace(stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding), sum_buckets=3),
+        replace(stage_of({"a0": 1.0, "a1": 1.0}, {"b0": 1.0}), sum_buckets=3),
+    )
+    for stage in stages:
+        assert set(cost.bucket_parts(stage, stage.replicas[0], Op.BACKWARD, 2)) == {1.0}
+        assert cost.behind_s(stage) == pytest.approx(sum(cost.end_of_step_s(stage)))
+
+
+def test_what_is_left_behind_the_last_backward_is_between_the_last_bucket_and_all(cost_profile):
+    for bandwidth in (1e4, 1e6, 1e8):
+        cost = ReplicaCost(slow_links(cost_profile, bandwidth))
+        for buckets in (1, 2, 8):
+            stage = replace(stage_of({"a0": 1.0}, {"a1": 1.0}), sum_buckets=buckets)
+            seconds = cost.end_of_step_s(stage)
+            assert seconds[-1] <= cost.behind_s(stage) + 1e-12
+            assert cost.behind_s(stage) <= sum(seconds) + 1e-12
 
 
 def test_bytes_inside_a_tensor_parallel_group(divided):

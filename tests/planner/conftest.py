@@ -2,26 +2,19 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from made_up_profiles import PROVENANCE, exact_links
 from spantrain.config.presets import load_preset
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
-from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 
 SAMPLES = (1, 2, 4, 8, 16, 32)
-PROVENANCE = Provenance(
-    created="2025-01-01T00:00:00Z",
-    spantrain_version="0",
-    torch_version="0",
-    machine="none",
-    method="made up",
-    compute_s=0.0,
-    network_s=0.0,
-)
 
 
 def gpt_graph(blocks: int = 12, hidden: int = 128, sequence: int = 64, vocabulary: int = 256) -> UnitGraph:
@@ -68,6 +61,35 @@ def profile_of(
     def off() -> float:
         return 1 + rng.uniform(-noise, noise)
 
+    links = tuple(
+        replace(
+            link,
+            latency_s=link.latency_s * off() + 1e-5,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * off(),
+        )
+        for link in exact_links(cluster, payload_bytes=2**22, rounds=3)
+    )
+    scores = tuple(
+        DeviceScore(
+            device=device.name,
+            score=cluster.kind_by_name[device.kind].peak_fp32_flop_per_s / 1e12 * off(),
+            task_s={},
+        )
+        for device in cluster.devices
+    )
+    return Profile(
+        cluster=cluster,
+        model=ModelSpec(name="made-up", family="gpt2", config={}, dataset="stdlib-text", sequence_length=64),
+        graph=graph,
+        dtype=dtype,
+        timings=_timings_by_law(cluster, graph, dtype),
+        links=links,
+        scores=scores,
+        provenance=PROVENANCE,
+    )
+
+
+def _timings_by_law(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming, ...]:
     timings = []
     classes = {unit.unit_class: unit for unit in graph.units}
     for kind in {device.kind: cluster.kind_by_name[device.kind] for device in cluster.devices}.values():
@@ -86,40 +108,7 @@ def profile_of(
                         backward_weight_s=w,
                     )
                 )
-    links = []
-    for a in cluster.devices:
-        for b in cluster.devices:
-            if a.name != b.name:
-                path = cluster.link(a.name, b.name)
-                links.append(
-                    LinkMeasurement(
-                        source=a.name,
-                        target=b.name,
-                        latency_s=path.latency_s * off() + 1e-5,
-                        bandwidth_bytes_per_s=path.bandwidth_bytes_per_s * off(),
-                        payload_bytes=2**22,
-                        rounds=3,
-                    )
-                )
-    scores = tuple(
-        DeviceScore(
-            device=device.name,
-            score=cluster.kind_by_name[device.kind].peak_fp32_flop_per_s / 1e12 * off(),
-            task_s={},
-        )
-        for device in cluster.devices
-    )
-    model = ModelSpec(name="made-up", family="gpt2", config={}, dataset="stdlib-text", sequence_length=64)
-    return Profile(
-        cluster=cluster,
-        model=model,
-        graph=graph,
-        dtype=dtype,
-        timings=tuple(timings),
-        links=tuple(links),
-        scores=scores,
-        provenance=PROVENANCE,
-    )
+    return tuple(timings)
 
 
 def small_cluster(

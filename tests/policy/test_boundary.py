@@ -9,10 +9,12 @@ import pytest
 import four_sites
 from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.spans import Span
 from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, Proposal
 from spantrain.policy.adapter.choice import make_boundary, make_local
 from spantrain.policy.adapter.paper import PaperBoundary
 from spantrain.policy.adapter.state import LinkState, Pair, Reports
+from spantrain.policy.recut import halved
 
 RATE = 100.0
 STEP_S = 1.0
@@ -213,3 +215,89 @@ def test_adapters_have_names():
         assert make_local(name, plan, "s0r0").reports() == ()
     with pytest.raises(ValueError, match="no adapter is called 'fast'; there are auto, paper, off"):
         make_local("fast", plan, "s0r0")
+
+
+class TablePlanner:
+    """Answers when it is given a plan."""
+
+    def __init__(self) -> None:
+        self.asked: list[LinkState] = []
+        self.planned: Plan | None = None
+
+    def ask(self, state: LinkState) -> None:
+        self.asked.append(state)
+
+    def answer(self) -> Plan | None:
+        planned, self.planned = self.planned, None
+        return planned
+
+
+def test_where_plans_near_the_first_do_not_suffice_one_is_made_anew_and_taken_if_it_pays():
+    plan, planner = four_sites.plan(0.01), TablePlanner()
+    for worth, moving_s in ((True, 0.5), (False, 1e3)):
+        boundary = AutoBoundary(plan, TableForecast(moving_s=moving_s), AutoSettings(believed=math.inf), planner)
+        for step in range(3):
+            boundary.advise(step, plan, reports(plan, 0.9), STEP_S)
+        near = twice(boundary, plan, 0.45)
+        assert near is not None
+        assert planner.asked[-1] == boundary.state.assumed(plan)
+        assert boundary.advise(5, near.plan, reports(plan, 0.45), STEP_S) is None, "it is not there yet"
+        planner.planned = planned_anew(plan)
+        proposal = boundary.advise(6, near.plan, reports(plan, 0.45), STEP_S)
+        assert (proposal is not None) is worth
+        if proposal is not None:
+            assert proposal.plan == planned_anew(plan)
+            assert "planned anew" in proposal.reason
+        assert boundary.advise(7, near.plan, reports(plan, 0.45), STEP_S) is None
+
+
+def test_where_a_plan_near_the_first_suffices_none_is_made_anew():
+    plan, planner = four_sites.plan(0.01), TablePlanner()
+    settings = AutoSettings(believed=math.inf, suffices=10.0)
+    boundary = AutoBoundary(plan, TableForecast(moving_s=math.inf), settings, planner)
+    for step in range(3):
+        boundary.advise(step, plan, reports(plan, 0.9), STEP_S)
+    assert twice(boundary, plan, 0.45) is not None
+    assert not planner.asked
+
+
+def planned_anew(plan: Plan) -> Plan:
+    """Other units, and one micro-batch: faster by the table."""
+    *others, last = plan.stages
+    whole = (Span(0, plan.global_batch),)
+    stages = (*others, replace(last, end_unit=last.end_unit + 1))
+    return replace(plan, stages=tuple(replace(stage, micro_batches=whole) for stage in stages))
+
+
+def test_links_that_have_surely_become_calm_are_believed_after_one_step():
+    plan, _, boundary = begun()
+    proposal = twice(boundary, plan, 0.45)
+    assert proposal is not None
+    assert boundary.advise(5, proposal.plan, reports(plan, 0.9, confidence=0.5), STEP_S) is None, "half of them agree"
+    back = boundary.advise(6, proposal.plan, reports(plan, 0.9), STEP_S)
+    assert back is not None
+    assert back.plan == plan
+    assert not back.simulated
+
+
+def test_a_run_that_goes_on_under_another_plan_comes_back_to_that_for_calm_links():
+    base = four_sites.plan(0.01)
+    finer = replace(base, stages=tuple(replace(s, micro_batches=halved(s.micro_batches)) for s in base.stages))
+    boundary = AutoBoundary(base, TableForecast())
+    for step in range(3):
+        assert boundary.advise(step, finer, reports(finer, 1.0), STEP_S) is None, "it learns how links are measured"
+    back = boundary.advise(3, finer, reports(finer, 1.0), STEP_S)
+    assert back is not None
+    assert back.plan == base
+
+
+def test_links_that_nobody_uses_are_not_taken_for_calm():
+    plan = four_sites.plan(0.01)
+    slow = LinkState(speeds={("s0r0", "s1r0"): 0.5, ("s1r0", "s2r0"): 0.7})
+    assumed = slow.assumed(plan)
+    assert assumed.speed("s0r0", "s2r0") == 0.5, "it leaves where a slow one leaves"
+    assert assumed.speed("s3r0", "s1r0") == 0.5, "it comes to where a slow one comes to"
+    assert assumed.speed("s1r0", "s3r0") == 0.7
+    assert assumed.speed("s2r0", "s1r0") == 1.0, "this one is measured"
+    assert assumed.speed("s2r0", "s0r0") == 1.0, "nothing near it is slow"
+    assert LinkState().assumed(plan).calm

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import strategies as st
 
+from small_models import small_spec
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.spans import Span
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units, parameter_names
-from spantrain.models.catalog import resolve_model
 from spantrain.models.units import tie_parameters
 from spantrain.policy.limits import minimum_in_flight
 from spantrain.schedule.layout import Layout
@@ -28,26 +29,6 @@ KIND = DeviceKind(
     power_w=10.0,
     source="a test",
 )
-
-
-def tiny_spec(family: str) -> ModelSpec:
-    """A model of the family that runs in milliseconds."""
-    match family:
-        case "gpt2":
-            spec = resolve_model("gpt2-tiny", sequence_length=8)
-            return replace(spec, config={**spec.config, "n_layer": 3, "n_embd": 16, "n_head": 2})
-        case "bert":
-            spec = resolve_model("bert-small-tiny", sequence_length=8)
-            sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-            return replace(spec, config={**spec.config, **sizes})
-        case "resnet":
-            spec = resolve_model("resnet-tiny")
-            return replace(spec, config={**spec.config, "depths": (1, 2), "hidden_sizes": (16, 32)})
-        case _:
-            spec = resolve_model("efficientnet-tiny")
-            groups = ("kernel_sizes", "in_channels", "out_channels", "strides", "expand_ratios")
-            cut = {field: spec.config[field][:2] for field in groups}  # type: ignore[index]
-            return replace(spec, config={**spec.config, **cut, "num_block_repeats": (1, 2)})
 
 
 def cluster_of(names: list[str]) -> Cluster:
@@ -119,7 +100,7 @@ def random_spans(draw: st.DrawFn, total: int) -> list[Span]:
 @st.composite
 def random_plans(draw: st.DrawFn, families: tuple[str, ...]) -> Plan:
     """Random cuts, shares, spans, limits and schedules."""
-    spec = tiny_spec(draw(st.sampled_from(families)))
+    spec = small_spec(draw(st.sampled_from(families)), layers=3)
     count = len(build_units(spec, seed=0))
     total = draw(st.integers(2, 9))
     inner = draw(st.lists(st.integers(1, count - 1), max_size=3, unique=True))
@@ -150,7 +131,7 @@ def reference() -> Callable[..., tuple[list[torch.nn.Module], dict[str, torch.nn
 
 @pytest.fixture(scope="session")
 def spec_of() -> Callable[[str], ModelSpec]:
-    return tiny_spec
+    return partial(small_spec, layers=3)
 
 
 @pytest.fixture(scope="session")

@@ -41,22 +41,39 @@ def finished(advising: Advising) -> None:
     asked.exception(PATIENCE_S)
 
 
+def answered(advising: Advising, step: int) -> Advice | None:
+    """What is said of a step, whether it comes at once or later."""
+    advice = advising.ask(step, {})
+    if advice is None and advising._asked is not None:
+        finished(advising)
+        advice = advising.take()
+    return advice
+
+
 def test_nobody_waits_and_the_answer_is_taken_later(plan):
     adviser = Adviser(lambda now: Advice(plan=replace(now, schedule="gpipe", generation=99), reason="why not"))
     with Advising(adviser, plan, on_trouble=pytest.fail) as advising:
         assert advising.take() is None
-        advising.ask(0, {})
+        assert advising.ask(0, {}) is None
         assert advising.take() is None
-        advising.ask(1, {})  # it still looks at step 0
+        assert advising.ask(1, {}) is None  # it still looks at step 0
         adviser.may.set()
         finished(advising)
         advice = advising.take()
         assert advice is not None
         assert (advice.plan.schedule, advice.plan.generation, advice.reason) == ("gpipe", 2, "why not")
-        advising.ask(2, {})
-        finished(advising)
-        assert advising.take() is None  # the same again is no change
+        assert answered(advising, 2) is None  # the same again is no change
     assert adviser.asked == [(0, 1), (2, 2)]
+
+
+def test_what_is_said_at_once_is_taken_at_once(plan, monkeypatch):
+    monkeypatch.setattr("spantrain.runtime.advice._AT_ONCE_S", PATIENCE_S)
+    adviser = Adviser(lambda now: Advice(plan=replace(now, schedule="gpipe"), reason="why not"))
+    adviser.may.set()
+    with Advising(adviser, plan, on_trouble=pytest.fail) as advising:
+        advice = advising.ask(0, {})
+    assert advice is not None
+    assert advice.plan.schedule == "gpipe"
 
 
 def test_trouble_is_told_once_and_the_plan_stays(plan):
@@ -65,9 +82,7 @@ def test_trouble_is_told_once_and_the_plan_stays(plan):
     adviser.may.set()
     with Advising(adviser, plan, on_trouble=told.append) as advising:
         for step in range(3):
-            advising.ask(step, {})
-            finished(advising)
-            assert advising.take() is None
+            assert answered(advising, step) is None
             adviser.answer = lambda _now: [][1]
     assert len(told) == 1
     assert "ValueError" in told[0]  # a plan whose micro-batches hold other samples is none

@@ -72,7 +72,6 @@ def test_who_asks_again_gets_the_same_verdict_and_the_next_step_waits_for_nobody
     barrier = barrier_of(TrainJob(steps=5), outcomes)
     first, _ = both(barrier, 0)
     assert barrier.report("a", report(0, None, 9.0)) == first
-    assert barrier.missing == ()
     both(barrier, 1)
     assert [outcome.step for outcome in outcomes] == [0, 1]
 
@@ -83,18 +82,6 @@ def test_the_first_step_takes_its_time_from_its_begin():
     barrier.begin(time.monotonic() + 100.0)
     both(barrier, 0)
     assert outcomes[0].duration_s < -90.0
-
-
-def test_it_knows_who_is_missing():
-    barrier = barrier_of(TrainJob(steps=2), [])
-    assert barrier.missing == ()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(barrier.report, "a", report(0, None, 1.0))
-        while not barrier.missing:
-            time.sleep(0.001)
-        assert barrier.missing == ("b",)
-        barrier.abort("enough")
-        assert isinstance(waiting.exception(PATIENCE_S), Interrupted)
 
 
 @pytest.mark.parametrize(("digest", "differs"), [("f" * 64, False), ("0" * 64, True)])

@@ -116,11 +116,11 @@ def test_a_coordinator_that_goes_away_is_noticed(beats: Beats, client: ControlCl
 
 
 def test_a_released_worker_is_told_at_its_next_beat(beats: Beats, client: ControlClient) -> None:
-    gone = threading.Event()
-    thread = HeartbeatThread(client, interval_s=0.01, on_change=lambda: gone.set() if thread.coordinator_lost else None)
+    thread = HeartbeatThread(client, interval_s=0.01)
     thread.start()
+    assert not thread.await_loss(0.0)
     beats.server.release("edge-1")
-    assert gone.wait(PATIENCE_S)
+    assert thread.await_loss(PATIENCE_S)
     thread.stop()
     assert "not a member" in str(thread.coordinator_lost)
 

@@ -50,74 +50,90 @@ class Ran:
     """Of tensors, by sender and receiver."""
 
 
-def run_plan(plan: Plan, steps: int = 1, *, restless: int | None = None) -> Ran:
-    """Run a plan's first steps in threads; with a seed, micro-batches are re-cut at random all the time."""
-    network = MemoryNetwork()
-    mailboxes = {name: network.mailbox(name) for name in plan.devices}
-    tasks = replica_tasks(plan)
-    data = open_dataset(plan.model)
-    executors: dict[str, StageExecutor] = {}
+class Cast:
+    """The devices of a plan: their mailboxes and executors."""
 
-    def run_device(name: str) -> tuple[float, int]:
-        torch.set_num_threads(1)
-        stage, replica = plan.place(name)
-        mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
-        recorder = Recorder(name, steps=steps)
+    def __init__(self, plan: Plan) -> None:
+        network = MemoryNetwork()
+        self.plan = plan
+        self.mailboxes = {name: network.mailbox(name) for name in plan.devices}
+        self._tasks = replica_tasks(plan)
+        self._data = open_dataset(plan.model)
+        self.executors = {name: self._executor(name) for name in plan.devices}
+
+    def _ends(self, name: str) -> dict[str, bool]:
+        stage, _ = self.plan.place(name)
+        return {"is_first": stage == 0, "is_last": stage == len(self.plan.stages) - 1}
+
+    def _executor(self, name: str) -> StageExecutor:
+        stage, _ = self.plan.place(name)
+        units = build_units(self.plan.model, self.plan.stages[stage].units, seed=SEED)
+        return StageExecutor(units, **self._ends(name), global_batch=self.plan.global_batch)
+
+    def _driver(self, name: str, recorder: Recorder, restless: int | None) -> StepDriver:
+        stage, replica = self.plan.place(name)
         device = CpuDevice()
-        driver = StepDriver(
-            plan=plan,
+        feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
+        spans = self.plan.stages[stage].replica_spans(replica)
+        return StepDriver(
+            plan=self.plan,
             name=name,
-            work=ReplicaWork(
-                executor=executors[name],
-                feed=SampledFeed(data, global_batch=plan.global_batch, seed=SEED),
-                is_first=stage == 0,
-                is_last=stage == len(plan.stages) - 1,
-            ),
+            work=ReplicaWork(executor=self.executors[name], feed=feed, **self._ends(name)),
             clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
-            mailbox=mailboxes[name],
+            mailbox=self.mailboxes[name],
             followers=Followers(Alone(), device.torch_device),
             recorder=recorder,
             check_abort=lambda: None,
-            local=None if restless is None else RestlessLocal(plan.stages[stage].replica_spans(replica), restless),
+            local=None if restless is None else RestlessLocal(spans, restless),
         )
-        policy = make_policy(plan.schedule, tasks[stage][replica])
+
+    def play(self, name: str, steps: int, restless: int | None) -> tuple[float, int]:
+        """Run one device's steps in this thread; return the sum of its losses, and the most samples that it held."""
+        torch.set_num_threads(1)
+        self.mailboxes[name].set_peers(self.plan.generation, [box.address for box in self.mailboxes.values()])
+        recorder = Recorder(name, steps=steps)
+        driver = self._driver(name, recorder, restless)
+        stage, replica = self.plan.place(name)
+        policy = make_policy(self.plan.schedule, self._tasks[stage][replica])
         losses, peak = [], 0
         for step in range(steps):
             recorder.begin_step()
             losses.append(driver.run_step(step, policy) or 0.0)
             peak = max(peak, recorder.figures.peak_held_samples)
-        check_decisions(plan, name, recorder.decisions())
+        check_decisions(self.plan, name, recorder.decisions())
         return sum(losses), peak
 
-    for name in plan.devices:
-        stage, _ = plan.place(name)
-        executors[name] = StageExecutor(
-            build_units(plan.model, plan.stages[stage].units, seed=SEED),
-            is_first=stage == 0,
-            is_last=stage == len(plan.stages) - 1,
-            global_batch=plan.global_batch,
-        )
+    def gradients(self) -> dict[str, list[torch.Tensor]]:
+        found: dict[str, list[torch.Tensor]] = {}
+        for executor in self.executors.values():
+            for full, parameter in executor.named_parameters().items():
+                if parameter.grad is not None:
+                    found.setdefault(full, []).append(parameter.grad)
+        return found
+
+    def sent_bytes(self) -> dict[tuple[str, str], int]:
+        return {
+            (name, peer): counters.payload_bytes_sent
+            for name, mailbox in self.mailboxes.items()
+            for peer, counters in mailbox.counters().peers.items()
+        }
+
+
+def run_plan(plan: Plan, steps: int = 1, *, restless: int | None = None) -> Ran:
+    """Run a plan's first steps in threads; with a seed, micro-batches are re-cut at random all the time."""
+    cast = Cast(plan)
     with ThreadPoolExecutor(len(plan.devices)) as pool:
-        futures = {name: pool.submit(run_device, name) for name in plan.devices}
+        futures = {name: pool.submit(cast.play, name, steps, restless) for name in plan.devices}
         results = {name: future.result(PATIENCE_S) for name, future in futures.items()}
-    gradients: dict[str, list[torch.Tensor]] = {}
-    for name in plan.devices:
-        for full, parameter in executors[name].named_parameters().items():
-            if parameter.grad is not None:
-                gradients.setdefault(full, []).append(parameter.grad)
-    sent = {
-        (name, peer): counters.payload_bytes_sent
-        for name, mailbox in mailboxes.items()
-        for peer, counters in mailbox.counters().peers.items()
-    }
-    for mailbox in mailboxes.values():
-        mailbox.close()
-    return Ran(
+    ran = Ran(
         loss_sum=sum(loss for loss, _ in results.values()),
-        gradients=gradients,
+        gradients=cast.gradients(),
         peaks={name: peak for name, (_, peak) in results.items()},
-        sent_bytes=sent,
+        sent_bytes=cast.sent_bytes(),
     )
+    for mailbox in cast.mailboxes.values():
+        mailbox.close()
+    return ran
 
 
 def check_decisions(plan: Plan, name: str, decisions: tuple[Decision, ...]) -> None:

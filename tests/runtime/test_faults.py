@@ -35,6 +35,8 @@ class Program:
     process: subprocess.Popen[bytes]
     temporary: Path
     said: list[str] = field(default_factory=list)
+    _silent: bool = False
+    """Whether it will say nothing more: it has ended."""
     _heard: threading.Condition = field(default_factory=threading.Condition)
     _listener: threading.Thread | None = None
 
@@ -48,10 +50,17 @@ class Program:
             with self._heard:
                 self.said.append(line.decode())
                 self._heard.notify_all()
+        with self._heard:
+            self._silent = True
+            self._heard.notify_all()
+
+    def _said(self, text: str) -> bool:
+        return any(text in line for line in self.said)
 
     def wait_to_hear(self, text: str) -> None:
         with self._heard:
-            found = self._heard.wait_for(lambda: any(text in line for line in self.said), PATIENCE_S)
+            self._heard.wait_for(lambda: self._said(text) or self._silent, PATIENCE_S)
+            found = self._said(text)
         assert found, f"never said {text!r}, but: {''.join(self.said)}"
 
     def family(self) -> list[psutil.Process]:
@@ -144,43 +153,37 @@ def nothing_is_left(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "how"),
-    [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "no heartbeat")],
-    ids=["killed", "stopped"],
+    ("path_of_plan", "lost"),
+    [("plan_path", "s1r0"), pytest.param("divided_plan_path", "s0r1", marks=pytest.mark.tensor_parallel)],
+    ids=["a stage", "a follower"],
 )
-def test_lost_worker_is_named_with_its_log(number, how, start, plan_path, tmp_path):
-    """How soon is for benchmarks/lost_worker.py to show."""
-    program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", tmp_path)
-    program.wait_to_hear("step 1/")
-    program.worker("s1r0").send_signal(number)
-    code, said = program.end()
-    assert code == 1
-    last = said[said.index("Error:") :]
-    assert "device s1r0" in last
-    assert how in last
-    assert str(tmp_path / "logs/s1r0.log") in last
-    assert "Traceback" not in said
-    nothing_is_left(program)
+def test_lost_worker_is_named_with_its_log(path_of_plan, lost, request, start, tmp_path):
+    """While one run is silent for as long as it may be, another one loses its worker at once.
 
+    How soon is for benchmarks/lost_worker.py to show.
+    """
+    plan_path = request.getfixturevalue(path_of_plan)
 
-@pytest.mark.tensor_parallel
-@pytest.mark.parametrize(
-    ("number", "how"),
-    [(signal.SIGKILL, "killed by signal 9"), (signal.SIGSTOP, "no heartbeat")],
-    ids=["killed", "stopped"],
-)
-def test_lost_follower_is_named_with_its_log(number, how, start, divided_plan_path, tmp_path):
-    program = start("train", divided_plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", tmp_path)
-    program.wait_to_hear("step 1/")
-    program.worker("s0r1").send_signal(number)
-    code, said = program.end()
-    assert code == 1
-    last = said[said.index("Error:") :]
-    assert "device s0r1" in last
-    assert how in last
-    assert str(tmp_path / "logs/s0r1.log") in last
-    assert "Traceback" not in said
-    nothing_is_left(program)
+    def run_that_loses(number: signal.Signals) -> Program:
+        out = tmp_path / number.name
+        program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", out)
+        program.wait_to_hear("step 1/")
+        program.worker(lost).send_signal(number)
+        return program
+
+    def is_named(program: Program, how: str, log: Path) -> None:
+        code, said = program.end()
+        assert code == 1
+        last = said[said.index("Error:") :]
+        assert f"device {lost}" in last
+        assert how in last
+        assert str(log) in last
+        assert "Traceback" not in said
+        nothing_is_left(program)
+
+    stopped, killed = run_that_loses(signal.SIGSTOP), run_that_loses(signal.SIGKILL)
+    is_named(killed, "killed by signal 9", tmp_path / f"SIGKILL/logs/{lost}.log")
+    is_named(stopped, "no heartbeat", tmp_path / f"SIGSTOP/logs/{lost}.log")
 
 
 def test_interrupt_leaves_a_checkpoint_to_resume(start, plan_path, tmp_path):

@@ -20,10 +20,11 @@ from spantrain.app.train import StopRequest, TrainRequest, train
 from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.artefacts import write_profile
 from spantrain.config.decision_log import read_decisions
+from spantrain.config.network_traces import network_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
-from spantrain.errors import WorkerError
+from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.runtime.barrier import StepOutcome
@@ -339,6 +340,12 @@ def test_one_device_alone(running, alone, make_plan, spec_of, tmp_path):
     outcome, _ = running.train(plan, replace(JOB, steps=3, evaluate_every=0), tmp_path)
     assert outcome.losses == pytest.approx(alone("gpt2", JOB)[0][:3], abs=TOLERANCE)
     assert outcome.links == {}
+
+
+def test_links_that_are_not_emulated_follow_no_trace(running, make_plan, spec_of, tmp_path):
+    plan = make_plan(spec_of("gpt2"), [0, 5], [[1]], [THIRDS], "1f1b")
+    with pytest.raises(ConfigError, match="not on an emulated network"):
+        running.train(plan, JOB, tmp_path, network_trace=network_trace("burst"))
 
 
 def test_divergence_is_told_once_and_the_workers_live_on(running, make_plan, spec_of, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)
 BATCH = 6
 THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
 HALVES = (Span(0, 3), Span(3, 6))
+PLAN_FILES = ("plan.json", "plan-2.json", "plan-3.json", "plan-4.json", "plan-5.json")
 JOB = TrainJob(steps=40, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, trace_steps=3)
 TOLERANCE = 1e-4
 
@@ -73,8 +75,8 @@ class Listener(SilentReporter):
         self.notes.append(text)
 
 
-def test_plans_take_over_while_it_trains(session, first, law_profile, tmp_path):
-    torch.set_num_threads(1)
+def plans_after(first: Plan) -> list[Plan]:
+    """Four that may follow one another: other micro-batches, a unit moved, tensors divided, and the first again."""
     head, tail = first.stages
     finer = replace(first, stages=(replace(head, micro_batches=HALVES), tail))  # nothing moves
     shifted = replace(
@@ -85,8 +87,37 @@ def test_plans_take_over_while_it_trains(session, first, law_profile, tmp_path):
     one, other = head.replicas
     group = replace(one, devices=(*one.devices, *other.devices), tp_shares=(2.0, 1.0))
     divided = replace(shifted, stages=(replace(shifted.stages[0], replicas=(group,)), shifted.stages[1]))
-    plans = [finer, shifted, divided, replace(first, schedule="gpipe")]
+    return [finer, shifted, divided, replace(first, schedule="gpipe")]
 
+
+def check_what_is_left(out: Path, plans: list[Plan], first_step: int) -> None:
+    """Every plan, the log of changes, a trace and decisions that are of the last plan."""
+    kept = [read_plan(out / name) for name in PLAN_FILES]
+    assert [plan.generation for plan in kept] == [1, 2, 3, 4, 5]
+    assert kept[3].stages == plans[2].stages
+    lines = [json.loads(line) for line in (out / SWITCHES_FILE).read_text().splitlines()]
+    assert tuple(line["plan"] for line in lines) == PLAN_FILES[1:]
+    record = read_run_record(out)
+    assert record is not None
+    assert (record.plan, record.first_step) == ("plan-5.json", first_step)
+    assert validate_run(out).replays
+
+
+def check_that_it_goes_on(session, out: Path, steps: int, model: OneProcess) -> None:
+    """From its checkpoint, under the last plan."""
+    again = resumed_run(out, steps + 2, out)
+    assert (again.plan.generation, again.schedule) == (5, "gpipe")
+    outcome = train(session, again, StopRequest(), SilentReporter())
+    assert outcome.losses == pytest.approx(model.train(0, outcome.steps), abs=TOLERANCE)
+    assert [read_plan(out / name).generation for name in ("plan.json", "plan-5.json")] == [1, 5]
+    record = read_run_record(out)
+    assert record is not None
+    assert record.earlier_plans == PLAN_FILES[:-1]
+
+
+def test_plans_take_over_while_it_trains(session, first, law_profile, tmp_path):
+    torch.set_num_threads(1)
+    plans = plans_after(first)
     out = tmp_path / "run"
     out.mkdir()
     profile = law_profile(first.cluster, first.model)
@@ -100,39 +131,15 @@ def test_plans_take_over_while_it_trains(session, first, law_profile, tmp_path):
     outcome = train(session, request, stop, listener)
     for change in outcome.plan_changes:
         print(change)
-    model = OneProcess(first.model, JOB, BATCH)
-    assert outcome.losses == pytest.approx(model.train(0, outcome.steps), abs=TOLERANCE)
+    assert outcome.losses == pytest.approx(OneProcess(first.model, JOB, BATCH).train(0, outcome.steps), abs=TOLERANCE)
     assert outcome.refused_messages == {}
     assert [change.generation for change in outcome.plan_changes] == [2, 3, 4, 5]
-    assert [change.moved_bytes > 0 for change in outcome.plan_changes] == [
-        False,
-        True,
-        False,
-        True,
-    ]  # both replicas had what they divide then
+    moves = [change.moved_bytes > 0 for change in outcome.plan_changes]
+    assert moves == [False, True, False, True]  # both replicas had what they divide then
     assert (outcome.generation, outcome.schedule) == (5, "gpipe")
     assert sum("the test wants it" in note for note in listener.notes) == 4
-
-    # What it leaves: every plan, the log of changes, a trace and decisions that are of the last plan.
-    kept = [read_plan(out / name) for name in ("plan.json", "plan-2.json", "plan-3.json", "plan-4.json", "plan-5.json")]
-    assert [plan.generation for plan in kept] == [1, 2, 3, 4, 5]
-    assert kept[3].stages == divided.stages
-    lines = [json.loads(line) for line in (out / SWITCHES_FILE).read_text().splitlines()]
-    assert [line["plan"] for line in lines] == ["plan-2.json", "plan-3.json", "plan-4.json", "plan-5.json"]
-    record = read_run_record(out)
-    assert record is not None
-    assert (record.plan, record.first_step) == ("plan-5.json", outcome.plan_changes[-1].first_step)
-    assert validate_run(out).replays
-
-    # And it goes on from its checkpoint, under the last plan.
-    again = resumed_run(out, outcome.steps + 2, out)
-    assert (again.plan.generation, again.schedule) == (5, "gpipe")
-    outcome = train(session, again, StopRequest(), SilentReporter())
-    assert outcome.losses == pytest.approx(OneProcess(first.model, JOB, BATCH).train(0, outcome.steps), abs=TOLERANCE)
-    assert [read_plan(out / name).generation for name in ("plan.json", "plan-5.json")] == [1, 5]
-    record = read_run_record(out)
-    assert record is not None
-    assert record.earlier_plans == ("plan.json", "plan-2.json", "plan-3.json", "plan-4.json")
+    check_what_is_left(out, plans, outcome.plan_changes[-1].first_step)
+    check_that_it_goes_on(session, out, outcome.steps, OneProcess(first.model, JOB, BATCH))
 
 
 def test_an_adviser_that_fails_is_told_of_once(session, first, law_profile, tmp_path):

@@ -36,6 +36,9 @@ TOLERANCE = 1e-5
 FLOOR = 1e-4
 """Gradients this much smaller than the largest are rounding (the key bias of attention has none at all)."""
 
+BUCKETS = 6
+"""In which gradients are summed, the first of them while the last backward goes on."""
+
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 """Nothing is made smaller: a plan that fails is small enough to look at, and each takes a second."""
 
@@ -71,80 +74,95 @@ def divided(plan: Plan, groups: Groups, slices: frozenset[int] = frozenset()) ->
     return replace(plan, cluster=replace(plan.cluster, hosts=(host,), devices=devices), stages=tuple(stages))
 
 
-def run_step(plan: Plan) -> dict[str, Ran]:
-    """An evaluation and a step of all devices, with the sums at its end."""
-    network = MemoryNetwork()
-    mailboxes = {name: network.mailbox(name) for name in plan.devices}
-    groups = {name: found for stage in plan.stages for name, found in thread_groups(stage).items()}
-    data, graph = open_dataset(plan.model), build_graph(plan.model)
-    # Here, since torch's random numbers belong to all threads.
-    units = {name: build_units(plan.model, stage.units, seed=SEED) for stage in plan.stages for name in stage.devices}
+class Cast:
+    """The devices of a plan: their mailboxes, groups and units."""
 
-    failed = threading.Event()
+    def __init__(self, plan: Plan) -> None:
+        network = MemoryNetwork()
+        self.plan = plan
+        self.mailboxes = {name: network.mailbox(name) for name in plan.devices}
+        self._groups = {name: found for stage in plan.stages for name, found in thread_groups(stage).items()}
+        self._data, self._graph = open_dataset(plan.model), build_graph(plan.model)
+        # Here, since torch's random numbers belong to all threads.
+        self._units = {
+            name: build_units(plan.model, stage.units, seed=SEED) for stage in plan.stages for name in stage.devices
+        }
+        self._failed = threading.Event()
 
-    def check_abort() -> None:
-        if failed.is_set():
+    def _check_abort(self) -> None:
+        if self._failed.is_set():
             raise Interrupted("another device failed")
 
-    def run_or_leave(name: str) -> Ran:
+    def play_or_leave(self, name: str) -> Ran:
         """Have nobody wait for a device that failed."""
         finished = False
         try:
-            ran = run_device(name)
+            ran = self._play(name)
             finished = True
             return ran
         finally:
             if not finished:
-                failed.set()
-                for group in (groups[name].world, groups[name].replica, groups[name].ring):
+                self._failed.set()
+                for group in (self._groups[name].world, self._groups[name].replica, self._groups[name].ring):
                     if isinstance(group, ThreadMembers):
                         group.leave()
 
-    def run_device(name: str) -> Ran:
+    def _play(self, name: str) -> Ran:
         torch.set_num_threads(1)
-        mailboxes[name].set_peers(plan.generation, [box.address for box in mailboxes.values()])
-        device, recorder = CpuDevice(), Recorder(name)
-        feed = SampledFeed(data, global_batch=plan.global_batch, seed=SEED)
-        member = build_member(plan, name, device, units[name], graph=graph, groups=groups[name])
+        plan, device, recorder = self.plan, CpuDevice(), Recorder(name)
+        self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
+        feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
+        member = build_member(plan, name, device, self._units[name], graph=self._graph, groups=self._groups[name])
         actions = StageActions(
             plan=plan,
             schedule=plan.schedule,
             name=name,
             member=member,
             device=device,
-            mailbox=mailboxes[name],
+            mailbox=self.mailboxes[name],
             feed=feed,
             recorder=recorder,
-            check_abort=check_abort,
+            check_abort=self._check_abort,
         )
-        parameters = member.executor.named_parameters()
         evaluation = actions.evaluate(0, feed)
-        loss_sum = actions.run_step(0)
-        stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial)
-        stage_sum.run(parameters)
+        stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, buckets=BUCKETS)
+        sums = stage_sum.begin(member.executor.named_parameters())
+        loss_sum = actions.run_step(0, sums.final)
+        sums.finish(self._check_abort)
+        square = self._sum_tied(member, actions, stage_sum, recorder)
+        stage_sum.close()
+        held = recorder.figures.peak_held_samples
+        return Ran(member=member, loss_sum=loss_sum, evaluation=evaluation, square=square, held=held)
+
+    def _sum_tied(
+        self, member: StageMember, actions: StageActions, stage_sum: StageSum, recorder: Recorder
+    ) -> float | None:
+        """Do what follows the stage's own sums; return the device's part of the squared norm."""
+        parameters = member.executor.named_parameters()
         tied = TiedSums(
-            tied_across_stages(plan, member.stage_index, member.graph, member.units),
-            plan=plan,
+            tied_across_stages(self.plan, member.stage_index, member.graph, member.units),
+            plan=self.plan,
             stage_index=member.stage_index,
             driver=actions.driver,
             stage_sum=stage_sum,
             recorder=recorder,
         )
         tied.run(0, parameters)
-        square = stage_sum.square(parameters, leave_out=tied.counted_elsewhere)
-        held = recorder.figures.peak_held_samples
-        return Ran(member=member, loss_sum=loss_sum, evaluation=evaluation, square=square, held=held)
+        return stage_sum.square(parameters, leave_out=tied.counted_elsewhere)
 
+
+def run_step(plan: Plan) -> dict[str, Ran]:
+    """An evaluation and a step of all devices, with the sums at its end."""
+    cast = Cast(plan)
     with ThreadPoolExecutor(len(plan.devices)) as pool:
-        futures = {name: pool.submit(run_or_leave, name) for name in plan.devices}
+        futures = {name: pool.submit(cast.play_or_leave, name) for name in plan.devices}
         wait(futures.values(), PATIENCE_S)
         errors = [error for future in futures.values() if (error := future.exception(0)) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, (threading.BrokenBarrierError, Interrupted))):
         raise error
-    ran = {name: future.result() for name, future in futures.items()}
-    for mailbox in mailboxes.values():
+    for mailbox in cast.mailboxes.values():
         mailbox.close()
-    return ran
+    return {name: future.result() for name, future in futures.items()}
 
 
 def whole_gradients(ran: list[Ran]) -> dict[str, torch.Tensor]:

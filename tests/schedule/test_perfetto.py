@@ -74,6 +74,19 @@ def test_arrows_lead_from_a_message_s_send_to_its_receive(trace: Trace) -> None:
         assert all(s["ts"] <= e["ts"] <= s["ts"] + s["dur"] for s, e in zip(under, (start, end), strict=True))
 
 
+def test_what_an_adapter_decides_is_an_instant_with_its_reason() -> None:
+    moment = Interval(
+        device="edge", lane="adapter", name="recut [0:2]", step=3, start_s=7.0, end_s=7.0, detail={"reason": "why"}
+    )
+    trace = Trace(intervals=(interval("edge", "compute", "0F[0:4]", 5.0, 8.0), moment), flows=(), clock="wall")
+    page = perfetto_json(trace)
+    (instant,) = (event for event in page["traceEvents"] if event["ph"] == "i")
+    assert (instant["name"], instant["ts"], instant["s"]) == ("recut [0:2]", 2e6, "t")
+    assert instant["args"]["detail"] == {"reason": "why"}
+    names = {event["tid"]: event["args"]["name"] for event in page["traceEvents"] if event["name"] == "thread_name"}
+    assert names[instant["tid"]] == "adapter"
+
+
 moments = st.integers(0, 30).map(lambda tick: tick / 7)
 
 
@@ -105,7 +118,7 @@ def test_slices_never_overlap_on_a_track(trace: Trace) -> None:
     page = perfetto_json(trace)
     for event in slices(page):
         tracks.setdefault((event["pid"], event["tid"]), []).append(event)
-    assert sum(map(len, tracks.values())) == len(trace.intervals)
+    assert sum(map(len, tracks.values())) == sum(interval.lane != "adapter" for interval in trace.intervals)
     for events in tracks.values():
         events.sort(key=lambda event: (event["ts"], event["dur"]))
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(events))

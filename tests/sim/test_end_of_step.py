@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spantrain.core.action import Op
+from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.spans import equal_spans
 from spantrain.sim.bound import step_bound_s
-from spantrain.sim.costs import EndOfStep, TableCosts, TiedSum
-from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.costs import OverlappedSums, TableCosts, TiedSum
+from spantrain.sim.engine import simulate
 
 CUTS = (0.0, 0.0)
 
@@ -32,9 +34,9 @@ class Detailed(TableCosts):
         return (self.sum_s / self.buckets,) * self.buckets
 
 
-def costs(*seconds: float, **more: object) -> Detailed:
+def costs(*seconds: float, sort: type[Detailed] = Detailed, **more: object) -> Detailed:
     cut = (0.0,) * (len(seconds) - 1)
-    return Detailed(sample_s=tuple(map(stage, seconds)), latency_s=cut, forward_s=cut, backward_s=cut, **more)
+    return sort(sample_s=tuple(map(stage, seconds)), latency_s=cut, forward_s=cut, backward_s=cut, **more)
 
 
 @pytest.fixture
@@ -71,22 +73,53 @@ def test_the_bound_holds_with_shared_sums(three, seconds, stages) -> None:
     assert step_bound_s(three, tied) >= 20.0
 
 
-def test_sums_come_behind_the_pipeline_unless_asked_for_otherwise(make_plan) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Overlapped(Detailed):
+    """Costs of units that are alike: buckets become whole evenly over the last backward."""
+
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
+        return tuple((number + 1) / self.buckets for number in range(self.buckets))
+
+
+def test_sums_begin_beside_the_last_backward_where_costs_say_when(make_plan) -> None:
     plan = make_plan([(equal_spans(2, 1), [1.0], [2])])
-    table = costs(1.0, sum_s=0.8, buckets=4)
-    assert isinstance(table, EndOfStep)
-    behind = simulate(plan, table, steps=1)
-    beside = simulate(plan, table, steps=1, options=SimulationOptions(overlap_gradient_sums=True))
+    behind = simulate(plan, costs(1.0, sum_s=0.8, buckets=4), steps=1)
     assert behind.step_s == pytest.approx(behind.pipeline_s + 0.8)
     # The last action takes 2 s (B); its gradients come in quarters, and only the last quarter's sum is left behind it.
-    assert beside.step_s == pytest.approx(behind.pipeline_s + 0.2)
-    slow = costs(1.0, sum_s=8.0, buckets=4)
-    late = simulate(plan, slow, steps=1, options=SimulationOptions(overlap_gradient_sums=True))
-    assert late.step_s == pytest.approx(behind.pipeline_s - 1.5 + 8.0)
+    table = costs(1.0, sum_s=0.8, buckets=4, sort=Overlapped)
+    assert isinstance(table, OverlappedSums)
+    assert simulate(plan, table, steps=1).step_s == pytest.approx(behind.pipeline_s + 0.2)
+    slow = simulate(plan, costs(1.0, sum_s=8.0, buckets=4, sort=Overlapped), steps=1)
+    assert slow.step_s == pytest.approx(behind.pipeline_s - 1.5 + 8.0)
+    (shown,) = slow.trace.of("s0r0", "sum")
+    assert (shown.start_s, shown.end_s) == pytest.approx((behind.pipeline_s - 1.5, slow.step_s))
 
 
-def test_costs_without_buckets_do_not_overlap(make_plan) -> None:
-    plan = make_plan([(equal_spans(2, 1), [1.0], [2])])
-    table = TableCosts(sample_s=(stage(1.0),), sum_s=0.8)
-    options = SimulationOptions(overlap_gradient_sums=True)
-    assert simulate(plan, table, options=options).step_s == simulate(plan, table).step_s
+def test_a_bucket_waits_for_the_slowest_replica(make_plan) -> None:
+    plan = make_plan([(equal_spans(2, 2), [1.0, 1.0], [2, 2])])
+    table = costs(1.0, sum_s=0.8, buckets=2, slowness={"s0r1": 3.0}, sort=Overlapped)
+    result = simulate(plan, table, steps=1)
+    # The slow one is half through its B of 6 s when the first bucket can be summed.
+    assert result.step_s == pytest.approx(result.pipeline_s + 0.4)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_the_bound_holds_with_overlapped_sums(data, plans, table_costs) -> None:
+    plan = data.draw(plans)
+    plain = data.draw(table_costs(plan))
+    buckets = data.draw(st.integers(1, 5))
+    table = Overlapped(**{**vars(plain), "sum_s": data.draw(st.floats(0, 50)), "buckets": buckets})
+    for schedule in ("critical-path", "compact"):
+        step_s = simulate(plan, table, schedule=schedule).step_s
+        assert step_bound_s(plan, table) <= step_s + 1e-9
+        assert step_s <= simulate(plan, Detailed(**vars(table)), schedule=schedule).step_s + 1e-9
+
+
+def test_of_one_stage_the_bound_is_the_step(make_plan) -> None:
+    plan = make_plan([(equal_spans(8, 8), [1.0, 1.0], [8, 8])])
+    for sum_s in (0.5, 4.0, 40.0):
+        table = costs(1.0, sum_s=sum_s, buckets=4, sort=Overlapped)
+        step_s = simulate(plan, table, schedule="gpipe").step_s
+        assert step_bound_s(plan, table) == pytest.approx(step_s)
+        assert step_s < simulate(plan, costs(1.0, sum_s=sum_s, buckets=4), schedule="gpipe").step_s

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_up_profiles import PROVENANCE
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.profile import Profile, Provenance, UnitTiming
+from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.spans import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.costs import ProfileCosts
@@ -14,15 +15,6 @@ from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.fold import fold, simulate_whole
 
 UNITS = 6
-PROVENANCE = Provenance(
-    created="2026-01-01T00:00:00Z",
-    spantrain_version="0",
-    torch_version="0",
-    machine="none",
-    method="made up",
-    compute_s=0.0,
-    network_s=0.0,
-)
 
 
 def kind(name: str) -> DeviceKind:

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from made_up import KIND
+from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Action, Direction
-from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
+from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.profile import LinkMeasurement, Profile, Provenance, UnitTiming
+from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.spans import Span, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.bound import pipeline_bound_s
@@ -32,22 +34,19 @@ def unit(name: str, *, parameter_bytes: int, cut_bytes: int, shared: tuple[str, 
     )
 
 
-@pytest.fixture
-def profile(make_plan) -> Profile:
+def two_sites() -> Cluster:
     """Device a at one site, b and c at another; 100 bytes/s and 0.5 s between them, 1000 bytes/s and 0.1 s inside."""
-    kind = make_plan([(equal_spans(1, 1), [1.0], [1])]).cluster.kinds[0]
-    assert isinstance(kind, DeviceKind)
     site_of = {"a": "home", "b": "away", "c": "away"}
-    cluster = Cluster(
+    return Cluster(
         name="two",
-        kinds=(kind,),
+        kinds=(KIND,),
         sites=tuple(
             Site(name=site, hosts=hosts, bandwidth_bytes_per_s=1000.0, latency_s=0.1)
             for site, hosts in (("home", ("ha",)), ("away", ("hb", "hc")))
         ),
         hosts=tuple(Host(name=f"h{name}", site=site_of[name], devices=(name,)) for name in DEVICES),
         devices=tuple(
-            Device(name=n, kind=kind.name, host=f"h{n}", site=site_of[n], backend="emulated", memory_bytes=1)
+            Device(name=n, kind=KIND.name, host=f"h{n}", site=site_of[n], backend="emulated", memory_bytes=1)
             for n in DEVICES
         ),
         links=tuple(
@@ -55,6 +54,11 @@ def profile(make_plan) -> Profile:
             for x, y in (("home", "away"), ("away", "home"))
         ),
     )
+
+
+@pytest.fixture
+def profile() -> Profile:
+    cluster = two_sites()
     graph = UnitGraph(
         units=(
             unit("embed", parameter_bytes=60, cut_bytes=20, shared=("wte",)),
@@ -65,7 +69,7 @@ def profile(make_plan) -> Profile:
     timings = tuple(
         UnitTiming(
             unit_class=name,
-            kind=kind.name,
+            kind=KIND.name,
             dtype="float32",
             samples=1,
             forward_s=1.0,
@@ -74,37 +78,15 @@ def profile(make_plan) -> Profile:
         )
         for name in ("embed", "head")
     )
-    near = {("b", "c"), ("c", "b")}
-    links = tuple(
-        LinkMeasurement(
-            source=x,
-            target=y,
-            latency_s=0.1 if (x, y) in near else 0.5,
-            bandwidth_bytes_per_s=1000.0 if (x, y) in near else 100.0,
-            payload_bytes=1,
-            rounds=1,
-        )
-        for x in DEVICES
-        for y in DEVICES
-        if x != y
-    )
     return Profile(
         cluster=cluster,
         model=MODEL,
         graph=graph,
         dtype="float32",
         timings=timings,
-        links=links,
+        links=exact_links(cluster),
         scores=(),
-        provenance=Provenance(
-            created="2026-01-01T00:00:00+00:00",
-            spantrain_version="0",
-            torch_version="0",
-            machine="none",
-            method="made up",
-            compute_s=0.0,
-            network_s=0.0,
-        ),
+        provenance=PROVENANCE,
     )
 
 
@@ -137,7 +119,9 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     assert (back.size_bytes, back.occupancy_s) == (20, pytest.approx(0.2))  # the mask has no gradient
     assert there.link == costs.transfer("a", "c", Direction.FORWARD, 0, Span(1, 2)).link != back.link
     assert costs.gradient_sum_s(0) == 0.0
-    assert costs.gradient_sum_s(1) == pytest.approx(2 * (60 / 2 / 1000 + 0.1))
+    # The word of the receiver; a piece; and the next, which waits for the word that half of the first is there.
+    half_s = 60 / 2 / 1000
+    assert costs.gradient_sum_s(1) == pytest.approx(0.2 + (0.2 + half_s / 2) + (half_s + 0.1))
     # Stages 0 and 1 exchange; then b hands the sum to c.
     (tied,) = costs.tied_sums()
     assert tied.stages == (0, 1)

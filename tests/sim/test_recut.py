@@ -112,3 +112,6 @@ def test_a_starved_device_begins_with_what_has_come_only_where_the_link_is_slow(
         assert Span(0, 8) not in forwards
         assert len(forwards) > len(plan.stages[1].micro_batches)
         assert auto.step_s < 0.99 * off.step_s
+        told = auto.trace.of("s1r0", "adapter")
+        assert told[0].name.startswith("recut [")
+        assert "times slower than at best" in str(told[0].detail["reason"])

@@ -32,8 +32,7 @@ def evenly(stages: frozenset[int]) -> Mapping[int, float]:
 
 @given(sums=st.lists(st.tuples(SECONDS, st.floats(0.01, 100.0)), min_size=1, max_size=6))
 def test_one_link_is_never_idle_while_a_sum_waits(sums: list[tuple[float, float]]) -> None:
-    start_s, alone_s = ({stage: pair[part] for stage, pair in enumerate(sums)} for part in (0, 1))
-    end_s = ends_together(start_s, alone_s, evenly)
+    end_s = ends_together({stage: [pair] for stage, pair in enumerate(sums)}, evenly)
     free_s = 0.0
     for begin_s, seconds in sorted(sums):
         free_s = max(free_s, begin_s) + seconds
@@ -44,8 +43,7 @@ def test_one_link_is_never_idle_while_a_sum_waits(sums: list[tuple[float, float]
 
 @given(sums=st.lists(st.tuples(SECONDS, st.floats(0.01, 100.0)), min_size=1, max_size=6))
 def test_sums_that_share_nothing_end_as_if_alone(sums: list[tuple[float, float]]) -> None:
-    start_s, alone_s = ({stage: pair[part] for stage, pair in enumerate(sums)} for part in (0, 1))
-    end_s = ends_together(start_s, alone_s, lambda stages: dict.fromkeys(stages, 1.0))
+    end_s = ends_together({stage: [pair] for stage, pair in enumerate(sums)}, lambda stages: dict.fromkeys(stages, 1.0))
     assert end_s == {stage: pytest.approx(begin_s + seconds) for stage, (begin_s, seconds) in enumerate(sums)}
 
 

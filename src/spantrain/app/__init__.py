@@ -15,12 +15,14 @@ describe    a profile by data sheets, for a cluster that nobody measured
 explain     what limits a plan, and what would help most
 what_if     profiles and plans with one thing changed
 adapt       the adapter of a run, by a profile's costs: what follows the network while it trains
+replan      plans anew for links as they are now, in a process beside the run
 predict     what a plan should do: the event simulator with a profile's costs
 schedule    what a schedule does, on even stages or on a plan; is an order in a file one that can run?
 picture     the picture of a schedule as PNG
 network_trace  links that change while a plan is simulated
 traced_run     links that change while a plan runs on the testbed
 simulate    time, memory, money and energy of a plan under each schedule
+simulate_adapter  steps of a plan over links that change, with an adapter
 validate    measured runs of others through the cost model and the simulator: predictions, errors
 validate_run  a live run compared with its prediction, its decisions made again
 requests    files into a training request: a plan, or an earlier run's checkpoint
@@ -31,13 +33,17 @@ export      from a run's checkpoint to a folder that the transformers library lo
 import_     from a folder of weights to a checkpoint
 steps       train on batches that a user's own loop gives, one step at a time
 trainable   what of a plan training cannot do yet
+staleness   what steps that overlap do not go with
 run_folder  what a run leaves in its folder: plan, profile, trace, decisions, figures of its steps
 emulation   whether emulated devices had the time that emulation needs
 quick       from a model's name to training in one go
 slowing     emulated devices slow enough for a model that they really compute
 compare     the same training by other frameworks and other planners, in turn
 compare_methods  what there is to compare, by name
-compare_setting  the cluster cut down to what this machine can emulate
+compare_fit      the setting fitted to this machine: devices, their speed, links, batch
+compare_scale    links, batch and latencies that keep a full-size model's ratios of compute to traffic
+compare_setting  a cluster with fewer devices, other links; what is left of it
+compare_time     how many steps of a method there is time for
 compare_layouts  how another framework would be set up there
 compare_runs     one run of one method
 compare_traffic  what a step sends, by the testbed's counters
@@ -48,6 +54,5 @@ demo        all of it in one go, on the demonstration's cluster
 worker      serve one device of this machine to a coordinator
 reporter    what a use case tells the person who waits
 tensorboard a run's scalars as TensorBoard events
-adapt       follows the network while a run trains
-cache       where results that are worth keeping between runs lie
+cache       where results that are worth keeping between runs lie, and by what code they were made
 """

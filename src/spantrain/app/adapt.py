@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from spantrain.app.predict import costs_of, optimizer_state
+from spantrain.app.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
@@ -12,12 +14,12 @@ from spantrain.cost.replicas import ReplicaCost
 from spantrain.policy.adapter.boundary import AutoSettings, BoundaryAdapter
 from spantrain.policy.adapter.choice import make_boundary
 from spantrain.policy.adapter.state import LinkState, Pair
-from spantrain.runtime.advice import Advice, Adviser
+from spantrain.runtime.advice import Advice
 from spantrain.runtime.orders import StepReport
 from spantrain.sim.adaptive import SimulatedForecast
-from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.costs import ProfileCosts, StepCosts
 
-__all__ = ["ProfileForecast", "adviser_of"]
+__all__ = ["PlanAdviser", "ProfileForecast", "adviser_of"]
 
 _SWITCH_S = 0.1
 """Of a change that moves parameters, besides their way: new groups, new optimizer state."""
@@ -37,6 +39,8 @@ class ProfileForecast(SimulatedForecast):
         own = plan.cluster.device_by_name
         planned = self._memory.plan_peak_bytes(plan)
         self._limit_bytes = {name: max(own[name].memory_bytes, planned[name]) for name in plan.devices}
+        self._slow: tuple[LinkState, Profile, ReplicaCost] | None = None
+        """The last state in which there were replicas."""
         super().__init__(self._plan_costs, move_s=self._moving_s)
 
     def step_s(self, plan: Plan, state: LinkState) -> float:
@@ -45,6 +49,15 @@ class ProfileForecast(SimulatedForecast):
         if any(peaks[name] > limit for name, limit in self._limit_bytes.items()):
             return math.inf
         return super().step_s(plan, state)
+
+    def _costs(self, plan: Plan, state: LinkState) -> StepCosts:
+        """Return what a step costs on these links: messages as the state has them, sums as its slowest links allow."""
+        if state.calm or all(len(stage.replicas) == 1 for stage in plan.stages):
+            return super()._costs(plan, state)
+        if self._slow is None or self._slow[0] != state:
+            profile = slowed_profile(self._profile, state)
+            self._slow = state, profile, ReplicaCost(profile, plan.dtype)
+        return costs_of(plan, *self._slow[1:])
 
     def _plan_costs(self, plan: Plan) -> ProfileCosts:
         return costs_of(plan, self._profile, self._replicas)
@@ -66,26 +79,37 @@ class ProfileForecast(SimulatedForecast):
         return _SWITCH_S + max(ways)
 
 
-class _PlanAdviser:
-    def __init__(self, boundary: BoundaryAdapter) -> None:
+class PlanAdviser:
+    """The adapter between steps, as the coordinator asks it."""
+
+    def __init__(self, boundary: BoundaryAdapter, planner: BackgroundPlanner) -> None:
         self._boundary = boundary
+        self._planner = planner
+
+    def close(self) -> None:
+        """End what is at work beside the run."""
+        self._planner.close()
 
     def advise(self, step: int, plan: Plan, reports: Mapping[str, StepReport]) -> Advice | None:
+        """Return what should run instead of the plan that has run this step, or None to leave it."""
         links = {name: report.links for name, report in reports.items()}
         taken_s = max(report.duration_s for report in reports.values())
         proposal = self._boundary.advise(step, plan, links, taken_s)
         return None if proposal is None else Advice(plan=proposal.plan, reason=proposal.reason)
 
 
-def adviser_of(plan: Plan, profile: Profile, job: TrainJob) -> Adviser | None:
+def adviser_of(plan: Plan, profile: Profile, job: TrainJob, calm_plan: Plan | None = None) -> PlanAdviser | None:
     """Return who looks for better plans in a run that begins with this one, in its own schedule; None: nobody does.
 
-    Nobody does where the job says so, where there is one stage only, and where training cannot change plans: sites that
-    train by themselves, and state divided among replicas.
+    `calm_plan` is the one that was made for links as planned, where this is another. Nobody looks where the job says
+    so, where there is one stage only, and where training cannot change plans: sites that train by themselves, and state
+    divided among replicas.
     """
     sharded = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
     if len(plan.stages) == 1 or plan.outer is not None or sharded:
         return None
-    forecast = ProfileForecast(plan, profile, optimizer_state(job))
-    boundary = make_boundary(job.adapter, plan, forecast, AutoSettings(allowed=job.allow_wire))
-    return None if boundary is None else _PlanAdviser(boundary)
+    base = plan if calm_plan is None else replace(calm_plan, generation=plan.generation)
+    forecast = ProfileForecast(base, profile, optimizer_state(job))
+    planner = BackgroundPlanner(profile, base, optimizer_state(job), job.allow_wire)
+    boundary = make_boundary(job.adapter, base, forecast, AutoSettings(allowed=job.allow_wire), planner)
+    return None if boundary is None else PlanAdviser(boundary, planner)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spantrain.app.predict import costs_of
 from spantrain.core.hints import DispatchHints
@@ -16,6 +16,7 @@ from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import ProfileError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation
+from spantrain.planner.sum_buckets import with_sum_buckets
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.fold import FoldedResult, simulate_whole
 
@@ -27,7 +28,7 @@ _FEW = 64
 
 
 class Evaluator:
-    """Evaluates plans of one profile and job, each only once.
+    """Evaluates plans of one profile and job, each only once, with the buckets of gradients that suit it best.
 
     Raises:
         PlanError: an in-flight limit is too small for the plan's static order (when called).
@@ -47,26 +48,37 @@ class Evaluator:
 
     def __call__(self, plan: Plan) -> Evaluation:
         """Return what a plan would do in the steady state."""
+        return self._found(plan)[1]
+
+    def bucketed(self, plan: Plan) -> Plan:
+        """Return the plan as it was evaluated: with the best number of buckets in each stage."""
+        return replace(plan, stages=self._found(plan)[0].stages)
+
+    def _found(self, plan: Plan) -> tuple[Plan, Evaluation]:
         key = _key(plan)
         found = self._seen.get(key)
         if found is None:
-            found = self._seen[key] = (plan, self._evaluate(plan))
-        return found[1]
+            bucketed = with_sum_buckets(plan, self._replicas_of(plan))
+            found = self._seen[key] = (bucketed, self._evaluate(bucketed))
+        return found
 
     def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
-        """Yield every plan evaluated so far."""
+        """Yield every plan evaluated so far, as it was evaluated."""
         yield from self._seen.values()
 
     def link_loads(self, plan: Plan) -> dict[str, "LinkLoad"]:
         """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`)."""
-        evaluation = self(plan)
-        return _loads(NetworkCost(self._profile), self._sent[_key(plan)], evaluation.step_s)
+        bucketed, evaluation = self._found(plan)
+        return _loads(NetworkCost(self._profile), self._sent[_key(bucketed)], evaluation.step_s)
 
-    def _evaluate(self, plan: Plan) -> Evaluation:
+    def _replicas_of(self, plan: Plan) -> ReplicaCost:
         replicas = self._replicas.get(plan.dtype)
         if replicas is None:
             replicas = self._replicas[plan.dtype] = ReplicaCost(self._profile, plan.dtype)
-        costs = _costs(plan, self._profile, replicas)
+        return replicas
+
+    def _evaluate(self, plan: Plan) -> Evaluation:
+        costs = _costs(plan, self._profile, self._replicas_of(plan))
         # Without updates that take time, all steps are alike, so one is enough (sim.engine).
         steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
         result = simulate_whole(plan, costs, steps=steps)

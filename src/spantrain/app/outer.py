@@ -175,9 +175,10 @@ def _fitting(plans: Iterable[Plan], evaluate: Evaluator) -> list[Evaluated]:
     found = []
     for plan in plans:
         try:
-            found.append((plan, evaluate(plan)))
+            evaluation = evaluate(plan)
         except (PlanError, ScheduleError):
             continue
+        found.append((evaluate.bucketed(plan), evaluation))
     return [entry for entry in found if entry[1].fits]
 
 

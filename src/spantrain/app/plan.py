@@ -202,7 +202,7 @@ class _Planning:
             refusals.append(str(error))
             return
         if evaluation.fits:
-            ranked.append((proposal, evaluation))
+            ranked.append((replace(proposal, plan=self._evaluator.bucketed(proposal.plan)), evaluation))
         else:
             refusals.append(f"over the memory of {', '.join(evaluation.over_memory)}")
 
@@ -377,7 +377,7 @@ class _Planning:
         gain = 100 * (1 - searched.step_s / evaluation.step_s)
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
         reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
-        plan = replace(proposal.plan, stages=plan.stages, hints=plan.hints)
+        plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
         return replace(proposal, plan=plan, reasons=(*(proposal.reasons or proposal.plan.reasons), reason)), searched
 
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:

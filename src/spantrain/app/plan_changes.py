@@ -1,7 +1,7 @@
 """The plans that a run has had, one after another: their files in its folder, and what each change took."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from spantrain.config.artefacts import write_plan
 from spantrain.config.json_codec import to_json
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.trace import Interval, Trace
 from spantrain.runtime.advice import Advice
 from spantrain.runtime.barrier import SwitchFigures
 
-__all__ = ["SWITCHES_FILE", "PlanChange", "PlanChanges"]
+__all__ = ["SWITCHES_FILE", "PlanChange", "PlanChanges", "with_reasons"]
 
 SWITCHES_FILE = "switches.jsonl"
 
@@ -124,3 +125,25 @@ class PlanChanges:
             log.write(json.dumps(to_json(change), ensure_ascii=False) + "\n")
         self._goes_on = True
         self._tell(str(change))
+
+
+def with_reasons(trace: Trace, changes: Sequence[PlanChange]) -> Trace:
+    """Return a run's trace with a moment on the `adapter` lane where a device went over to another plan, saying why."""
+    of_step = {change.first_step: change for change in changes}
+    first: dict[tuple[str, int], Interval] = {}
+    for interval in sorted(trace.intervals, key=lambda interval: interval.start_s):
+        if interval.lane == "compute" and interval.step in of_step:
+            first.setdefault((interval.device, interval.step), interval)
+    moments = (
+        Interval(
+            device=device,
+            lane="adapter",
+            name=f"plan {of_step[step].generation}",
+            step=step,
+            start_s=interval.start_s,
+            end_s=interval.start_s,
+            detail={"reason": of_step[step].reason, "plan": of_step[step].plan},
+        )
+        for (device, step), interval in first.items()
+    )
+    return replace(trace, intervals=(*trace.intervals, *moments))

@@ -11,6 +11,7 @@ from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search import SearchEffort, with_hints
 from spantrain.sim.search_spans import taper
+from spantrain.sim.stale import simulate_stale
 
 __all__ = ["costs_of", "optimizer_state", "predict", "with_best_order", "with_best_spans"]
 
@@ -29,11 +30,22 @@ def optimizer_state(job: TrainJob) -> str:
 
 
 def predict(
-    plan: Plan, profile: Profile, schedule: str | None = None, *, optimizer: str | None = None
+    plan: Plan,
+    profile: Profile,
+    schedule: str | None = None,
+    *,
+    optimizer: str | None = None,
+    staleness: int = 0,
 ) -> SimulationResult:
-    """Return what a plan should do under a schedule (default: its own); with an optimizer, bytes over time as well."""
-    sizes = {} if optimizer is None else MemoryCost(profile, optimizer, plan.dtype).plan_held_sizes(plan)
-    return simulate(
+    """Return what a plan should do under a schedule (default: its own); with an optimizer, bytes over time as well.
+
+    With staleness, steps overlap (`sim.stale`).
+    """
+    sizes = {}
+    if optimizer is not None:
+        sizes = MemoryCost(profile, optimizer, plan.dtype, staleness=staleness).plan_held_sizes(plan)
+    run = simulate_stale if staleness else simulate
+    return run(
         plan,
         costs_of(plan, profile),
         schedule=schedule or plan.schedule,

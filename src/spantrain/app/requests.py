@@ -70,6 +70,7 @@ def resumed_run(
         schedule=schedule,
         out=out,
         resume=Resume(folder=folder, content=manifest.content, losses=manifest.losses, ledger=manifest.ledger),
+        calm_plan=None if plan_path is not None else manifest.calm_plan,
     )
 
 

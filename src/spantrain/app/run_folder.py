@@ -31,6 +31,7 @@ __all__ = [
     "RunRecord",
     "free_name",
     "read_run_record",
+    "typical_s",
     "write_run",
 ]
 
@@ -77,6 +78,8 @@ class RunRecord:
     """Under the plan."""
     earlier_plans: tuple[str, ...] = ()
     """Names of the files of the plans that ran before it, in order."""
+    staleness: int = 0
+    """How many steps old weights were: 1 where steps overlapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class RunContent:
     """Those that took over, in order, by the names of their files: the last one is what the figures are of."""
     first_step: int = 0
     """Under the last plan."""
+    staleness: int = 0
 
 
 def write_run(folder: Path, content: RunContent) -> None:
@@ -131,6 +135,16 @@ def read_run_record(folder: Path) -> RunRecord | None:
     """
     path = folder / RUN_FILE
     return read_artefact(RunRecord, _FORMAT, path) if path.exists() else None
+
+
+def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:
+    """Return the median of steps' durations; if steps overlap, the mean of an even number.
+
+    Those may end in pairs, one long and one short.
+    """
+    if overlap:
+        return statistics.fmean(durations_s[len(durations_s) % 2 :] or durations_s)
+    return statistics.median(durations_s)
 
 
 def free_name(folder: Path, stem: str) -> str:
@@ -207,9 +221,10 @@ def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecor
         first_step=content.first_step,
         profile=profile,
         schedule=content.schedule,
+        staleness=content.staleness,
         optimizer=content.optimizer,
         steps_measured=len(steps),
-        step_s=statistics.median(durations_s),
+        step_s=typical_s(durations_s, overlap=content.staleness > 0),
         slowest_step_s=max(durations_s),
         fastest_step_s=min(durations_s),
         busy_s={name: statistics.median(step.busy_s[name] for step in steps) for name in devices},

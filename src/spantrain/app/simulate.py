@@ -11,6 +11,7 @@ from typing import Any
 from spantrain.app.network_trace import calm_run_s, used_links
 from spantrain.app.plan_files import check_fits_profile
 from spantrain.app.predict import with_best_order
+from spantrain.app.staleness import with_room_for_two
 from spantrain.config.changes_file import Changes
 from spantrain.config.files import write_atomically
 from spantrain.config.network_traces import NetworkTrace
@@ -28,6 +29,7 @@ from spantrain.schedule.perfetto import perfetto_json
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.stale import STALE_STEPS, simulate_stale
 
 __all__ = [
     "ScheduleOutcome",
@@ -57,6 +59,8 @@ class SimulateRequest:
     """How links change, as `spantrain train` takes it; those that the plan does not use do not matter."""
     optimizer: str = "adamw"
     """As `cost.memory` names it: `momentum` is SGD with momentum."""
+    staleness: int = 0
+    """1: steps overlap (`sim.stale`), with room for two (`app.staleness`); no bound is known for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,8 @@ def run_simulation(request: SimulateRequest) -> SimulationReport:
         InfeasiblePlanError: the memory limit holds no micro-batch of some device, or no schedule can run.
     """
     check_fits_profile(request.plan, request.profile)
+    if request.staleness:
+        request = replace(request, plan=with_room_for_two(request.plan, request.profile, request.optimizer))
     case = _Case(request)
     outcomes: dict[str, ScheduleOutcome] = {}
     results: dict[str, SimulationResult] = {}
@@ -130,7 +136,7 @@ class _Case:
 
     def __init__(self, request: SimulateRequest) -> None:
         self._request = request
-        self._memory = MemoryCost(request.profile, request.optimizer, request.plan.dtype)
+        self._memory = MemoryCost(request.profile, request.optimizer, request.plan.dtype, staleness=request.staleness)
         self._sizes = self._memory.plan_held_sizes(request.plan)
         changes = request.changes
         self._options = SimulationOptions(
@@ -165,7 +171,7 @@ class _Case:
     def outcome(self, schedule: str, plan: Plan, result: SimulationResult) -> ScheduleOutcome:
         """Return the figures of a simulated schedule."""
         costs = ProfileCosts(self._request.profile, plan)
-        bound_s = step_bound_s(plan, costs)
+        bound_s = None if self._request.staleness else step_bound_s(plan, costs)
         sent = dict(result.link_bytes)
         for pair, size_bytes in costs.end_of_step_bytes().items():
             sent[pair] = sent.get(pair, 0) + size_bytes
@@ -198,10 +204,12 @@ class _Case:
         """Simulate a plan; one whose limits are not its own has no order of work of its own either."""
         if plan.stages != self._request.plan.stages:
             plan = with_best_order(replace(plan, schedule=schedule), self._request.profile)
-        return plan, simulate(
+        stale = self._request.staleness > 0
+        run = simulate_stale if stale else simulate
+        return plan, run(
             plan,
             ProfileCosts(self._request.profile, plan),
-            steps=self._request.steps,
+            steps=max(self._request.steps, STALE_STEPS) if stale else self._request.steps,
             schedule=schedule,
             options=self._options,
         )

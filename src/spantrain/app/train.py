@@ -9,11 +9,12 @@ from pathlib import Path
 
 from spantrain.app.adapt import adviser_of
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
-from spantrain.app.plan_changes import PlanChanges
+from spantrain.app.plan_changes import PlanChanges, with_reasons
 from spantrain.app.predict import optimizer_state, predict
 from spantrain.app.reporter import Reporter
 from spantrain.app.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.session import Session
+from spantrain.app.staleness import check_staleness, with_room_for_two
 from spantrain.app.tensorboard import ScalarWriter
 from spantrain.app.traced_run import open_trace
 from spantrain.app.train_outcome import (
@@ -102,6 +103,8 @@ class TrainRequest:
     """How the emulated links change from the first step on."""
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
+    calm_plan: Plan | None = None
+    """That was made for links as planned, where a run goes on under another one."""
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -109,6 +112,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
 
     Raises:
         ConfigError: the plan is of a run whose batches came from a user's own loop.
+        PlanError: steps cannot overlap as the job wants it.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
     if request.batches is None and request.plan.model.dataset == GIVEN:
@@ -116,8 +120,12 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
+    plan = request.plan
+    if request.job.staleness:
+        plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
+        check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
     plan = replace(
-        request.plan,
+        plan,
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
     )
     return _Run(session, replace(request, plan=plan), stop, reporter).run()
@@ -183,7 +191,10 @@ class _Run:
     def _advising(self, stack: ExitStack) -> Advising | None:
         request, later = self._request, self._session.coordinator.later
         plan = replace(request.plan, schedule=request.schedule, alternatives=(), reasons=())
-        adviser = request.adviser or adviser_of(plan, request.profile, request.job)
+        adviser: Adviser | None = request.adviser
+        if adviser is None and (own := adviser_of(plan, request.profile, request.job, request.calm_plan)) is not None:
+            stack.callback(own.close)
+            adviser = own
         if adviser is None:
             return None
         advising = Advising(adviser, plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
@@ -242,13 +253,15 @@ class _Run:
             ledger=self._ledger,
             scalars=saved.scalars,
             files=files,
+            calm_plan=_calm_plan(request, plan),
         )
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
         self._plans.ended(len(self._losses))
         request, plan, schedule, outcomes = self._request, self._plans.plan, self._plans.schedule, self._last_steps()
-        measured_s = measured_step_s(outcomes)
-        predicted = predict(plan, request.profile, schedule, optimizer=optimizer_state(request.job))
+        measured_s = measured_step_s(outcomes, overlap=request.job.staleness > 0)
+        job = request.job
+        predicted = predict(plan, request.profile, schedule, optimizer=optimizer_state(job), staleness=job.staleness)
         self._say_what_was_odd(results)
         self._write(results)
         return TrainOutcome(
@@ -301,15 +314,25 @@ class _Run:
             plan=request.plan,
             later_plans=self._plans.files,
             first_step=self._plans.first_step,
+            staleness=request.job.staleness,
             profile=request.profile,
             schedule=self._plans.schedule,
             optimizer=optimizer_state(request.job),
             steps=steps,
             peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
-            trace=Trace.joined([result.trace for result in results.values()], "wall"),
+            trace=with_reasons(
+                Trace.joined([result.trace for result in results.values()], "wall"), self._plans.changes
+            ),
             decisions=tuple(result.decisions for result in results.values()),
         )
         write_run(request.out, content)
+
+
+def _calm_plan(request: TrainRequest, plan: Plan) -> Plan | None:
+    """Return the plan that was made for links as planned, where a later one runs."""
+    first = request.calm_plan or request.plan
+    same = (first.stages, first.hints) == (plan.stages, plan.hints)
+    return None if same else replace(first, alternatives=(), reasons=())
 
 
 def _refused(results: Iterable[TrainResult]) -> dict[str, int]:

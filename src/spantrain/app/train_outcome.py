@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spantrain.app.plan_changes import PlanChange
+from spantrain.app.run_folder import typical_s
 from spantrain.app.traced_run import NetworkTraceFigures
 from spantrain.core.plan import Plan
 from spantrain.cost.tensor import normalised
@@ -151,9 +152,9 @@ def link_figures(results: Mapping[str, TrainResult], total_s: float) -> dict[str
     }
 
 
-def measured_step_s(outcomes: Sequence[StepOutcome]) -> float:
-    """Return the median duration of the steps after the warm-up, evaluations left out."""
-    return statistics.median(outcome.duration_s for outcome in steady(outcomes))
+def measured_step_s(outcomes: Sequence[StepOutcome], *, overlap: bool = False) -> float:
+    """Return the duration of a step after the warm-up, evaluations left out, as `run_folder.typical_s` takes it."""
+    return typical_s([outcome.duration_s for outcome in steady(outcomes)], overlap=overlap)
 
 
 def steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:

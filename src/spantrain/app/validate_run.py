@@ -94,10 +94,17 @@ def validate_run(folder: Path) -> RunValidation:
     record = read_run_record(folder)
     plan_path = folder / (record.plan if record else "plan.json")
     plan, profile = open_plan(plan_path)
-    trace = _read_trace(folder / TRACE_FILE, plan).since(record.first_step if record else 0)
+    staleness = record.staleness if record else 0
+    trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
     logs = _read_logs(folder, plan)
     schedule = check_schedule(record.schedule if record else logs[0].schedule if logs else plan.schedule)
-    predicted = predict(plan, profile, schedule, optimizer=record.optimizer if record and record.peak_bytes else None)
+    predicted = predict(
+        plan,
+        profile,
+        schedule,
+        optimizer=record.optimizer if record and record.peak_bytes else None,
+        staleness=staleness,
+    )
     step_s, steps, source = _measured_step(trace, record, folder)
     return RunValidation(
         folder=str(folder),
@@ -116,8 +123,8 @@ def validate_run(folder: Path) -> RunValidation:
     )
 
 
-def _read_trace(path: Path, plan: Plan) -> Trace:
-    """Read a trace that runs forward in time and is of this plan's devices."""
+def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
+    """Read a trace that runs forward in time, but for steps that overlap, and is of this plan's devices."""
     page = read_text(path, remedy=_AGAIN)
     trace = read_trace(path)
     _check_slices(path, json.loads(page)["traceEvents"])
@@ -136,7 +143,7 @@ def _read_trace(path: Path, plan: Plan) -> Trace:
                 f"{interval.start_s:.6f}; {_AGAIN}"
             )
     for device in plan.devices:
-        _check_steps(path, trace.of(device))
+        _check_steps(path, trace.of(device), staleness)
     return trace
 
 
@@ -150,9 +157,9 @@ def _check_slices(path: Path, events: Sequence[Mapping[str, object]]) -> None:
             )
 
 
-def _check_steps(path: Path, intervals: Iterable[Interval]) -> None:
+def _check_steps(path: Path, intervals: Iterable[Interval], staleness: int) -> None:
     for before, after in pairwise(intervals):
-        if after.step < before.step:
+        if after.step < before.step - staleness:
             raise ConfigError(
                 f"{path}: steps are out of order: {_name(after)} starts at {after.start_s:.6f} s, after "
                 f"{_name(before)}; {_AGAIN}"

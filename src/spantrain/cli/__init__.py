@@ -6,6 +6,7 @@ plan        decide what runs where
 plan_options  its options, and the job and the wishes that they make
 explain     what limits a plan, and what would help
 simulate    what a plan would do, under one schedule or all
+simulate_adapter  its steps over links that change, with an adapter
 train       train, and going on where a run stopped
 train_options  its options
 compare     other frameworks and other planners beside ours

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import Json, NetworkTraceName, check_folder, chosen_trace, print_json
+from spantrain.cli.simulate_adapter import check_adapter, show_adapter
 from spantrain.config.changes_file import Changes, read_changes
 from spantrain.config.json_codec import to_json
+from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
 from spantrain.errors import ConfigError
@@ -40,7 +42,12 @@ def simulate(
         Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
     ] = None,
     network_trace: NetworkTraceName = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
+    staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
     json_: Json = False,
 ) -> None:
@@ -53,6 +60,24 @@ def simulate(
     state = _STATE_OF.get(optimizer, optimizer)
     if state not in OPTIMIZER_STATE_RATIO:
         raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
+    if adapter is not None:
+        others = {
+            "--schedule all": schedule == "all",
+            "--memory-limit": memory_limit,
+            "--trace": trace,
+            "--staleness": staleness,
+        }
+        check_adapter(adapter, network_trace, others)
+        show_adapter(
+            plan_path,
+            network_trace or "",
+            adapter=adapter,
+            steps=steps,
+            schedule=schedule,
+            optimizer=state,
+            as_json=json_,
+        )
+        return
     plan, profile = open_plan(plan_path)
     names = SCHEDULE_NAMES if schedule == "all" else (check_schedule(plan.schedule if schedule is None else schedule),)
     request = SimulateRequest(
@@ -64,6 +89,7 @@ def simulate(
         changes=Changes() if changes is None else read_changes(changes),
         network_trace=chosen_trace(network_trace, emulated=True),
         optimizer=state,
+        staleness=staleness,
     )
     report = run_simulation(request)
     if trace is not None:

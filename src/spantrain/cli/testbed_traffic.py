@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +27,8 @@ _BARS_SHOWN = 40
 _LIST_RUN_S = 120.0
 """How long the run is that the list shows."""
 _PROGRESS_S = 1.0
+_LOOK_S = 0.1
+"""So soon it is noticed that a load has ended by itself."""
 
 
 def sparkline(speed: "SpeedTrace", run_s: float, bars: int = _BARS_SHOWN) -> str:
@@ -133,11 +134,10 @@ def _watch(traffic: "Load", duration_s: float, way: str) -> None:
     while traffic.elapsed_s < duration_s:
         if not traffic.running:
             raise TestbedError(f"the load {way} ended by itself; is the testbed still there?")
-        traffic.received_bytes(wait_s=min(0.1, max(0.0, duration_s - traffic.elapsed_s)))
-        if traffic.elapsed_s - shown_s < _PROGRESS_S:
-            time.sleep(max(0.0, min(0.1, duration_s - traffic.elapsed_s)))
+        total = traffic.received_bytes(wait_s=min(_LOOK_S, max(0.0, duration_s - traffic.elapsed_s)))
+        now_s = traffic.elapsed_s
+        if now_s - shown_s < _PROGRESS_S:
             continue
-        total, now_s = traffic.received_bytes(), traffic.elapsed_s
         rate = format_bandwidth((total - shown_bytes) / (now_s - shown_s))
         sys.stderr.write(f"{way}  {now_s:6.1f} s  {rate}, {format_bytes(total)} in all\n")
         shown_s, shown_bytes = now_s, total

@@ -88,6 +88,7 @@ def train(
     tensorboard: options.Tensorboard = None,
     adapter: options.Adapter = "auto",
     allow_wire: options.AllowWire = None,
+    staleness: options.Staleness = 0,
     json_: Json = False,
     no_network: NoNetwork = False,
     network_trace: NetworkTraceName = None,
@@ -143,6 +144,8 @@ def _job(context: typer.Context, steps: int) -> TrainJob:
     given = {name: context.params[name] for name in _JOB_OPTIONS}
     given["max_grad_norm"] = given["max_grad_norm"] or None
     given["allow_wire"] = tuple(dict.fromkeys(given["allow_wire"] or ()))
+    if given["staleness"] and not _was_given(context, "adapter"):
+        given["adapter"] = "off"
     try:
         return TrainJob(steps=steps, **given)
     except ValueError as error:

@@ -28,6 +28,7 @@ __all__ = [
     "RunFolder",
     "Schedule",
     "Seed",
+    "Staleness",
     "Steps",
     "Tensorboard",
     "TraceSteps",
@@ -57,6 +58,9 @@ EvaluateEvery = Annotated[int, typer.Option(help="Steps between held-out evaluat
 TraceSteps = Annotated[int, typer.Option(help="The last so many steps go into trace.json.")]
 Tensorboard = Annotated[Path | None, typer.Option(help="Write TensorBoard scalars to this folder.")]
 Adapter = Annotated[str, typer.Option(help=f"What follows the network: {', '.join(ADAPTERS)}.")]
+Staleness = Annotated[
+    int, typer.Option(help="1: steps overlap, with weights one step old (docs/staleness.md).", min=0, max=1)
+]
 AllowWire = Annotated[
     list[WireFormat] | None, typer.Option(help="With --adapter auto: what slow cuts may be rounded to.")
 ]

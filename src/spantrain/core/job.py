@@ -44,6 +44,8 @@ class TrainJob:
     """What follows the network while it trains (`docs/adapter.md`)."""
     allow_wire: tuple[WireFormat, ...] = ()
     """What `auto` may send over slow cuts, besides what the plan says."""
+    staleness: int = 0
+    """How many steps old the weights are that a step works on: 1 lets steps overlap (`policy.two_steps`)."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -52,6 +54,10 @@ class TrainJob:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.adapter not in ADAPTERS:
             raise ValueError(f"adapter must be one of {', '.join(ADAPTERS)}, got {self.adapter!r}")
+        if self.staleness not in (0, 1):
+            raise ValueError(f"staleness must be 0 (exact) or 1, got {self.staleness}")
+        if self.staleness and self.adapter != "off":
+            raise ValueError(f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only")
         if self.lr_schedule not in LR_SCHEDULES:
             raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)}, got {self.lr_schedule!r}")
         if self.learning_rate <= 0:

@@ -155,8 +155,13 @@ class Stage:
     sequence_parallel: bool = False
     """Whether members of a tensor-parallel group hold slices of the sequence between divided layers, where they can
     (`docs/tensor-parallel.md`)."""
+    sum_buckets: int = 1
+    """In how many buckets at least its replicas sum gradients: the more, the earlier the first sum begins beside the
+    last backward, and the more often the network's latency is paid."""
 
     def __post_init__(self) -> None:
+        if self.sum_buckets < 1:
+            raise ValueError(f"sum_buckets must be at least 1, got {self.sum_buckets}")
         if list(self.recompute) != sorted(set(self.recompute)):
             raise ValueError(f"recompute must name units once and in rising order, got {self.recompute}")
         outside = [unit for unit in self.recompute if unit not in self.units]

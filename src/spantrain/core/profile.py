@@ -159,6 +159,19 @@ class LinkMeasurement:
         if not 0 <= self.latency_s < math.inf:
             raise ValueError(f"{where}: latency must not be negative, got {self.latency_s} s")
 
+    @classmethod
+    def described(cls, cluster: Cluster, source: str, target: str) -> "LinkMeasurement":
+        """Return what a cluster's description says of the way from one device to another: nobody measured it."""
+        way = cluster.link(source, target)
+        return cls(
+            source=source,
+            target=target,
+            latency_s=way.latency_s,
+            bandwidth_bytes_per_s=way.bandwidth_bytes_per_s,
+            payload_bytes=0,
+            rounds=0,
+        )
+
     def busy_seconds(self, size_bytes: float) -> float:
         """Return for how long a message of so many bytes keeps the link busy: bytes over bandwidth."""
         if self.curve is None:
@@ -231,30 +244,19 @@ class Profile:
         found = {(link.source, link.target): link for link in self.links}
         if self.links_described:
             pairs = permutations((device.name for device in self.cluster.devices), 2)
-            found |= {pair: self._described(*pair) for pair in pairs if pair not in found}
+            found |= {pair: LinkMeasurement.described(self.cluster, *pair) for pair in pairs if pair not in found}
         return found
 
     def link(self, source: str, target: str) -> LinkMeasurement | None:
         """Return what is known of the way from one device to another; None if that is nothing."""
         found = self._known_links.get((source, target))
         if found is None and self.links_described and source != target:
-            found = self._known_links[source, target] = self._described(source, target)
+            found = self._known_links[source, target] = LinkMeasurement.described(self.cluster, source, target)
         return found
 
     @cached_property
     def _known_links(self) -> dict[tuple[str, str], LinkMeasurement]:
         return {(link.source, link.target): link for link in self.links}
-
-    def _described(self, source: str, target: str) -> LinkMeasurement:
-        way = self.cluster.link(source, target)
-        return LinkMeasurement(
-            source=source,
-            target=target,
-            latency_s=way.latency_s,
-            bandwidth_bytes_per_s=way.bandwidth_bytes_per_s,
-            payload_bytes=0,
-            rounds=0,
-        )
 
     @cached_property
     def fastest_pairs(self) -> Mapping[tuple[Place, Place], float]:

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 
 __all__ = ["LANES", "Flow", "Interval", "Trace"]
 
-LANES = ("compute", "send", "receive")
+LANES = ("compute", "send", "receive", "sum", "adapter")
+"""`sum`: buckets of gradients that are summed over replicas, beside the last backward and behind it.
+
+`adapter`: moments at which something was decided about micro-batches or plans, with the reason as a detail.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,15 +184,22 @@ class HeldBytes:
 class MemoryCost:
     """Bytes of parts of the model, for one optimizer and dtype."""
 
-    def __init__(self, profile: Profile, optimizer: str = "adamw", dtype: str | None = None) -> None:
+    def __init__(
+        self, profile: Profile, optimizer: str = "adamw", dtype: str | None = None, *, staleness: int = 0
+    ) -> None:
+        """Reckon by a profile; with weights that are so many steps old, there are as many sets of them more.
+
+        Each set has weights and gradients of its own, the optimizer's state is one (`policy.two_steps`).
+        """
         if optimizer not in OPTIMIZER_STATE_RATIO:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")
         self._profile = profile
         # Autocast keeps float32 master weights and gradients, and a 16-bit copy of the weights beside them.
         low = is_low(dtype or profile.dtype)
         self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
+        self._sets = 1 + staleness
         self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
-        self.state_ratio = self._copies + 1.0 + self._optimizer_ratio
+        self.state_ratio = self._sets * (self._copies + 1.0) + self._optimizer_ratio
         self._held = cache(profile.graph.held_parameter_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
@@ -206,8 +213,9 @@ class MemoryCost:
         held = self._held(units, division.tp_share)
         whole = sum(held)
         own_bytes = whole / division.gradient_parts
-        gradient_bytes, optimizer_bytes = math.ceil(own_bytes), math.ceil(own_bytes * self._optimizer_ratio)
-        parameter_bytes = self._copies * whole / division.parameter_parts
+        gradient_bytes = self._sets * math.ceil(own_bytes)
+        optimizer_bytes = math.ceil(own_bytes * self._optimizer_ratio)
+        parameter_bytes = self._sets * self._copies * whole / division.parameter_parts
         if division.parameter_parts > 1:
             parameter_bytes += 2 * self._gathered_ratio * max(held)
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes

@@ -17,23 +17,31 @@ What goes on beside an action is hidden behind it: it takes the longer of its co
 the last gradients' sum and the first unit's first gather of a step, which are counted at its end. Other traffic on the
 links is not looked at, and a device that waits for its traffic counts as busy. Kept of the paper: who holds what, and
 the bytes that are sent. Not kept: its partitioned activations and offloading.
+
+Whole sums wait for their receivers, as our runtime's do; gathers, which only other frameworks do, are taken not to.
+Where nothing is divided, sums begin beside the last backward, bucket by bucket (`cost.buckets`), if parts meet.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, Collectives, SumOptions
+from spantrain.cost.buckets import SumBucket, behind_s, bucket_bytes, fill_buckets
+from spantrain.cost.collectives import Collectives, SumOptions
 from spantrain.cost.recompute import operations_of
 from spantrain.cost.tensor import GroupCost, normalised
 
 __all__ = ["ReplicaCost", "Ring", "rings_of"]
 
+_EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
+"""Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
 _SHARE_DIGITS = 9
 """Digits in which tensor shares must agree to count as the same."""
 
@@ -72,7 +80,9 @@ class ReplicaCost:
         self.groups = GroupCost(profile, dtype)
         self._graph = profile.graph
         self._unit_traffic_s = cache(self._unit_traffic_of)
-        self._buckets_s = cache(self._buckets_of)
+        self._buckets = cache(self._buckets_of)
+        self._buckets_s = cache(self._seconds_of_buckets)
+        self._unit_ends: dict[_EndsKey, tuple[float, ...]] = {}
         self._traffic_s = cache(self._traffic_of)
 
     @property
@@ -131,26 +141,101 @@ class ReplicaCost:
     def end_of_step_s(self, stage: Stage) -> tuple[float, ...]:
         """Return the seconds of what a stage's replicas exchange when all their work is done, bucket by bucket."""
         rings = rings_of(stage)
-        whole = stage.state_sharding is not StateSharding.ZERO3
-        by_ring = [self._buckets_s(stage.units, ring, rings, whole) for ring in rings]
-        slowest = max(by_ring, key=sum, default=())
-        if whole or not rings:
+        if not rings:
+            return ()
+        _, slowest = self._slowest_ring(stage, rings)
+        if stage.state_sharding is not StateSharding.ZERO3:
             return slowest
         # What the next step begins with: nothing is computed that could hide it.
         return (*slowest, self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0])
 
-    def _buckets_of(self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool) -> tuple[float, ...]:
+    def _slowest_ring(self, stage: Stage, rings: tuple[Ring, ...]) -> tuple[Ring, tuple[float, ...]]:
+        whole = stage.state_sharding is not StateSharding.ZERO3
+        by_ring = {ring: self._buckets_s(stage.units, ring, rings, whole, stage.sum_buckets) for ring in rings}
+        return max(by_ring.items(), key=lambda entry: sum(entry[1]))
+
+    def bucket_parts(self, stage: Stage, replica: Replica, op: Op, samples: int) -> tuple[float, ...]:
+        """Return by bucket after which part of a stage's last backward action, on a replica, it may be summed.
+
+        All of it where leaders sum for their groups, and where state is divided.
+        """
+        buckets = self.buckets_beside(stage)
+        if buckets is None:
+            return (1.0,) * len(self.end_of_step_s(stage))
+        return self.parts_until_whole(buckets, stage, replica, op, samples)
+
+    def parts_until_whole(
+        self, buckets: Sequence[SumBucket], stage: Stage, replica: Replica, op: Op, samples: int
+    ) -> tuple[float, ...]:
+        """Return after which part of a backward action on a replica each bucket's gradients are whole."""
+        kinds = self.groups.kinds(replica)
+        ends = self._unit_ends.get((stage.units, stage.recompute, kinds, replica.tp_shares, op, samples))
+        if ends is None:
+            ends = self._unit_ends_of(stage, replica, op, samples)
+            self._unit_ends[stage.units, stage.recompute, kinds, replica.tp_shares, op, samples] = ends
+        return tuple(ends[bucket.last_unit] for bucket in buckets)
+
+    def buckets_beside(self, stage: Stage) -> tuple[SumBucket, ...] | None:
+        """Return the buckets of the slowest ring, if they may be summed beside the last backward."""
+        rings = rings_of(stage)
+        if not rings or stage.state_sharding is not StateSharding.NONE or not _meet(stage, rings):
+            return None
+        return self._buckets(stage.units, self._slowest_ring(stage, rings)[0], stage.sum_buckets)
+
+    def behind_s(self, stage: Stage) -> float:
+        """Return the least seconds of what replicas exchange that are left behind the stage's last backward action.
+
+        The last action may be the B or the W of any of its micro-batches.
+        """
+        seconds, buckets = self.end_of_step_s(stage), self.buckets_beside(stage)
+        if buckets is None:
+            return sum(seconds)
+        alike: dict[tuple[object, ...], tuple[Replica, int]] = {}
+        for index, replica in enumerate(stage.replicas):
+            kinds = self.groups.kinds(replica)
+            for size in {span.size for span in stage.replica_spans(index)}:
+                alike[kinds, replica.tp_shares, size] = (replica, size)
+        left_s = [
+            behind_s(
+                seconds,
+                self.parts_until_whole(buckets, stage, replica, op, size),
+                self._compute_s(stage, replica, op, size),
+            )
+            for replica, size in alike.values()
+            for op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+        ]
+        return min(left_s, default=sum(seconds))
+
+    def _unit_ends_of(self, stage: Stage, replica: Replica, op: Op, samples: int) -> tuple[float, ...]:
+        """Return by unit after which part of a backward action it is done; the last unit is first."""
+        seconds = [
+            sum(
+                self.groups.units_seconds((unit,), replica, operation, samples)
+                for operation in operations_of(op, recomputed=unit in stage.recompute)
+            )
+            for unit in reversed(stage.units)
+        ]
+        ends = list(accumulate(seconds))
+        whole_s = ends[-1]
+        return tuple(min(1.0, end / whole_s) if whole_s > 0 else 1.0 for end in reversed(ends))
+
+    def _buckets_of(self, units: range, ring: Ring, buckets: int) -> tuple[SumBucket, ...]:
+        by_unit = self._graph.held_parameter_bytes(units, ring.tp_share)
+        return fill_buckets(by_unit, bucket_bytes(sum(by_unit), buckets))
+
+    def _seconds_of_buckets(
+        self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool, buckets: int
+    ) -> tuple[float, ...]:
         """Return the seconds of each bucket: of a whole sum, or of its first half."""
         beside = _beside(ring, rings)
         seconds = cache(
             lambda size: (
-                self._collectives.seconds(ring.devices, size, options=beside)
+                self._collectives.seconds(ring.devices, size, options=replace(beside, waits_for_receiver=True))
                 if whole
                 else self._collectives.gather_s(ring.devices, size, beside)
             )
         )
-        size_bytes = sum(self._graph.held_parameter_bytes(units, ring.tp_share))
-        return tuple(map(seconds, SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES).buckets(size_bytes)))
+        return tuple(seconds(bucket.size_bytes) for bucket in self._buckets(units, ring, buckets))
 
     def sent_bytes(self, stage: Stage) -> Counter[tuple[str, str]]:
         """Return what a stage's devices send each other in a step: gradients, gathers, sums inside replicas."""
@@ -182,6 +267,11 @@ class ReplicaCost:
         for source, target in zip(devices, (*devices[1:], devices[0]), strict=True):
             if each:
                 sent[source, target] += each
+
+
+def _meet(stage: Stage, rings: tuple[Ring, ...]) -> bool:
+    """Whether the members of its replicas' groups hold the same parts, so that each sums its own."""
+    return all(len(replica.devices) == len(rings) for replica in stage.replicas)
 
 
 def _beside(ring: Ring, rings: tuple[Ring, ...]) -> SumOptions:

@@ -43,7 +43,7 @@ class StageTerms:
     run_s: float
     """Its own F, I and W of the whole global batch."""
     sync_s: float
-    """Its replicas' gradient sum."""
+    """Its replicas' gradient sum, as far as it is not summed beside the last backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,11 @@ class StepCost:
         )
 
     def sync_seconds(self, stage: Stage) -> float:
-        """Return the seconds of the gradient sum of a stage's replicas (equation 5, with latency, in buckets)."""
-        return sum(self.replicas.end_of_step_s(stage))
+        """Return the seconds of a stage's gradient sum that are left behind its last backward.
+
+        The sum is equation 5, with latency, in buckets; the paper's begins when all work is done.
+        """
+        return self.replicas.behind_s(stage)
 
     def _stage_times(self, stage: Stage) -> _StageTimes:
         ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)

@@ -68,6 +68,10 @@ class GroupCost:
         """Return the seconds of one action of a stage's units on all devices of a replica."""
         return self.seconds(units, replica.devices, replica.tp_shares, op, samples)
 
+    def kinds(self, replica: Replica) -> tuple[str, ...]:
+        """Return the kinds of a replica's devices."""
+        return tuple(self._devices[name].kind for name in replica.devices)
+
     def units_seconds(self, units: Iterable[int], replica: Replica, op: Op, samples: int) -> float:
         """Return the seconds of one operation of units that need not follow each other, on a replica's devices."""
         sums = self.prefix_seconds(replica.devices, replica.tp_shares, op, samples)

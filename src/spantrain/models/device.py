@@ -1,7 +1,7 @@
 """What computes: the processor, a CUDA device, or an emulated device that makes real work take a kind's time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -15,12 +15,15 @@ __all__ = [
     "CudaDevice",
     "Device",
     "EmulatedDevice",
+    "Milestone",
     "PreciseClock",
     "open_device",
     "real_compute_ratio",
 ]
 
 T = TypeVar("T")
+Milestone = tuple[float, Callable[[], None]]
+"""Seconds from the start of a piece of work, and what to call then."""
 
 
 def _nothing() -> float:
@@ -45,6 +48,7 @@ class Device(Protocol):
         *,
         more_s: Callable[[], float] = _nothing,
         waited_s: Callable[[], float] = _nothing,
+        milestones: Sequence[Milestone] = (),
     ) -> T:
         """Do the work to its end and return its result.
 
@@ -53,6 +57,8 @@ class Device(Protocol):
             seconds: what it shall take on an emulated device; real devices take the time they take.
             more_s: what an emulated device adds to that; asked for when the work is done.
             waited_s: how long of the work nothing was computed; asked for then, too.
+            milestones: what an emulated device makes known before the end, in time; later by their part of `more_s`.
+                On a real device the work itself knows when it gets there.
         """
 
 
@@ -73,6 +79,7 @@ class CpuDevice:
         *,
         more_s: Callable[[], float] = _nothing,  # noqa: ARG002
         waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        milestones: Sequence[Milestone] = (),  # noqa: ARG002
     ) -> T:
         """Do the work and return its result."""
         start_s = time.perf_counter()
@@ -103,6 +110,7 @@ class CudaDevice:
         *,
         more_s: Callable[[], float] = _nothing,  # noqa: ARG002
         waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        milestones: Sequence[Milestone] = (),  # noqa: ARG002
     ) -> T:
         """Queue the work, wait until the device has done it, and return its result."""
         with torch.cuda.device(self.torch_device):
@@ -202,10 +210,12 @@ class EmulatedDevice:
         *,
         more_s: Callable[[], float] = _nothing,
         waited_s: Callable[[], float] = _nothing,
+        milestones: Sequence[Milestone] = (),
     ) -> T:
         """Do the work and return its result `seconds` after its start (None: at once when done, and not counted).
 
-        What `more_s` says comes on top: time that was real, such as the network's, and not computation.
+        What `more_s` says comes on top: time that was real, such as the network's, and not computation. The real
+        computation is done at once, but what it gives is known to others at its milestones only.
         """
         called_s = self._clock.now_s()
         start_s = self._start(called_s)
@@ -216,8 +226,12 @@ class EmulatedDevice:
         if seconds is None:
             self._deadline_s = done_s
         else:
-            self._deadline_s = start_s + seconds + more_s()
+            added_s = more_s()
+            self._deadline_s = start_s + seconds + added_s
             self._count(max(0.0, done_s - called_s - waited_s()), seconds)
+            for after_s, call in milestones:
+                self._clock.wait_until(start_s + after_s + (added_s * after_s / seconds if seconds else 0.0))
+                call()
             self._clock.wait_until(self._deadline_s)
         self._ended_s = self._clock.now_s()
         self.last_s = self._ended_s - start_s

@@ -93,6 +93,11 @@ class HeldMeter:
         """What the module holds besides parameters."""
         return tuple(self._module.buffers())
 
+    @property
+    def now_bytes(self) -> int:
+        """What is held now, with messages that came or go."""
+        return self._sum_bytes + self._messages.look()
+
     def log_for(self, span: Span) -> StorageLog | None:
         """Return what is to watch a span, if none of its size was watched."""
         if span.size in self._after_forward:
@@ -135,7 +140,7 @@ class HeldMeter:
         self._note_peak()
 
     def _note_peak(self, besides_bytes: int = 0) -> None:
-        held_bytes = self._sum_bytes + self._messages.look() + self.waiting_bytes() + besides_bytes
+        held_bytes = self.now_bytes + self.waiting_bytes() + besides_bytes
         self.peak_bytes = max(self.peak_bytes, held_bytes)
 
 

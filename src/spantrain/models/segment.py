@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spantrain.models.held import StorageLog
-from spantrain.models.split_backward import PendingWeights, SplitBackward
+from spantrain.models.split_backward import Final, PendingWeights, SplitBackward
 from spantrain.models.tensor.divided import gathered, own_part, with_own_part
 from spantrain.models.units import UnitModule, parameter_names
 
@@ -70,7 +70,9 @@ class Segment:
         self._autocast_dtype = autocast_dtype
         self._torch_device = torch_device
         parameters = {id(p): p for unit in units for p in map(unit.get_parameter, parameter_names(unit))}
-        self._split = SplitBackward(list(parameters.values()), name=f"{units[0].name}..{units[-1].name}")
+        self.parameters = tuple(parameters.values())
+        """Of its units, each once."""
+        self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
 
     def run(self, tensors: Tensors, labels: Tensor | None) -> Tensors:
         """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph."""
@@ -113,21 +115,23 @@ class Segment:
             log.add(*held.tensors)
         return input_gradients
 
-    def backward_weight(self, held: HeldSegment) -> None:
-        """Run W, if I left anything."""
+    def backward_weight(self, held: HeldSegment, final: Final | None = None) -> None:
+        """Run W, if I left anything; `final` is told parameters as they are done."""
         if held.gradients is not None:
-            self.backward(held, held.gradients)
+            self.backward(held, held.gradients, final=final)
         if held.pending is not None:
-            self._split.backward_weight(held.pending)
+            self._split.backward_weight(held.pending, final)
         held.gradients = held.pending = None
 
-    def backward(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
-        """Run both halves at once; arguments and result as of `backward_input`."""
+    def backward(
+        self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None, final: Final | None = None
+    ) -> Tensors:
+        """Run both halves at once; arguments and result as of `backward_input`, `final` as of `backward_weight`."""
         outputs = self._again(held, log) if self._recomputed else held.outputs
         roots = _roots(outputs, output_gradients)
         del outputs
         wanted, held.inputs, held.outputs = _with_grad(held.inputs), (), ()
-        return self._split.backward(*roots, wanted)
+        return self._split.backward(*roots, wanted, final)
 
     def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
         """Run F once more, now with a graph."""

@@ -15,7 +15,7 @@ They come from `torch.distributed.pipelining._backward`. What is known of them, 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-__all__ = ["PendingWeights", "SplitBackward"]
+__all__ = ["Final", "PendingWeights", "SplitBackward"]
 
 _LOGGER = logging.getLogger(__name__)
 
 Group = dict[str, Any]
+Final = Callable[[Iterable[nn.Parameter]], None]
+"""Is told parameters to whose gradients a pass adds nothing more, while it runs; of the last pass they are final."""
 
 
 @dataclass(kw_only=True)
@@ -93,20 +95,46 @@ class SplitBackward:
             return gradients, PendingWeights()
         return gradients, PendingWeights(groups=groups)
 
-    def backward_weight(self, pending: PendingWeights) -> None:
-        """Add the parameters' gradients of one span to their `.grad`."""
-        for group in pending.groups:
-            for node in group["params"]:
-                if node.variable.grad is None:
-                    node.variable.grad = torch.zeros_like(node.variable)
-        stage_backward_weight(iter(self._parameters), pending.groups)
+    def backward_weight(self, pending: PendingWeights, final: Final | None = None) -> None:
+        """Add the parameters' gradients of one span to their `.grad`, the last layers' first."""
+        place = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        groups = sorted(pending.groups, key=lambda group: -max(place[id(node.variable)] for node in group["params"]))
         pending.groups.clear()
+        waiting = {id(node.variable) for group in groups for node in group["params"]}
+        if final is not None:
+            final(parameter for parameter in self._parameters if id(parameter) not in waiting)
+        for group in groups:
+            found = [node.variable for node in group["params"]]
+            for parameter in found:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            stage_backward_weight(iter(found), [group])
+            if final is not None:
+                final(found)
 
     def backward(
-        self, outputs: Sequence[Tensor], output_gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+        self,
+        outputs: Sequence[Tensor],
+        output_gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        final: Final | None = None,
     ) -> tuple[Tensor, ...]:
         """Do both halves at once; return the gradients of `inputs`."""
-        return self._fused([get_gradient_edge(output) for output in outputs], output_gradients, inputs)
+        edges = [get_gradient_edge(output) for output in outputs]
+        if final is None:
+            return self._fused(edges, output_gradients, inputs)
+        reached = _reachable_leaves(edges)
+        final(parameter for parameter in self._parameters if id(parameter) not in reached)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda own: final((own,)))  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+            if id(parameter) in reached
+        ]
+        try:
+            return self._fused(edges, output_gradients, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _fused(
         self, edges: Sequence[GradientEdge], output_gradients: Sequence[Tensor], inputs: Sequence[Tensor]

@@ -1,7 +1,7 @@
 """Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +11,14 @@ from spantrain.core.spans import Span
 from spantrain.errors import ProtocolError, ScheduleError
 from spantrain.models.held import HeldMeter, StorageLog
 from spantrain.models.segment import HeldSegment, Tensors, detached, segments_of
+from spantrain.models.split_backward import Final
 from spantrain.models.tensor.divided import own_part, with_own_part
 from spantrain.models.units import UnitModule, parameter_names
 
-__all__ = ["StageExecutor"]
+__all__ = ["NamesFinal", "StageExecutor"]
+
+NamesFinal = Callable[[Iterable[str]], None]
+"""Is told names of parameters to whose gradients a pass adds nothing more, while it runs."""
 
 
 @dataclass(kw_only=True)
@@ -72,9 +76,17 @@ class StageExecutor:
         self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
         """Counts the bytes that spans in flight hold."""
         self._parameters = _named_parameters(units)
+        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        self.names_by_unit = _names_by_unit(units, self._name_of)
+        """By unit: names of parameters whose gradients are whole when a backward pass, from the last unit, is through
+        it."""
         self._segments = segments_of(
             units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
         )
+        self._first_segment: dict[int, int] = {}
+        for number, segment in enumerate(self._segments):
+            for parameter in segment.parameters:
+                self._first_segment.setdefault(id(parameter), number)
         self._held: dict[Span, _Held] = {}
 
     @property
@@ -158,8 +170,10 @@ class StageExecutor:
         self.meter.went_back(span, held.log, leaves_weights=True)
         return gradients
 
-    def backward_weight(self, span: Span) -> None:
+    def backward_weight(self, span: Span, final: NamesFinal | None = None) -> None:
         """Run W: add the parameters' gradients of the span to `.grad`, and release what was held for it.
+
+        `final` is told, layer by layer from the last to the first, which gradients are done.
 
         Raises:
             ScheduleError: I has not run on exactly this span.
@@ -167,21 +181,37 @@ class StageExecutor:
         held = self._held.get(span)
         if held is None or not held.went_back:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
-        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
-            segment.backward_weight(kept)
+        for number, kept in reversed(list(enumerate(held.segments))):
+            with self._telling(number, final) as told:
+                self._segments[number].backward_weight(kept, told)
         del self._held[span]
         self.meter.released(span)
 
-    def backward(self, span: Span, output_gradients: Tensors) -> Tensors:
-        """Run B, both halves at once; arguments, result and errors as of `backward_input`."""
+    def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
+        """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
         held = self._waiting_for_backward(span, "B")
         gradients = self._first_gradients(held, span, output_gradients)
-        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
-            gradients = segment.backward(kept, gradients, held.log)
+        for number, kept in reversed(list(enumerate(held.segments))):
+            with self._telling(number, final) as told:
+                gradients = self._segments[number].backward(kept, gradients, held.log, told)
         del self._held[span]
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=False)
         return gradients
+
+    @contextmanager
+    def _telling(self, number: int, final: NamesFinal | None) -> Iterator[Final | None]:
+        """Yield what a segment's pass tells of its parameters; those that a segment before has too are not done."""
+        if final is None:
+            yield None
+            return
+
+        def tell(parameters: Iterable[nn.Parameter]) -> None:
+            whole = (id(parameter) for parameter in parameters if self._first_segment[id(parameter)] == number)
+            final(self._name_of[key] for key in whole)
+
+        yield tell
+        tell(self._segments[number].parameters)
 
     def _moved(self, tensors: Tensors) -> Tensors:
         return tuple(tensor.to(self._torch_device) for tensor in tensors)
@@ -232,6 +262,17 @@ def _named_parameters(units: Sequence[UnitModule]) -> dict[str, nn.Parameter]:
                 seen.add(id(parameter))
                 named[full] = parameter
     return named
+
+
+def _names_by_unit(units: Sequence[UnitModule], name_of: Mapping[int, str]) -> tuple[tuple[str, ...], ...]:
+    """Return each parameter's name with the first unit that has it."""
+    seen: set[str] = set()
+    found = []
+    for unit in units:
+        names = [name_of[id(unit.get_parameter(local))] for local in parameter_names(unit)]
+        found.append(tuple(dict.fromkeys(name for name in names if name not in seen)))
+        seen.update(names)
+    return tuple(found)
 
 
 def _listed(held: dict[Span, _Held]) -> str:

@@ -42,7 +42,9 @@ class _StaticDispatch(Machine):
         op, index = self._order[self._position]
         if index not in self._ready[op]:
             return None
-        assert op is not Op.FORWARD or self._fits(state, index), f"F {index} is over the limit: {state.held} held"
+        if op is Op.FORWARD and not self._fits(state, index):
+            assert self.held_before, f"F {index} is over the limit: {state.held} held"
+            return None
         self._position += 1
         return op, index, f"action {self._position} of {len(self._order)} in the order"
 
@@ -83,7 +85,7 @@ def _preference(schedule: str, task: ReplicaTask) -> tuple[Op, ...]:
     return (*first, Op.BACKWARD_WEIGHT)
 
 
-def make_policy(schedule: str, task: ReplicaTask) -> DispatchPolicy:
+def make_policy(schedule: str, task: ReplicaTask) -> Machine:
     """Return the decision machine of one replica.
 
     Raises:

@@ -112,6 +112,8 @@ class Machine(ABC):
         self._ready: dict[Op, list[int]] = {op: [] for op in Op}
         self._take_spans(task.spans)
         self.state: DispatchState | None = None
+        self.held_before = 0
+        """Samples that an older step holds or has yet to forward here: their room is not this step's."""
 
     def _take_spans(self, spans: Sequence[Span]) -> None:
         """Work on these micro-batches from now on."""
@@ -127,6 +129,11 @@ class Machine(ABC):
 
     def on_event(self, now_s: float, event: Event) -> list[Command]:
         """Take in what happened; return what to do."""
+        self.hear(now_s, event)
+        return self.decide(now_s)
+
+    def hear(self, now_s: float, event: Event) -> None:
+        """Take in what happened."""
         if isinstance(event, Arrived):
             self._arrive(event.direction, event.span)
         elif isinstance(event, Finished):
@@ -135,6 +142,9 @@ class Machine(ABC):
             self._recut(event.spans)
         else:
             self._begin(event.step, now_s)
+
+    def decide(self, now_s: float) -> list[Command]:
+        """Return what to do now."""
         state = self.state
         assert state is not None, "the step has not started"
         if state.running is not None:
@@ -155,6 +165,15 @@ class Machine(ABC):
         """Whether all work of the step is done."""
         return self.state is not None and self.state.num_released == len(self._spans)
 
+    @property
+    def unreleased(self) -> int:
+        """Samples of the step that are held, or have yet to be."""
+        state = self.state
+        if state is None:
+            return 0
+        pairs = zip(self._spans, state.progress, strict=True)
+        return sum(span.size for span, progress in pairs if progress is not Progress.RELEASED)
+
     def waiting_for(self) -> str:
         """Say in a few words what an idle replica waits for."""
         if self.state is None:
@@ -166,8 +185,8 @@ class Machine(ABC):
         ready = self._ready[Op.FORWARD]
         if ready and not self._fits(self.state, ready[0]):
             return (
-                f"room for {self._actions[Op.FORWARD][ready[0]]}: {self.state.held} of {self.task.in_flight_limit} "
-                f"samples held, gradients of {self._oldest(Progress.FORWARDED)}"
+                f"room for {self._actions[Op.FORWARD][ready[0]]}: {self.held_before + self.state.held} of "
+                f"{self.task.in_flight_limit} samples held, gradients of {self._oldest(Progress.FORWARDED)}"
             )
         return (
             f"activations of {self._oldest(Progress.NEW)} (has {self.state.activations}), "
@@ -297,4 +316,4 @@ class Machine(ABC):
         while state.first_new < index and progress[state.first_new] is not Progress.NEW:
             state.first_new += 1
         older = sum(spans[k].size for k in range(state.first_new, index) if progress[k] is Progress.NEW)
-        return state.held + older + spans[index].size <= self.task.in_flight_limit
+        return self.held_before + state.held + older + spans[index].size <= self.task.in_flight_limit

@@ -4,6 +4,8 @@ The coordinator's side
 
 coordinator     who is here, what each is to do, what became of it
 roster          what it knows of each worker
+meeting         where the replicas of a stage meet
+training_run    what workers ask of the run that is under way
 barrier         the end of a step: all reports in, one verdict out
 advice          asks for a better plan beside training, and takes the answer at a barrier
 launcher        starts this machine's workers, notices when one ends
@@ -22,6 +24,9 @@ switch          goes over to another plan between two steps
 stage_member    its groups, its units with the part of their parameters that it holds
 stage_actions   its actions in a step: those that its policy wants, or those that its leader tells
 driver          drives one replica's policy: asks it, computes, sends, receives
+stale_driver    the same of two steps at once
+stale_session   a part of a training run whose steps overlap
+stale_weights   two sets of weights, for even and for odd steps
 following       how the members of a tensor-parallel replica do the same in the same order
 work            what every member does for an action, and for how long
 inbox           samples that have arrived, in pieces, until an action takes them
@@ -36,6 +41,8 @@ emulation       the time that an emulated device takes
 groups          the groups of a stage's devices that compute or sum together
 memory_groups   the same among threads, for tests
 gradients       sums over replicas, and the norm
+background_sums the sums of one step, begun while its last backward runs
+background      a thread that does pieces of work in order
 part_sums       gradients of divided parameters, put together and taken apart again
 tied            sums of parameters that several stages hold copies of
 traffic         bytes on the wire since a session began

@@ -1,12 +1,12 @@
-"""Asks for a better plan while devices train, and never makes them wait for the answer.
+"""Asks for a better plan while devices train, and does not make them wait for the answer.
 
-An adviser is asked in a thread of its own with the reports of the last step; what it has answered by the end of a
-later step is taken there. It is asked again when it has answered. Whatever it does wrong is told once, and training
-goes on with the present plan.
+An adviser is asked in a thread of its own with the reports of the last step. What it answers within moments is taken
+at once, what it has answered by the end of a later step is taken there. It is asked again when it has answered.
+Whatever it does wrong is told once, and training goes on with the present plan.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -19,6 +19,8 @@ from spantrain.runtime.orders import StepReport
 __all__ = ["Advice", "Adviser", "Advising", "check_change"]
 
 Reports = Mapping[str, StepReport]
+_AT_ONCE_S = 3e-3
+"""Devices wait for an adviser at most so long, at the end of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +65,16 @@ class Advising:
             self._plan = advice.plan
         return advice
 
-    def ask(self, step: int, reports: Reports) -> None:
-        """Have the reports of a step looked at, unless those of an earlier one still are."""
+    def ask(self, step: int, reports: Reports) -> Advice | None:
+        """Have the reports of a step looked at, unless those of an earlier one still are; return what is said at once.
+
+        An adviser that compares a few numbers has answered by then, and a plan for links that have recovered runs a
+        step earlier.
+        """
         if self._asked is None:
             self._asked = self._pool.submit(self._advise, step, self._plan, dict(reports))
+            wait([self._asked], timeout=_AT_ONCE_S)
+        return self.take()
 
     def __enter__(self) -> Self:
         return self

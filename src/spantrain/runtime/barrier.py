@@ -108,14 +108,6 @@ class StepBarrier:
             self._aborted = reason
             self._closed.notify_all()
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The devices whose report the oldest open step waits for."""
-        with self._closed:
-            if not self._reports:
-                return ()
-            return tuple(sorted(self._devices - set(self._reports[min(self._reports)])))
-
     def _close(self, step: int) -> None:
         reports = self._reports.pop(step)
         now_s = time.monotonic()
@@ -149,12 +141,12 @@ class StepBarrier:
         )
 
     def _advice(self, step: int, reports: Mapping[str, StepReport]) -> Advice | None:
-        """Take what was advised on earlier steps, and hand over this one's reports."""
+        """Take what was advised on earlier steps, or hand over this one's reports and take what is said at once."""
         if self._advising is None:
             return None
         advice = self._advising.take()
         if advice is None:  # or these reports are of a plan that runs no longer
-            self._advising.ask(step, reports)
+            advice = self._advising.ask(step, reports)
         return advice
 
     def _mean(self, sums: list[float | None]) -> float | None:

@@ -10,6 +10,7 @@ from spantrain.core.links import LinkReport
 from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span, equal_spans
+from spantrain.models.stage import NamesFinal
 from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.dispatch import DispatchPolicy
 from spantrain.policy.monitor import SentMessage
@@ -18,7 +19,7 @@ from spantrain.runtime.following import Followers
 from spantrain.runtime.inbox import Inbox
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.rounding import ErrorFeedback, for_wire, from_wire
-from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork
+from spantrain.runtime.work import DeviceClock, Feed, LastBackward, ReplicaWork
 from spantrain.transport.interface import MailboxLike, Message
 
 __all__ = ["StepDriver"]
@@ -63,6 +64,8 @@ class StepDriver:
         work.executor.meter.waiting_bytes = self._inbox.held_bytes
         self._stage, self._replica = plan.place(name)
         stages = plan.stages
+        own_spans = stages[self._stage].replica_spans(self._replica)
+        self._last_backward = LastBackward(sum(span.size for span in own_spans))
         self._wire_before = stages[self._stage - 1].wire_format if self._stage else WireFormat.NATIVE
         self._wire_behind = stages[self._stage].wire_format
         self._is_first = work.is_first
@@ -71,9 +74,13 @@ class StepDriver:
         self._step = 0
         self._loss_sum = 0.0
 
-    def run_step(self, step: int, policy: DispatchPolicy) -> float | None:
-        """Run all actions of a step; return the last stage's loss sum (None on other stages)."""
+    def run_step(self, step: int, policy: DispatchPolicy, final: NamesFinal | None = None) -> float | None:
+        """Run all actions of a step; return the last stage's loss sum (None on other stages).
+
+        `final` is told which gradients are final, while the step's last backward runs here.
+        """
         self._step, self._loss_sum = step, 0.0
+        self._last_backward.begin(step, final)
         self._inbox.forget_before(step)
         self._feedback.forget()
         self._events = [StepStarted(step), *self._early_arrivals(step)]
@@ -150,12 +157,13 @@ class StepDriver:
         return chosen
 
     def _perform(self, action: Action) -> tuple[float, float]:
-        work = self._work(action)
+        final = self._last_backward.of(self._step, action)
+        work = self._work(action, self._clock.told_by_work(final))
         start_s = time.monotonic()
-        outputs = self._clock.run(action.op, action.span.size, work)
+        outputs = self._clock.run(action.op, action.span.size, work, final)
         end_s = time.monotonic()
         self._local.finished(action.op, action.span.size, end_s - start_s)
-        held_samples = self._replica_work.executor.held_samples
+        held_samples = self._replica_work.held_samples
         self._recorder.computed(str(action), self._step, start_s, end_s, held_samples=held_samples)
         if action.op is Op.FORWARD and self._is_last:
             self._loss_sum += float(outputs[0])
@@ -166,14 +174,14 @@ class StepDriver:
         self._events.append(Finished(action))
         return start_s, end_s
 
-    def _work(self, action: Action) -> Callable[[], Tensors]:
+    def _work(self, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""
         op, span, step = action.op, action.span, self._step
         awaited = self._replica_work.awaits(op)
         received = self._take(step, awaited.value, span) if awaited else ()
         if not self._followers.exist:
-            return self._replica_work.bind(op, step, span, received)
-        return lambda: self._replica_work.bind(op, step, span, self._followers.tell(op, step, span, received))()
+            return self._replica_work.bind(op, step, span, received, final)
+        return lambda: self._replica_work.bind(op, step, span, self._followers.tell(op, step, span, received), final)()
 
     def _evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         def work() -> Tensors:
@@ -214,8 +222,13 @@ class StepDriver:
             part = 1 - message.first_chunk_bytes / message.size_bytes
             seconds = (message.received_s - message.started_s) / part
             self._local.received(Direction(key.lane), key.span.size, seconds)
-        if key.step == self._step and key.lane in _PIPELINE:
-            self._events.append(Arrived(Direction(key.lane), key.span))
+        if key.lane in _PIPELINE:
+            self._arrived(key.step, Arrived(Direction(key.lane), key.span))
+
+    def _arrived(self, step: int, event: Arrived) -> None:
+        """Have the policy told of samples of a step that has begun; those of others lie in the inbox until then."""
+        if step == self._step:
+            self._events.append(event)
 
     def _take(self, step: int, lane: str, span: Span) -> Tensors:
         """Return samples that have come, as this stage works on them; until then they lie here as they were sent."""

@@ -1,6 +1,7 @@
 """The time that an emulated device takes, from its kind's law."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
@@ -8,7 +9,7 @@ from spantrain.core.units import Unit
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.cost.recompute import operations_of
 
-__all__ = ["emulated_group_seconds", "emulated_seconds", "law_of"]
+__all__ = ["emulated_group_seconds", "emulated_seconds", "emulated_unit_seconds", "law_of"]
 
 
 def law_of(cluster: Cluster, device: str, dtype: str) -> AnalyticLaw | None:
@@ -35,7 +36,21 @@ def emulated_group_seconds(
     *,
     recompute: Collection[int] = (),
 ) -> Callable[[Op, int], float | None]:
-    """Return the same for a member of a tensor-parallel group.
+    """Return the same for a member of a tensor-parallel group; arguments as of `emulated_unit_seconds`."""
+    by_unit = emulated_unit_seconds(cluster, device, shares, dtype, units, recompute=recompute)
+    return (lambda _op, _samples: None) if by_unit is None else (lambda op, samples: sum(by_unit(op, samples)))
+
+
+def emulated_unit_seconds(
+    cluster: Cluster,
+    device: str,
+    shares: Mapping[str, Sequence[float]],
+    dtype: str,
+    units: Sequence[Unit],
+    *,
+    recompute: Collection[int] = (),
+) -> Callable[[Op, int], tuple[float, ...]] | None:
+    """Return (operation, samples) -> seconds of each unit on a member of a tensor-parallel group; None: a real device.
 
     Members wait for each other where they sum, in every unit, so each unit takes the time of its slowest emulated
     member: that device's share of what it would take it alone, as `cost.tensor` reckons. What the sums themselves take
@@ -50,17 +65,17 @@ def emulated_group_seconds(
         recompute: positions of those that are run again in the backward pass.
     """
     if law_of(cluster, device, dtype) is None:
-        return lambda _op, _samples: None
+        return None
     laws = [(law, shares[name]) for name in shares if (law := law_of(cluster, name, dtype)) is not None]
-    known: dict[tuple[Op, int], float] = {}
 
-    def seconds(op: Op, samples: int) -> float:
-        if (op, samples) not in known:
-            known[op, samples] = sum(
+    @cache
+    def seconds(op: Op, samples: int) -> tuple[float, ...]:
+        return tuple(
+            sum(
                 max(share[number] * law.seconds(unit, operation, samples) for law, share in laws)
-                for number, unit in enumerate(units)
                 for operation in operations_of(op, recomputed=number in recompute)
             )
-        return known[op, samples]
+            for number, unit in enumerate(units)
+        )
 
     return seconds

@@ -20,9 +20,10 @@ from torch import Tensor
 from spantrain.core.action import Action, Op
 from spantrain.core.spans import Span
 from spantrain.errors import WorkerError
+from spantrain.models.stage import NamesFinal
 from spantrain.runtime.groups import MemberGroup
 from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork
+from spantrain.runtime.work import DeviceClock, Feed, LastBackward, ReplicaWork
 
 __all__ = ["Follower", "Followers"]
 
@@ -145,18 +146,22 @@ class Follower:
         work: ReplicaWork,
         clock: DeviceClock,
         stage: int,
+        samples: int,
         recorder: Recorder,
         check_abort: Callable[[], None],
     ) -> None:
+        """Follow the leader of a group, whose replica has so many samples of each step."""
         self._group = group
         self._work = work
         self._clock = clock
         self._stage = stage
+        self._last_backward = LastBackward(samples)
         self._recorder = recorder
         self._check_abort = check_abort
 
-    def run_step(self) -> None:
-        """Do what the leader tells until it says that the step's actions are done."""
+    def run_step(self, step: int, final: NamesFinal | None = None) -> None:
+        """Do what the leader tells until it says that the step's actions are done; `final` as of `StepDriver`."""
+        self._last_backward.begin(step, final)
         self._follow(self._work.feed)
 
     def evaluate(self, feed: Feed) -> None:
@@ -177,11 +182,14 @@ class Follower:
     def _perform(self, told: _Told) -> None:
         action = Action(self._stage, _OP_OF[told.instruction], told.span)
 
+        final = self._last_backward.of(told.step, action)
+
         def work() -> Tensors:
-            return self._work.bind(action.op, told.step, action.span, self._take(told))()
+            tells = self._clock.told_by_work(final)
+            return self._work.bind(action.op, told.step, action.span, self._take(told), tells)()
 
         start_s = time.monotonic()
-        self._clock.run(action.op, action.span.size, work)
+        self._clock.run(action.op, action.span.size, work, final)
         held = self._work.executor.held_samples
         self._recorder.computed(str(action), told.step, start_s, time.monotonic(), held_samples=held)
 

@@ -8,13 +8,16 @@ replicas' groups are alike, the k-th members hold the same parts and sum among t
 are not, leaders put the parts of their group together, sum whole gradients among themselves, and hand the parts back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from spantrain.cost.buckets import bucket_bytes
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.models.tensor.slices import take
+from spantrain.runtime.background import Background
+from spantrain.runtime.background_sums import StepSums, buckets_of, gradient_of
 from spantrain.runtime.groups import MemberGroup, StageGroups
 from spantrain.runtime.part_sums import GroupParts
 
@@ -27,7 +30,13 @@ class StageSum:
     """The gradient sums of one device's stage."""
 
     def __init__(
-        self, groups: StageGroups, parts: GroupParts, *, levels: bool = False, partial: Sequence[str] = ()
+        self,
+        groups: StageGroups,
+        parts: GroupParts,
+        *,
+        levels: bool = False,
+        partial: Sequence[str] = (),
+        buckets: int = 1,
     ) -> None:
         """Sum over these groups.
 
@@ -36,34 +45,65 @@ class StageSum:
             parts: what the members of its replica hold.
             levels: members round unlike, so gradients of what all hold whole are made the leader's.
             partial: names of parameters that all hold whole, each with a part of the sum only.
+            buckets: in which gradients are summed, at least.
         """
         self._groups = groups
         self._parts = parts
         self._levels = levels and groups.replica.size > 1
         self._partial = tuple(partial)
+        self._buckets = buckets
+        self._background = Background("gradient sums")
 
     @property
     def sums(self) -> bool:
         """Whether this device exchanges anything at the end of a step."""
         return self._groups.world.size > self._groups.replica.size
 
-    def run(self, parameters: Parameters) -> None:
-        """Sum every gradient over the replicas, in buckets; a missing gradient counts as zero."""
-        gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
+    def begin(self, parameters: Parameters) -> StepSums:
+        """Return the sums of one step, to which gradients are told as they become final.
+
+        Over rings they go on in the background. What needs the replica's own group waits for the end of the pass, as
+        the group sums in its units: parameters that members hold a part of the sum of, leaders that put gradients
+        together, gradients that are made the leader's. Several steps may be begun; their sums follow each other.
+        """
+        beside: list[list[str]] = []
+        if self._groups.parts_meet and self._groups.ring.size > 1:
+            # The last unit's gradients are final first.
+            names = [name for name in reversed(list(parameters)) if name not in self._partial]
+            sizes = {name: parameters[name].numel() for name in names}
+            most = bucket_bytes(sum(parameters[name].nbytes for name in names), self._buckets)
+            beside = buckets_of(((name, parameters[name]) for name in names), sizes, most)
+        return StepSums(
+            parameters,
+            beside=beside,
+            reduce=lambda gradients: _reduce(gradients, self._groups.ring),
+            background=self._background,
+            behind=self._behind(),
+        )
+
+    def close(self) -> None:
+        """End the thread that sums."""
+        self._background.close()
+
+    def _behind(self) -> Callable[[Mapping[str, Tensor]], None] | None:
+        """Return what comes behind the sums in the background, if anything does."""
+        leaders_sum = self.sums and not self._groups.parts_meet
+        return self._sum_behind if self._partial or leaders_sum or self._levels else None
+
+    def _sum_behind(self, gradients: Mapping[str, Tensor]) -> None:
         if self._partial:
             _reduce([gradients[name] for name in self._partial], self._groups.replica)
         if not self._groups.parts_meet:
-            self._run_by_leaders(gradients)
-        elif self._groups.ring.size > 1:
-            for bucket in _buckets(gradients.items(), {name: g.numel() for name, g in gradients.items()}):
-                _reduce([gradients[name] for name in bucket], self._groups.ring)
+            self._sum_by_leaders(gradients)
+        elif self._partial:
+            _reduce([gradients[name] for name in self._partial], self._groups.ring)
         if self._levels:
             self._parts.level([gradient for name, gradient in gradients.items() if self._parts.whole_here(name)])
 
-    def _run_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
+    def _sum_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
         # Replicas of other degrees have their parameters in another order, and other sizes of parts.
         full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
-        for bucket in _buckets(sorted(gradients.items()), full_sizes):
+        for bucket in buckets_of(sorted(gradients.items()), full_sizes, RUNTIME_BUCKET_BYTES):
             own = {name: gradients[name] for name in bucket}
             whole = self._parts.gather(own)
             if whole:
@@ -74,11 +114,11 @@ class StageSum:
         """Return a parameter's whole gradient on the leader of the first replica; None on all others."""
         if not self._groups.in_first_replica:
             return None
-        return self._parts.gather({name: _gradient(parameters[name])}).get(name)
+        return self._parts.gather({name: gradient_of(parameters[name])}).get(name)
 
     def replace(self, name: str, whole: Tensor | None, parameters: Parameters) -> None:
         """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
-        gradient, part = _gradient(parameters[name]), self._parts.own[name]
+        gradient, part = gradient_of(parameters[name]), self._parts.own[name]
         full = gradient.new_empty(part.full_shape) if whole is None else whole.contiguous()
         self._groups.world.broadcast(full)
         gradient.copy_(take(full, part))
@@ -93,30 +133,13 @@ class StageSum:
 
 
 def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
+    if len(gradients) == 1 and gradients[0].is_contiguous():
+        group.all_reduce(gradients[0])
+        return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     group.all_reduce(flat)
     for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
         gradient.copy_(piece.view_as(gradient))
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _buckets(gradients: Iterable[tuple[str, Tensor]], elements: Mapping[str, int]) -> list[list[str]]:
-    """Group gradients of one dtype until a bucket is full, by so many elements of each; each is in exactly one."""
-    buckets: list[list[str]] = []
-    room, dtype = 0, None
-    for name, gradient in gradients:
-        size = elements[name] * gradient.element_size()
-        if not buckets or size > room or dtype != gradient.dtype:
-            buckets.append([])
-            room, dtype = RUNTIME_BUCKET_BYTES, gradient.dtype
-        buckets[-1].append(name)
-        room -= size
-    return buckets
 
 
 def gradient_square(parameters: Parameters, *, leave_out: frozenset[str]) -> float:

@@ -65,6 +65,15 @@ def _load() -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.resnet.modeling_resnet  # noqa: F401
 
+    import spantrain.models.graph
+    import spantrain.models.stage
+    import spantrain.policy.planned
+    import spantrain.profiler.compute
+    import spantrain.runtime.feed
+    import spantrain.runtime.optimizer
+    import spantrain.runtime.orders  # noqa: F401
+
+    assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     torch.set_num_threads(1)
 
 

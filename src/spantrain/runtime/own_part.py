@@ -9,6 +9,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.models.device import Device
+from spantrain.policy.adapter.choice import LocalAdapters
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.exchange_transfer import Post
 from spantrain.runtime.gradients import StageSum
@@ -35,6 +36,8 @@ class Surroundings:
     feed: Feed
     recorder: Recorder
     check_abort: Callable[[], None]
+    adapters: LocalAdapters
+    """What follows its links, whichever plan runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,11 @@ class OwnPart:
     def reads_data(self) -> bool:
         """Whether its stage takes inputs or labels."""
         return self.member.stage_index in (0, len(self.plan.stages) - 1)
+
+    def close(self) -> None:
+        """Leave the groups and end the thread that sums over them."""
+        self.stage_sum.close()
+        self.member.groups.close()
 
     def post(self, here: Surroundings, step: int) -> Post:
         """Return how an exchange before a step reaches the others, with nothing lost that comes for the step."""
@@ -91,25 +99,30 @@ def own_part(
         feed=here.feed,
         recorder=here.recorder,
         check_abort=here.check_abort,
-        adapter=here.job.adapter,
+        local=here.adapters.under(plan),
     )
-    stage_sum = StageSum(member.groups, member.parts, levels=member.unlike, partial=member.partial)
+    stage_sum = StageSum(
+        member.groups,
+        member.parts,
+        levels=member.unlike,
+        partial=member.partial,
+        buckets=plan.stages[member.stage_index].sum_buckets,
+    )
     tied_sums = TiedSums(
         tied_across_stages(plan, member.stage_index, member.graph, member.units),
         plan=plan,
         stage_index=member.stage_index,
-        driver=actions.driver,
+        driver=actions.messenger,
         stage_sum=stage_sum,
         recorder=here.recorder,
     )
-    if holding is None:
-        holding = holding_of(plan, here.name, member.graph, member.executor.named_parameters(), member.parts.own)
+    named = member.executor.named_parameters()
     return OwnPart(
         plan=plan,
         schedule=schedule,
         member=member,
         optimizer=optimizer,
-        holding=holding,
+        holding=holding or holding_of(plan, here.name, member.graph, named, member.parts.own),
         actions=actions,
         stage_sum=stage_sum,
         tied_sums=tied_sums,

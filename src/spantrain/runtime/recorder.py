@@ -1,11 +1,11 @@
 """What one worker did, when and why: for the trace, the log of decisions, and as figures of each step."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.decisions import Decision
-from spantrain.core.messages import Command, Event, MessageKey
+from spantrain.core.messages import Command, Event, MessageKey, Recut
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.transport.interface import Message
 
@@ -71,12 +71,18 @@ class Recorder:
         self._interval("compute", name, step, start_s, end_s)
 
     def communicated(self, name: str, step: int, start_s: float, end_s: float) -> None:
-        """Note a collective or another exchange that keeps the device from computing."""
+        """Note a collective or another exchange, from when the device waits for nothing else."""
         self._interval("compute", name, step, start_s, end_s)
+
+    def summed(self, step: int, intervals: Sequence[tuple[float, float]]) -> None:
+        """Note the sums of buckets of gradients, which go on beside computation."""
+        for number, (start_s, end_s) in enumerate(intervals):
+            self._interval("sum", f"gradient bucket {number}", step, start_s, end_s)
 
     def sent(self, target: str, key: MessageKey, size_bytes: int, start_s: float, end_s: float) -> None:
         """Note a message on its way out, until it was acknowledged."""
-        self._interval("send", f"{key.lane} {key.span} to {target}", key.step, start_s, end_s, size_bytes)
+        what = f"{key.lane} {key.span} to {target}"
+        self._interval("send", what, key.step, start_s, end_s, {"bytes": size_bytes})
 
     def received(self, message: Message) -> None:
         """Note a message that came in; when it was sent is on the sender's clock."""
@@ -87,7 +93,7 @@ class Recorder:
             key.step,
             message.started_s,
             message.received_s,
-            message.size_bytes,
+            {"bytes": message.size_bytes},
         )
         self._now.flows.append(
             Flow(
@@ -104,6 +110,9 @@ class Recorder:
     def decided(self, step: int, now_s: float, event: Event, commands: Sequence[Command]) -> None:
         """Note what the policy was told and what it answered; as text only at the end, to cost the run little."""
         self._now.decisions.append((step, now_s, event, commands))
+        if isinstance(event, Recut):
+            spans = " ".join(map(str, event.spans))
+            self._interval("adapter", f"recut {spans}", step, now_s, now_s, {"reason": event.reason})
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what the policy was told and what it answered, by the clock that it was told."""
@@ -118,7 +127,13 @@ class Recorder:
         )
 
     def _interval(
-        self, lane: str, name: str, step: int, start_s: float, end_s: float, size_bytes: int | None = None
+        self,
+        lane: str,
+        name: str,
+        step: int,
+        start_s: float,
+        end_s: float,
+        detail: Mapping[str, str | int | float] | None = None,
     ) -> None:
         self._now.intervals.append(
             Interval(
@@ -128,6 +143,6 @@ class Recorder:
                 step=step,
                 start_s=start_s + self._offset_s,
                 end_s=end_s + self._offset_s,
-                detail={} if size_bytes is None else {"bytes": size_bytes},
+                detail=detail or {},
             )
         )

@@ -1,18 +1,23 @@
 """One device's actions in a step: those that its policy wants, or those that its leader tells."""
 
 from collections.abc import Callable
+from functools import partial
 
 from spantrain.core.plan import Plan
 from spantrain.models.device import Device
-from spantrain.policy.adapter.choice import make_local
+from spantrain.models.stage import NamesFinal
+from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.dispatch import DispatchPolicy, make_policy
 from spantrain.policy.tasks import replica_tasks
+from spantrain.policy.two_steps import TwoSteps
 from spantrain.runtime.driver import StepDriver
-from spantrain.runtime.emulation import emulated_group_seconds
+from spantrain.runtime.emulation import emulated_unit_seconds
 from spantrain.runtime.following import Follower, Followers
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.stage_member import StageMember
-from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork
+from spantrain.runtime.stale_driver import StaleDriver
+from spantrain.runtime.tied import Messenger
+from spantrain.runtime.work import DeviceClock, Feed, ReplicaWork, UnitTimes
 from spantrain.transport.interface import MailboxLike
 
 __all__ = ["StageActions"]
@@ -33,10 +38,12 @@ class StageActions:
         feed: Feed,
         recorder: Recorder,
         check_abort: Callable[[], None],
-        adapter: str = "off",
+        local: LocalAdapter | None = None,
     ) -> None:
+        """Take part in a plan; of a member with a second set of weights, two steps run at once (`StaleDriver`)."""
         work = ReplicaWork(
             executor=member.executor,
+            second=member.second,
             feed=feed,
             is_first=member.stage_index == 0,
             is_last=member.stage_index == len(plan.stages) - 1,
@@ -50,11 +57,13 @@ class StageActions:
                 work=work,
                 clock=clock,
                 stage=member.stage_index,
+                samples=_samples(plan, name),
                 recorder=recorder,
                 check_abort=check_abort,
             )
             return
-        driver = StepDriver(
+        policy, make_driver = _deciding(plan, schedule, name, two=member.second is not None)
+        driver = make_driver(
             plan=plan,
             name=name,
             work=work,
@@ -63,23 +72,29 @@ class StageActions:
             followers=Followers(group, device.torch_device),
             recorder=recorder,
             check_abort=check_abort,
-            local=make_local(adapter, plan, name),
+            local=local,
         )
-        stage_index, replica_index = plan.place(name)
-        task = replica_tasks(plan, schedule=schedule)[stage_index][replica_index]
-        self._leading = driver, make_policy(schedule, task)
+        self._leading = driver, policy
 
     @property
     def driver(self) -> StepDriver | None:
         """Who talks to other stages; None on a follower."""
         return self._leading[0] if self._leading else None
 
-    def run_step(self, step: int) -> float | None:
-        """Run all actions of a step; return the loss sum of the last stage's leaders."""
+    @property
+    def messenger(self) -> Messenger | None:
+        """Who carries messages of a step's end; None on a follower."""
+        return self.driver.errands if isinstance(self.driver, StaleDriver) else self.driver
+
+    def run_step(self, step: int, final: NamesFinal | None = None) -> float | None:
+        """Run all actions of a step; return the loss sum of the last stage's leaders.
+
+        `final` is told which gradients are final, while the step's last backward runs here.
+        """
         if self._leading:
             driver, policy = self._leading
-            return driver.run_step(step, policy)
-        self._follower.run_step()
+            return driver.run_step(step, policy, final)
+        self._follower.run_step(step, final)
         return None
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
@@ -90,14 +105,32 @@ class StageActions:
         return None
 
 
+def _deciding(plan: Plan, schedule: str, name: str, *, two: bool) -> tuple[DispatchPolicy, Callable[..., StepDriver]]:
+    """Return a leader's decision machine, and what makes its driver: of one step, or of two at once."""
+    stage_index, replica_index = plan.place(name)
+    task = replica_tasks(plan, schedule=schedule)[stage_index][replica_index]
+    policy = make_policy(schedule, task)
+    if not two:
+        return policy, StepDriver
+    return policy, partial(StaleDriver, two_steps=TwoSteps((policy, make_policy(schedule, task))))
+
+
+def _samples(plan: Plan, name: str) -> int:
+    """Return how many samples of each step a device's replica has."""
+    stage, replica = plan.place(name)
+    return sum(span.size for span in plan.stages[stage].replica_spans(replica))
+
+
 def _clock(plan: Plan, name: str, member: StageMember, device: Device) -> DeviceClock:
     cluster = plan.cluster
     stage = plan.stages[member.stage_index]
     units = [member.graph.units[index] for index in stage.units]
     recompute = [unit - stage.first_unit for unit in stage.recompute]
     emulated = any(cluster.device_by_name[other].emulated for other in member.replica.devices)
+    by_unit = emulated_unit_seconds(cluster, name, member.shares, plan.dtype, units, recompute=recompute)
     return DeviceClock(
         device=device,
-        seconds=emulated_group_seconds(cluster, name, member.shares, plan.dtype, units, recompute=recompute),
+        seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
+        unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=member.executor.names_by_unit),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,
     )

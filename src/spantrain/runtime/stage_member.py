@@ -19,7 +19,7 @@ from spantrain.models.tensor.slices import whole_of
 from spantrain.runtime.groups import StageGroups
 from spantrain.runtime.part_sums import GroupParts, share_parts
 
-__all__ = ["StageMember", "build_member", "join_stage", "unit_shares"]
+__all__ = ["StageMember", "build_member", "join_stage", "stage_executor", "unit_shares"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class StageMember:
     """What could not be divided."""
     unlike: bool
     """Whether the replica's devices are of several kinds, whose results may differ in their last bits."""
+    second: StageExecutor | None = None
+    """A copy with weights of its own, where two steps run at once (`runtime.stale_weights`)."""
 
     @property
     def leads(self) -> bool:
@@ -80,15 +82,7 @@ def build_member(
     names = [tuple(parameter_names(unit).values()) for unit in units]
     _check_sequence(plan, stage_index, graph)
     own = _divided(units, stage, replica, groups)
-    executor = StageExecutor(
-        units,
-        is_first=stage_index == 0,
-        is_last=stage_index == len(plan.stages) - 1,
-        global_batch=plan.global_batch,
-        autocast_dtype=autocast_dtype(plan.dtype),
-        torch_device=device.torch_device,
-        recompute=[unit - stage.first_unit for unit in stage.recompute],
-    )
+    executor = stage_executor(plan, stage_index, units, device)
     parts = share_parts(groups.replica, own, device.torch_device)
     return StageMember(
         stage_index=stage_index,
@@ -105,6 +99,20 @@ def build_member(
         partial=partial_parameters(units),
         notices=tuple(f"{'+'.join(replica.devices)}: {text}" for text in notices(units)),
         unlike=len({plan.cluster.device_by_name[member].kind for member in replica.devices}) > 1,
+    )
+
+
+def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], device: Device) -> StageExecutor:
+    """Return what runs a stage's units on a device, where they are taken."""
+    stage = plan.stages[stage_index]
+    return StageExecutor(
+        units,
+        is_first=stage_index == 0,
+        is_last=stage_index == len(plan.stages) - 1,
+        global_batch=plan.global_batch,
+        autocast_dtype=autocast_dtype(plan.dtype),
+        torch_device=device.torch_device,
+        recompute=[unit - stage.first_unit for unit in stage.recompute],
     )
 
 

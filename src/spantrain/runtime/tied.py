@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.core.units import UnitGraph
 from spantrain.models.build import UnitModule, parameter_names, shared_parameters
-from spantrain.runtime.driver import StepDriver
 from spantrain.runtime.gradients import StageSum
 from spantrain.runtime.recorder import Recorder
 
-__all__ = ["Tied", "TiedSums", "tied_across_stages"]
+__all__ = ["Messenger", "Tied", "TiedSums", "tied_across_stages"]
 
 _LANE = "tied:"
 
@@ -46,6 +46,16 @@ def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Se
     return tuple(found)
 
 
+class Messenger(Protocol):
+    """Carries messages outside the pipeline's routes."""
+
+    def send_message(self, target: str, key: MessageKey, tensors: tuple[Tensor, ...]) -> None:
+        """Send to another device."""
+
+    def wait_for_message(self, step: int, lane: str) -> tuple[Tensor, ...]:
+        """Wait for a lane's message of a step."""
+
+
 class TiedSums:
     """The sums of shared parameters, as one device takes part in them.
 
@@ -59,7 +69,7 @@ class TiedSums:
         *,
         plan: Plan,
         stage_index: int,
-        driver: StepDriver | None,
+        driver: Messenger | None,
         stage_sum: StageSum,
         recorder: Recorder,
     ) -> None:
@@ -85,7 +95,7 @@ class TiedSums:
             self._stage_sum.replace(tied.parameter, total, parameters)
             self._recorder.communicated(f"tied gradient sum {tied.group}", step, start_s, time.monotonic())
 
-    def _summed(self, tied: Tied, own: Tensor, driver: StepDriver, step: int) -> Tensor:
+    def _summed(self, tied: Tied, own: Tensor, driver: Messenger, step: int) -> Tensor:
         """Sum the stages' gradients in the order of stages, so that all copies stay equal."""
         for stage in tied.other_stages:
             key = MessageKey(self._plan.generation, step, f"{_LANE}{tied.group}:{self._stage}", 0, Span(0, 1))

@@ -6,13 +6,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
+
+import torch
 
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data import open_dataset
 from spantrain.models.device import Device, EmulatedDevice, real_compute_ratio
+from spantrain.policy.adapter.choice import LocalAdapters
+from spantrain.runtime.background_sums import StepSums
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.saver import SavedFile
@@ -24,7 +29,7 @@ from spantrain.runtime.orders import PeerEntry, StepReport, SwitchReport, TrainO
 from spantrain.runtime.own_part import OwnPart, Surroundings, own_part
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.scaling import GradientScaling
-from spantrain.runtime.stage_member import join_stage
+from spantrain.runtime.stage_member import StageMember, join_stage
 from spantrain.runtime.switch import OpenGroups, take_over
 from spantrain.runtime.traffic import Traffic
 from spantrain.transport.interface import MailboxLike
@@ -32,6 +37,8 @@ from spantrain.transport.interface import MailboxLike
 __all__ = ["Colleagues", "TrainSession"]
 
 _OVERHEADS_KEPT = 10_000
+
+Parameters = Mapping[str, torch.nn.Parameter]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +85,7 @@ class TrainSession:
             feed=self._training,
             recorder=self._recorder,
             check_abort=colleagues.check_abort,
+            adapters=LocalAdapters(order.job.adapter, name),
         )
         self._part = self._first_part()
         self._since_step = order.first_step
@@ -99,10 +107,13 @@ class TrainSession:
         member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
         with ExitStack() as undo:
             undo.callback(groups.close)
-            optimizer = build_optimizer(order.job, member.executor.named_parameters().values())
-            part = own_part(here, order.plan, order.schedule, member, optimizer)
+            part = self._part_of(member)
             undo.pop_all()
         return part
+
+    def _part_of(self, member: StageMember) -> OwnPart:
+        optimizer = build_optimizer(self._job, member.executor.named_parameters().values())
+        return own_part(self._here, self._order.plan, self._order.schedule, member, optimizer)
 
     def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
         plan = self._order.plan
@@ -124,7 +135,7 @@ class TrainSession:
             with self._checkpoints:
                 self._train()
         finally:
-            self._part.member.groups.close()
+            self._part.close()
             self._part.member.executor.discard()
         return self._result()
 
@@ -146,8 +157,9 @@ class TrainSession:
             self._recorder.begin_step()
             self._begun_s = time.monotonic()
             self._scaling.begin(self._part.member.executor)
-            loss_sum = self._part.actions.run_step(step)
-            self._sum_gradients(step)
+            sums = self._part.stage_sum.begin(self._part.parameters)
+            loss_sum = self._part.actions.run_step(step, sums.final)
+            self._sum_gradients(step, sums)
             overflow = self._scaling.unscale(self._part.parameters.values())
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
@@ -174,6 +186,7 @@ class TrainSession:
         self._part, received_bytes = take_over(
             self._here, part, plan, step=step, open_groups=self._colleagues.open_groups
         )
+        part.stage_sum.close()
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
         end_s = time.monotonic()
@@ -186,20 +199,25 @@ class TrainSession:
     def _evaluate(self, step: int) -> float | None:
         return self._part.actions.evaluate(step, self._held_out) if self._held_out else None
 
-    def _sum_gradients(self, step: int) -> None:
-        """Sum over the replicas of this stage, then over the stages that share a parameter."""
+    def _sum_gradients(self, step: int, sums: StepSums) -> None:
+        """End the sums over the replicas of this stage; then sum over the stages that share a parameter."""
         part = self._part
         start_s = time.monotonic()
-        part.stage_sum.run(part.parameters)
+        sums.finish(self._colleagues.check_abort)
         if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
+            self._recorder.summed(step, sums.intervals)
         part.tied_sums.run(step, part.parameters)
 
     def _commit(
         self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
     ) -> Verdict:
-        report = self._report(step, loss_sum, evaluation, overflow=overflow)
+        report = self._figures(step, loss_sum, evaluation)
         self._switch_report = None
+        return self._agreed(self._with_norm(report, self._part.parameters, overflow=overflow))
+
+    def _agreed(self, report: StepReport) -> Verdict:
+        """Bring a report to the barrier; return what all do."""
         verdict = self._colleagues.commit_step(report)
         if verdict.data_differs:
             raise ConfigError(
@@ -209,19 +227,31 @@ class TrainSession:
             )
         return verdict
 
-    def _report(self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool) -> StepReport:
-        part, figures = self._part, self._recorder.figures
-        self._overhead_s.extend(figures.overhead_s)
-        square = part.stage_sum.square(part.parameters, leave_out=part.tied_sums.counted_elsewhere)
+    def _with_norm(self, report: StepReport, parameters: Parameters, *, overflow: bool = False) -> StepReport:
+        """Add what is known when gradients are summed."""
+        part = self._part
+        square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
         if overflow and square is not None:
             square = 0.0
-        _check_finite(step, {"loss": loss_sum, "squared gradient norm": square, "held-out loss": evaluation})
+        _check_finite(
+            report.step,
+            {
+                "loss": report.loss_sum,
+                "squared gradient norm": square,
+                "held-out loss": report.evaluation_loss_sum,
+            },
+        )
+        return replace(report, grad_square=square, overflow=overflow)
+
+    def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> StepReport:
+        """Return what is known when a step's actions are done here."""
+        part, figures = self._part, self._recorder.figures
+        self._overhead_s.extend(figures.overhead_s)
         return StepReport(
             generation=part.plan.generation,
             step=step,
             loss_sum=loss_sum,
-            grad_square=square,
-            overflow=overflow,
+            grad_square=None,
             busy_s=figures.busy_s,
             peak_held_samples=figures.peak_held_samples,
             duration_s=time.monotonic() - self._begun_s,
@@ -240,7 +270,7 @@ class TrainSession:
             return
         factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
         if factor < 1.0:
-            for parameter in self._part.parameters.values():
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         for group in optimizer.param_groups:

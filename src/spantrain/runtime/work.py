@@ -1,20 +1,20 @@
 """What every member of a replica does for an action, and for how long."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from spantrain.core.action import Direction, Op
+from spantrain.core.action import Action, Direction, Op
 from spantrain.core.spans import Span
-from spantrain.models.device import Device
-from spantrain.models.stage import StageExecutor
+from spantrain.models.device import Device, Milestone
+from spantrain.models.stage import NamesFinal, StageExecutor
 from spantrain.runtime.groups import MemberGroup
 
-__all__ = ["DeviceClock", "Feed", "ReplicaWork"]
+__all__ = ["DeviceClock", "Feed", "LastBackward", "ReplicaWork", "UnitTimes"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -27,6 +27,50 @@ class Feed(Protocol):
 
     def labels(self, step: int, span: Span) -> torch.Tensor:
         """Return what the last stage compares with."""
+
+
+class LastBackward:
+    """Knows the action behind which no sample of a step waits for a backward here, however the step is cut."""
+
+    def __init__(self, samples: int) -> None:
+        """Expect so many samples in each step."""
+        self._samples = samples
+        self._left: dict[int, int] = {}
+        self._final: dict[int, NamesFinal] = {}
+
+    def begin(self, step: int, final: NamesFinal | None) -> None:
+        """Begin a step, whose last backward tells `final` which gradients are done; None: nobody asks."""
+        if final is not None:
+            self._left[step], self._final[step] = self._samples, final
+
+    def of(self, step: int, action: Action) -> NamesFinal | None:
+        """Return whom an action that begins now tells; None: it is not the step's last backward."""
+        if step not in self._left or action.op not in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+            return None
+        self._left[step] -= action.span.size
+        if self._left[step]:
+            return None
+        del self._left[step]
+        return self._final.pop(step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitTimes:
+    """When an emulated device is through each unit of its stage."""
+
+    seconds: Callable[[Op, int], Sequence[float]]
+    """By operation and samples, of each unit."""
+    names: Sequence[Sequence[str]]
+    """By unit: parameters whose gradients are whole when a backward pass is through it."""
+
+    def milestones(self, op: Op, samples: int, final: NamesFinal) -> list[Milestone]:
+        """Return when gradients are whole in a backward action, which goes from the last unit to the first."""
+        found: list[Milestone] = []
+        after_s = 0.0
+        for seconds, names in zip(reversed(self.seconds(op, samples)), reversed(self.names), strict=True):
+            after_s += seconds
+            found.append((after_s, partial(final, names)))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +86,23 @@ class DeviceClock:
     seconds: Callable[[Op, int], float | None]
     group: MemberGroup | None = None
     """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""
+    unit_times: UnitTimes | None = None
+    """Of an emulated device: when the work tells is when the machine below gets there, not the device."""
 
-    def run(self, op: Op, samples: int, work: Callable[[], Tensors]) -> Tensors:
-        """Do the work of an action; return its result when its time has passed."""
+    def told_by_work(self, final: NamesFinal | None) -> NamesFinal | None:
+        """Return whom the work itself shall tell which gradients are done."""
+        return final if self.unit_times is None else None
+
+    def run(self, op: Op, samples: int, work: Callable[[], Tensors], final: NamesFinal | None = None) -> Tensors:
+        """Do the work of an action; return its result when its time has passed.
+
+        `final` is told which gradients are done, unit by unit, in an emulated device's time.
+        """
         seconds = self.seconds(op, samples)
+        times = self.unit_times
+        milestones = () if times is None or final is None else times.milestones(op, samples, final)
         if self.group is None:
-            return self.device.run(work, seconds)
+            return self.device.run(work, seconds, milestones=milestones)
         group = self.group
         exchanged_s = waited_s = 0.0
 
@@ -60,7 +115,9 @@ class DeviceClock:
             waited_s += time.perf_counter() - asked_s
             return result
 
-        return self.device.run(timed, seconds, more_s=lambda: exchanged_s, waited_s=lambda: waited_s)
+        return self.device.run(
+            timed, seconds, more_s=lambda: exchanged_s, waited_s=lambda: waited_s, milestones=milestones
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +128,17 @@ class ReplicaWork:
     feed: Feed
     is_first: bool
     is_last: bool
+    second: StageExecutor | None = None
+    """With weights of its own, for odd steps, where two steps run at once; None: one runs all."""
+
+    def executor_of(self, step: int) -> StageExecutor:
+        """Return who has the weights of a step."""
+        return self.executor if self.second is None or step % 2 == 0 else self.second
+
+    @property
+    def held_samples(self) -> int:
+        """Samples in flight, of all steps."""
+        return self.executor.held_samples + (self.second.held_samples if self.second else 0)
 
     def awaits(self, op: Op) -> Direction | None:
         """Return what an action takes from another stage, if anything."""
@@ -82,18 +150,23 @@ class ReplicaWork:
             case _:
                 return None if self.is_last else Direction.BACKWARD
 
-    def bind(self, op: Op, step: int, span: Span, received: Tensors) -> Callable[[], Tensors]:
-        """Return the computation of an action, with what it needs; samples and labels are read at once."""
-        executor = self.executor
+    def bind(
+        self, op: Op, step: int, span: Span, received: Tensors, final: NamesFinal | None = None
+    ) -> Callable[[], Tensors]:
+        """Return the computation of an action, with what it needs; samples and labels are read at once.
+
+        A backward tells `final` which gradients are done, while it runs.
+        """
+        executor = self.executor_of(step)
         match op:
             case Op.FORWARD:
                 inputs = self.feed.inputs(step, span) if self.is_first else received
                 labels = self.feed.labels(step, span) if self.is_last else None
                 return partial(executor.forward, span, inputs, labels)
             case Op.BACKWARD_WEIGHT:
-                return partial(_without_result, executor.backward_weight, span)
+                return partial(_without_result, partial(executor.backward_weight, final=final), span)
             case Op.BACKWARD:
-                return partial(executor.backward, span, received)
+                return partial(executor.backward, span, received, final)
             case Op.BACKWARD_INPUT:
                 return partial(executor.backward_input, span, received)
 

@@ -41,7 +41,8 @@ from spantrain.runtime.orders import (
     Verdict,
 )
 from spantrain.runtime.own_functions import with_own_functions
-from spantrain.runtime.trainer import Colleagues, TrainSession
+from spantrain.runtime.stale_session import session_of
+from spantrain.runtime.trainer import Colleagues
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.transport.mailbox import Mailbox
 
@@ -164,7 +165,7 @@ class Worker:
                 ).run()
             case TrainOrder():
                 device = open_device(self._settings.backend)
-                return TrainSession(order, self._name, device, self._colleagues(order_id, device)).run()
+                return session_of(order, self._name, device, self._colleagues(order_id, device)).run()
         raise AssertionError(f"no such order: {order}")
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
@@ -239,9 +240,8 @@ class Worker:
             try:
                 return self._client.call(method, payload, timeout_s=_BARRIER_TIMEOUT_S)
             except PeerLostError:
-                if self._lost() is not None:
+                if self._heartbeats.await_loss(_HEARTBEAT_S):
                     raise
-                time.sleep(_HEARTBEAT_S)
 
     def _begin(self) -> None:
         self._ask("begin", {})

@@ -1,8 +1,9 @@
 """Traces as one file that opens in Perfetto (Chrome trace JSON), and back.
 
 A process per device; a track per lane. Slices never overlap on a track: what does overlap (two messages on their way at
-once) goes to further tracks of the lane, numbered. An arrow leads from each send to its receive. Perfetto keeps times
-as microseconds; the exact seconds are kept in the arguments, so that reading gives back what was written.
+once) goes to further tracks of the lane, numbered. What an adapter decided is an instant. An arrow leads from each send
+to its receive. Perfetto keeps times as microseconds; the exact seconds are kept in the arguments, so that reading gives
+back what was written.
 """
 
 import json
@@ -21,6 +22,8 @@ __all__ = ["perfetto_json", "read_trace", "write_trace"]
 _FORMAT = "spantrain-trace"
 _VERSION = 1
 _TRACKS_PER_LANE = 1000
+_MOMENTS = "adapter"
+"""The lane whose intervals are moments: instants there, which take no time."""
 _ADDRESS = re.compile(r"g\d+/s\d+/(.+)/cut-?\d+(\[\d+:\d+\])")
 """A message's key as text."""
 _FLOW_FIELDS = ("source", "target", "step", "sent_s", "received_s", "size_bytes")
@@ -72,14 +75,14 @@ class _Page:
 
     def _slice(self, interval: Interval, track: int) -> Event:
         start_us = self._us(interval.start_s)
+        moment = interval.lane == _MOMENTS
         return {
-            "ph": "X",
+            **({"ph": "i", "s": "t"} if moment else {"ph": "X", "dur": round(self._us(interval.end_s) - start_us, 3)}),
             "name": interval.name,
             "cat": interval.lane,
             "pid": self._process[interval.device],
             "tid": track,
             "ts": start_us,
-            "dur": round(self._us(interval.end_s) - start_us, 3),
             "args": {
                 "step": interval.step,
                 "start_s": interval.start_s,
@@ -184,7 +187,7 @@ def _parse(events: Sequence[Event], clock: str) -> Trace:
             detail=event["args"]["detail"],
         )
         for event in events
-        if event["ph"] == "X"
+        if event["ph"] in ("X", "i")
     )
     flows = tuple(
         Flow(name=event["name"], **{name: event["args"][name] for name in _FLOW_FIELDS})

@@ -11,6 +11,7 @@ sums       gradient sums of stages that slow each other down
 replica    one replica: its policy, what it runs and holds
 record     intervals and flows of a simulated run
 engine     runs a plan for a few steps
+stale      steps that overlap, with weights one step old
 slowed     costs over links that are slower than planned
 adaptive   several steps over links that change, with the adapters
 reference_costs    a measured run of another framework as a plan with costs, simulated

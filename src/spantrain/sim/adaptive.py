@@ -1,7 +1,8 @@
 """Several steps over links that change, with the adapters that the runtime uses: between steps and in them.
 
 Steps are simulated one by one, each from the moment at which the one before ended: a barrier lies between them. What an
-adapter answers to the reports of a step is taken at the end of the next one, as live, where it may keep nobody waiting.
+adapter answers to the reports of a step is taken at the end of the next one where it has to simulate first, as live,
+where it may keep nobody waiting.
 """
 
 import math
@@ -15,7 +16,7 @@ from spantrain.core.spans import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
 from spantrain.policy.adapter.boundary import BoundaryAdapter, Proposal
-from spantrain.policy.adapter.choice import make_local
+from spantrain.policy.adapter.choice import LocalAdapters, make_local
 from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.adapter.state import LinkState, Pair
 from spantrain.sim.costs import StepCosts
@@ -110,21 +111,23 @@ def simulate_adapting(
     """
     done: list[AdaptedStep] = []
     now_s, pending, reason = 0.0, None, ""
-    adapters: Mapping[str, LocalAdapter] = {name: make_local(local, plan, name) for name in _leaders(plan)}
+    kept = {name: LocalAdapters(local, name) for name in plan.devices}
+    adapters: Mapping[str, LocalAdapter] = {name: kept[name].under(plan) for name in _leaders(plan)}
     for step in range(steps):
         step_s, recuts = _run(plan, costs_of(plan), adapters, link_speed, now_s)
         done.append(AdaptedStep(step=step, begun_s=now_s, step_s=step_s, plan=plan, reason=reason, recuts=recuts))
         now_s, reason = now_s + step_s, ""
         taken: Proposal | None = pending
         pending = None
+        if taken is None and boundary is not None:
+            reports = {name: adapter.reports() for name, adapter in adapters.items()}
+            pending = boundary.advise(step, plan, reports, step_s)
+            if pending is not None and not pending.simulated:
+                taken, pending = pending, None
         if taken is not None:
             now_s += move_s(plan, taken.plan, LinkState())
             plan, reason = taken.plan, taken.reason
-            adapters = {name: make_local(local, plan, name) for name in _leaders(plan)}
-        elif boundary is not None:
-            pending = boundary.advise(
-                step, plan, {name: adapter.reports() for name, adapter in adapters.items()}, step_s
-            )
+            adapters = {name: kept[name].under(plan) for name in _leaders(plan)}
     return tuple(done)
 
 

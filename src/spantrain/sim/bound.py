@@ -17,6 +17,7 @@ from spantrain.policy.routing import Router
 from spantrain.sim.costs import StepCosts, tied_sums
 from spantrain.sim.network import Transfer
 from spantrain.sim.rounds import Round, Work, rounds_bound_s
+from spantrain.sim.sums import sum_behind_s
 
 __all__ = ["pipeline_bound_s", "step_bound_s"]
 
@@ -37,13 +38,13 @@ def pipeline_bound_s(plan: Plan, costs: StepCosts) -> float:
 def step_bound_s(plan: Plan, costs: StepCosts) -> float:
     """Return the least seconds of a whole step, for devices and links at their normal speed.
 
-    No device starts before the first update ends; the stage whose last action ends last has its gradient sum before
-    it; the barrier follows. Stages that share a parameter sum it behind their own gradient sums, whatever the others
-    do. So the least update, then the larger of the pipeline's bound with the least gradient sum and of what leads to
-    the last of the shared sums, then the barrier.
+    No device starts before the first update ends; of the gradient sum of the stage whose last action ends last, some
+    is left behind it (`sums.sum_behind_s`); the barrier follows. Stages that share a parameter sum it behind their own
+    gradient sums, whatever the others do. So the least update, then the larger of the pipeline's bound with the least
+    that is left of a sum and of what leads to the last of the shared sums, then the barrier.
     """
     leaders = [replica.devices[0] for stage in plan.stages for replica in stage.replicas]
-    sums_s = [costs.gradient_sum_s(stage) for stage in range(len(plan.stages))]
+    sums_s = [sum_behind_s(plan, costs, stage) for stage in range(len(plan.stages))]
     ends_s = [pipeline_bound_s(plan, costs) + min(sums_s)]
     shared = tied_sums(costs, len(plan.stages))
     if shared:

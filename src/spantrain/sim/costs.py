@@ -12,14 +12,14 @@ from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.shares import shares_of
 from spantrain.core.spans import Span
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
+from spantrain.cost.buckets import bucket_bytes
 from spantrain.cost.contention import StageRings, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import Uses, scarce_links
 from spantrain.policy.routing import Router
 from spantrain.sim.network import Transfer
 
-__all__ = ["EndOfStep", "ProfileCosts", "StepCosts", "TableCosts", "TiedSum", "tied_sums"]
+__all__ = ["EndOfStep", "OverlappedSums", "ProfileCosts", "StepCosts", "TableCosts", "TiedSum", "tied_sums"]
 
 
 class StepCosts(Protocol):
@@ -73,6 +73,17 @@ class EndOfStep(Protocol):
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
         """Return the seconds of each bucket of a stage's gradient sum."""
+
+
+@runtime_checkable
+class OverlappedSums(EndOfStep, Protocol):
+    """What costs may say besides: when buckets may be summed. Sums of costs that do not begin behind the last action.
+
+    Our runtime sums a bucket as soon as its gradients are whole (`runtime.background_sums`); other frameworks may not.
+    """
+
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
+        """Return, for each bucket of its stage, after which part of a last backward action its gradients are whole."""
 
 
 def tied_sums(costs: StepCosts, num_stages: int) -> tuple[TiedSum, ...]:
@@ -176,6 +187,8 @@ class ProfileCosts:
         self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         self._seconds = cache(self._action_s)
         self._transfers = cache(self._transfer)
+        self._buckets_s = cache(lambda stage: self._replicas.end_of_step_s(plan.stages[stage]))
+        self._beside = cache(lambda stage: self._replicas.buckets_beside(plan.stages[stage]))
 
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
@@ -227,7 +240,15 @@ class ProfileCosts:
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
         """Return the same, bucket by bucket."""
-        return self._replicas.end_of_step_s(self._plan.stages[stage])
+        return self._buckets_s(stage)
+
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
+        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
+        buckets = self._beside(action.stage)
+        if buckets is None:
+            return (1.0,) * len(self._buckets_s(action.stage))
+        stage, replica = self._plan.stages[action.stage], self._replica_of[device]
+        return self._replicas.parts_until_whole(buckets, stage, replica, action.op, action.span.size)
 
     def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
         """Return by stage how many times as long its gradient sum takes while those of all these stages run."""
@@ -251,7 +272,8 @@ class ProfileCosts:
             sizes = [sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share)) for ring in rings]
             if any(sizes):
                 devices = tuple(ring.devices for ring in rings)
-                found[index] = StageRings(rings=devices, bucket_bytes=min(RUNTIME_BUCKET_BYTES, max(sizes)))
+                size = bucket_bytes(max(sizes), stage.sum_buckets)
+                found[index] = StageRings(rings=devices, bucket_bytes=size)
         return found
 
     @property

@@ -13,19 +13,19 @@ from spantrain.core.trace import Trace
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.dispatch import make_policy
+from spantrain.policy.dispatch import ReplicaTask, make_policy
 from spantrain.policy.routing import Router
 from spantrain.policy.tasks import replica_tasks
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.costs import EndOfStep, StepCosts, tied_sums
+from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
 from spantrain.sim.memory import DeviceMemory, MemoryLog
 from spantrain.sim.network import Network, Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
-from spantrain.sim.sums import SharedSums, ends_together
+from spantrain.sim.sums import SharedSums, ends_together, undisturbed
 
-__all__ = ["SimulationOptions", "SimulationResult", "simulate"]
+__all__ = ["Simulation", "SimulationOptions", "SimulationResult", "simulate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,6 @@ class SimulationOptions:
     """By leader of a replica: how its speed changes over time."""
     link_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
     """By link, named as the costs name it (`lab->office`): how its bandwidth changes over time."""
-    overlap_gradient_sums: bool = False
-    """Whether the sum of a bucket may begin while the last weight gradients of others are still at work.
-
-    Our runtime sums behind the pipeline (False). Every micro-batch adds to all gradients, so a stage's are final with
-    its last W (or B): buckets, of equal size, become ready evenly over that action. Costs that say nothing of buckets
-    (`costs.EndOfStep`) do not overlap.
-    """
     clock_offset_s: Mapping[str, float] = field(default_factory=dict)
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
     local: Mapping[str, LocalAdapter] = field(default_factory=dict)
@@ -111,7 +104,7 @@ def simulate(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     name = check_schedule(plan.schedule if schedule is None else schedule)
-    return _Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
+    return Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
 
 
 class _Message:
@@ -120,7 +113,7 @@ class _Message:
     __slots__ = ("direction", "made_s", "route", "simulation", "span", "stage", "step", "target", "transfer")
 
     def __init__(
-        self, simulation: "_Simulation", direction: Direction, stage: int, step: int, span: Span, made_s: float
+        self, simulation: "Simulation", direction: Direction, stage: int, step: int, span: Span, made_s: float
     ) -> None:
         self.simulation = simulation
         self.direction = direction
@@ -138,7 +131,12 @@ class _Message:
         self.simulation.arrived(self, start_s, sent_s)
 
 
-class _Simulation:
+class Simulation:
+    """A plan at work on a virtual clock, step by step; `sim.stale` lets steps overlap."""
+
+    sums_overlap = True
+    """Whether buckets of gradients are summed beside the last backward, where costs say when they may be."""
+
     def __init__(self, plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions) -> None:
         self._plan = plan
         self._costs = costs
@@ -149,13 +147,35 @@ class _Simulation:
         self._link_bytes: dict[tuple[str, str], int] = {}
         self._transfers: dict[tuple[str, str, Direction, int], tuple[Transfer, SimulatedReplica, tuple[str, str]]] = {}
         """By sender, receiver, direction and samples: what it takes, who gets it, and the pair."""
-        self._stages = _replicas(plan, costs, schedule, options)
-        self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
         self._options = options
+        self._stages = self._replicas(schedule)
+        self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
         self._check_devices()
         self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
         self._is_watched = options.trace or self._memory is not None
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
+
+    def _replicas(self, schedule: str) -> tuple[tuple[SimulatedReplica, ...], ...]:
+        tasks = replica_tasks(self._plan, schedule=schedule, split_backward=self._options.split_backward)
+        return tuple(
+            tuple(
+                self._replica(replica.devices, schedule, task)
+                for replica, task in zip(stage.replicas, row, strict=True)
+            )
+            for stage, row in zip(self._plan.stages, tasks, strict=True)
+        )
+
+    def _replica(self, devices: tuple[str, ...], schedule: str, task: ReplicaTask) -> SimulatedReplica:
+        options, leader = self._options, devices[0]
+        return SimulatedReplica(
+            devices,
+            make_policy(schedule, task),
+            self._costs.action_s,
+            self._costs.action_overhead_s,
+            speed=options.device_speed.get(leader),
+            clock_offset_s=options.clock_offset_s.get(leader, 0.0),
+            local=options.local.get(leader),
+        )
 
     def _check_devices(self) -> None:
         named = {what: set(getattr(self._options, what)) for what in ("device_speed", "clock_offset_s", "local")}
@@ -176,13 +196,14 @@ class _Simulation:
             )
 
     def run(self, steps: int) -> SimulationResult:
+        """Run so many steps; return the figures of the last one."""
         ready_s = dict.fromkeys(self._by_leader, 0.0)
         begun_s = committed_s = pipeline_s = 0.0
         ends_s: list[float] = []
         for step in range(steps):
             begun_s = committed_s
             pipeline_s = self._pipeline(step, ready_s)
-            committed_s = self._commit()
+            committed_s = self._commit(step)
             ends_s.append(committed_s)
             ready_s = self._update(step, committed_s)
         # After a barrier, all steps are alike but the first one, which no update precedes.
@@ -206,14 +227,14 @@ class _Simulation:
             replica.end()
         return max(replica.ended_s for replica in replicas) - min(ready_s.values())
 
-    def _commit(self) -> float:
+    def _commit(self, step: int) -> float:
         """Return when gradients are summed and all devices may update.
 
-        As in the runtime: the replicas of a stage sum when all of them have ended, whatever other stages do, so that
-        sums of several stages may share links; then the stages that share a parameter sum it, when each of them has
-        come so far; then all meet.
+        As in the runtime: the replicas of a stage sum a bucket when all of them have its gradients, in their last
+        backward, whatever other stages do, so that sums of several stages may share links; then the stages that share a
+        parameter sum it, when each of them has come so far; then all meet.
         """
-        summed_s = self._all_summed_s()
+        summed_s = self._all_summed_s(step)
         for tied in tied_sums(self._costs, len(self._stages)):
             end_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
             for stage in tied.stages:
@@ -221,33 +242,43 @@ class _Simulation:
         return max(summed_s) + self._costs.commit_s
 
     @cached_property
-    def _sums_s(self) -> Sequence[float]:
-        """By stage: the seconds of its gradient sum alone."""
-        return [self._costs.gradient_sum_s(index) for index in range(len(self._stages))]
+    def _buckets_s(self) -> Sequence[tuple[float, ...]]:
+        """By stage: the seconds of each bucket of its gradient sum."""
+        costs, stages = self._costs, range(len(self._stages))
+        if isinstance(costs, EndOfStep):
+            return [costs.gradient_bucket_s(index) for index in stages]
+        return [(costs.gradient_sum_s(index),) for index in stages]
 
-    def _all_summed_s(self) -> list[float]:
+    def _all_summed_s(self, step: int) -> list[float]:
         """Return when each stage has summed its gradients: later than alone where sums meet on links."""
-        summed_s = [self._summed_s(index) for index in range(len(self._stages))]
-        alone_s = {index: seconds for index, seconds in enumerate(self._sums_s) if seconds > 0}
-        if len(alone_s) > 1 and isinstance(self._costs, SharedSums):
-            start_s = {index: summed_s[index] - seconds for index, seconds in alone_s.items()}
-            for index, end_s in ends_together(start_s, alone_s, self._costs.sum_slowdowns).items():
-                summed_s[index] = max(summed_s[index], end_s)
+        summed_s = [max(replica.ended_s for replica in stage) for stage in self._stages]
+        sums = {
+            index: list(zip(self._ready_s(index), seconds, strict=True))
+            for index, seconds in enumerate(self._buckets_s)
+            if sum(seconds) > 0
+        }
+        costs = self._costs
+        slowdowns = costs.sum_slowdowns if isinstance(costs, SharedSums) else undisturbed
+        for index, end_s in ends_together(sums, slowdowns).items():
+            summed_s[index] = max(summed_s[index], end_s)
+            self._recorder.summed(self._plan.stages[index].devices, step, sums[index][0][0], end_s)
         return summed_s
 
-    def _summed_s(self, index: int) -> float:
-        """Return when the replicas of a stage would have summed their gradients, were they the only ones."""
-        stage, costs = self._stages[index], self._costs
-        ended_s = max(replica.ended_s for replica in stage)
-        if not self._options.overlap_gradient_sums or not isinstance(costs, EndOfStep):
-            return ended_s + self._sums_s[index]
-        buckets = costs.gradient_bucket_s(index)
-        end_s = 0.0
-        for number, seconds in enumerate(buckets, start=1):
-            # A backward goes through the units one by one: parts of the gradients are final before its end.
-            ready_s = max(r.last_start_s + (r.ended_s - r.last_start_s) * number / len(buckets) for r in stage)
-            end_s = max(end_s, ready_s) + seconds
-        return max(end_s, ended_s)
+    def _ready_s(self, index: int) -> list[float]:
+        """Return when each bucket's gradients are whole on all replicas of a stage."""
+        stage, costs, count = self._stages[index], self._costs, len(self._buckets_s[index])
+        ready_s = [max(replica.ended_s for replica in stage)] * count
+        if not self.sums_overlap or not isinstance(costs, OverlappedSums):
+            return ready_s
+        worked = [(replica, replica.order[-1]) for replica in stage if replica.order]
+        by_replica = [
+            [
+                replica.last_start_s + (replica.ended_s - replica.last_start_s) * part
+                for part in costs.bucket_parts(replica.leader, action)
+            ]
+            for replica, action in worked
+        ]
+        return list(map(max, zip(*by_replica, strict=True))) if by_replica else ready_s
 
     def _update(self, step: int, start_s: float) -> dict[str, float]:
         """Return when each replica has updated its parameters."""
@@ -294,7 +325,7 @@ class _Simulation:
             known_s = self._clock.now_s + transfer.latency_s
             self._by_leader[source].hear_sent(target, transfer.size_bytes, message.span.size, start_s, known_s)
             message.target.hear_received(message.direction, message.span.size, sent_s - start_s)
-        message.target.arrive(Arrived(message.direction, message.span), self._world)
+        message.target.arrive(message.step, Arrived(message.direction, message.span), self._world)
 
     def _note(self, message: _Message, start_s: float, sent_s: float) -> None:
         """Keep what a trace and the memory over time show of a message."""
@@ -337,24 +368,3 @@ class _Simulation:
             for replica in self._by_leader.values()
             for device in replica.devices
         }
-
-
-def _replicas(
-    plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions
-) -> tuple[tuple[SimulatedReplica, ...], ...]:
-    tasks = replica_tasks(plan, schedule=schedule, split_backward=options.split_backward)
-    return tuple(
-        tuple(
-            SimulatedReplica(
-                replica.devices,
-                make_policy(schedule, task),
-                costs.action_s,
-                costs.action_overhead_s,
-                speed=options.device_speed.get(replica.devices[0]),
-                clock_offset_s=options.clock_offset_s.get(replica.devices[0], 0.0),
-                local=options.local.get(replica.devices[0]),
-            )
-            for replica, task in zip(stage.replicas, row, strict=True)
-        )
-        for stage, row in zip(plan.stages, tasks, strict=True)
-    )

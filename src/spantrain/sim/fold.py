@@ -90,6 +90,10 @@ class _FoldedCosts:
         """Return the sums of shared parameters."""
         return self._costs.tied_sums()
 
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
+        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
+        return self._costs.bucket_parts(device, action)
+
     def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
         """Return how sums of stages slow each other down."""
         return self._costs.sum_slowdowns(stages)

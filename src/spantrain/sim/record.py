@@ -1,5 +1,7 @@
 """Intervals and flows of a simulated run, in the form of a live one."""
 
+from collections.abc import Mapping
+
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
@@ -20,6 +22,11 @@ class TraceRecorder:
         for device in devices if self.on else ():
             self._add(device, "compute", str(what), step, (start_s, end_s))
 
+    def summed(self, devices: tuple[str, ...], step: int, start_s: float, end_s: float) -> None:
+        """Note the gradient sum of a stage, from when its first bucket may be summed."""
+        for device in devices if self.on else ():
+            self._add(device, "sum", "gradient sum", step, (start_s, end_s))
+
     def carried(
         self, route: tuple[str, str], key: MessageKey, size_bytes: int, sent: tuple[float, float], arrived_s: float
     ) -> None:
@@ -29,8 +36,15 @@ class TraceRecorder:
         source, target = route
         latency_s = arrived_s - sent[1]
         what = f"{Direction(key.lane).value} {key.span}"
-        self._add(source, "send", f"{what} to {target}", key.step, sent, size_bytes)
-        self._add(target, "receive", f"{what} from {source}", key.step, (sent[0] + latency_s, arrived_s), size_bytes)
+        self._add(source, "send", f"{what} to {target}", key.step, sent, {"bytes": size_bytes})
+        self._add(
+            target,
+            "receive",
+            f"{what} from {source}",
+            key.step,
+            (sent[0] + latency_s, arrived_s),
+            {"bytes": size_bytes},
+        )
         self._flows.append(
             Flow(
                 name=str(key),
@@ -43,16 +57,25 @@ class TraceRecorder:
             )
         )
 
+    def decided(self, device: str, what: str, reason: str, step: int, now_s: float) -> None:
+        """Note a decision of an adapter."""
+        if self.on:
+            self._add(device, "adapter", what, step, (now_s, now_s), {"reason": reason})
+
     def trace(self) -> Trace:
         """Return what was collected."""
         return Trace(intervals=tuple(self._intervals), flows=tuple(self._flows), clock="virtual")
 
     def _add(
-        self, device: str, lane: str, name: str, step: int, between: tuple[float, float], size_bytes: int | None = None
+        self,
+        device: str,
+        lane: str,
+        name: str,
+        step: int,
+        between: tuple[float, float],
+        detail: Mapping[str, str | int | float] | None = None,
     ) -> None:
-        detail = {} if size_bytes is None else {"bytes": size_bytes}
+        start_s, end_s = between
         self._intervals.append(
-            Interval(
-                device=device, lane=lane, name=name, step=step, start_s=between[0], end_s=between[1], detail=detail
-            )
+            Interval(device=device, lane=lane, name=name, step=step, start_s=start_s, end_s=end_s, detail=detail or {})
         )

@@ -89,7 +89,7 @@ class SimulatedReplica:
         """Close the step; what arrives from now on belongs to the next one."""
         self._step = None
 
-    def arrive(self, event: Arrived, world: World) -> None:
+    def arrive(self, step: int, event: Arrived, world: World) -> None:  # noqa: ARG002 - no two steps are at work here
         """Take in samples of this step, or of the next one."""
         if self._step is None:
             self._early.append(event)
@@ -137,6 +137,8 @@ class SimulatedReplica:
             self._run(command.action, world)
         recut = None if self.local is None else self.local.recut(now_s, self.policy)
         if recut is not None:
+            what = f"recut {' '.join(map(str, recut.spans))}"
+            world.recorder.decided(self.leader, what, recut.reason, self._step or 0, world.clock.now_s)
             for command in self.policy.on_event(now_s, recut):
                 self._run(command.action, world)
 

@@ -8,6 +8,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
 from spantrain.policy.routing import Router
 from spantrain.sim.costs import StepCosts
+from spantrain.sim.sums import sum_behind_s
 
 __all__ = ["Message", "StepModel", "model_of"]
 
@@ -32,7 +33,7 @@ class StepModel:
     """Samples, by device and own micro-batch."""
     limits: list[int]
     tails: list[float]
-    """By device: seconds from its last action to the end of the step's gradient sums."""
+    """By device: the least seconds from its last action to the end of the step's gradient sums."""
     num_links: int
 
     def backwards(self) -> "StepModel":
@@ -103,13 +104,14 @@ class _Builder:
             for row in parts:
                 for _, _, _, device, part, index in (message for sent in row for message in sent):
                     awaited[device][part][index] += 1
+        left_s = [sum_behind_s(self._plan, self._costs, stage) for stage in range(len(self._plan.stages))]
         return StepModel(
             seconds=[[self._seconds(device, op) for op in ops[device]] for device in range(len(ops))],
             messages=messages,
             awaited=awaited,
             sizes=[[span.size for span in spans] for spans in self._spans],
             limits=[self._plan.stages[stage].replicas[number].in_flight_limit for stage, number, _ in self._places],
-            tails=[self._costs.gradient_sum_s(stage) for stage, _, _ in self._places],
+            tails=[left_s[stage] for stage, _, _ in self._places],
             num_links=len(self._links),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from spantrain.core.action import Action, Direction
 from spantrain.core.spans import Span
 from spantrain.policy.adapter.state import LinkState
-from spantrain.sim.costs import EndOfStep, StepCosts, TiedSum, tied_sums
+from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, TiedSum, tied_sums
 from spantrain.sim.sending import Transfer
 from spantrain.sim.sums import SharedSums
 
@@ -56,6 +56,13 @@ class SlowedCosts:
         """Return the seconds of each bucket of a stage's gradient sum."""
         costs = self._costs
         return costs.gradient_bucket_s(stage) if isinstance(costs, EndOfStep) else (costs.gradient_sum_s(stage),)
+
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
+        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
+        costs = self._costs
+        if isinstance(costs, OverlappedSums):
+            return costs.bucket_parts(device, action)
+        return (1.0,) * len(self.gradient_bucket_s(action.stage))
 
     def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
         """Return by stage how many times as long its gradient sum takes while those of all these stages run."""

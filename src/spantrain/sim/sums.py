@@ -1,10 +1,17 @@
-"""Gradient sums of several stages that slow each other down while they overlap in time."""
+"""Gradient sums of stages, bucket by bucket, that slow each other down while they overlap in time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["SharedSums", "ends_together"]
+from spantrain.core.action import Action, Op
+from spantrain.core.plan import Plan
+from spantrain.cost.buckets import behind_s
+from spantrain.sim.costs import OverlappedSums, StepCosts
 
+__all__ = ["Bucket", "SharedSums", "ends_together", "sum_behind_s", "undisturbed"]
+
+Bucket = tuple[float, float]
+"""When its gradients are whole, and the seconds of its sum alone."""
 Slowdowns = Callable[[frozenset[int]], Mapping[int, float]]
 """Given the stages whose sums run at once: how many times as long each takes then."""
 
@@ -17,31 +24,65 @@ class SharedSums(Protocol):
         """Return by stage how many times as long its sum takes while those of all these stages run."""
 
 
-def ends_together(start_s: Mapping[int, float], alone_s: Mapping[int, float], slowdowns: Slowdowns) -> dict[int, float]:
-    """Return when each stage's sum ends, given when it begins and how long it would take alone.
+def ends_together(buckets: Mapping[int, Sequence[Bucket]], slowdowns: Slowdowns) -> dict[int, float]:
+    """Return when each stage's sum ends; a stage sums its buckets in order, one by one.
 
     >>> twice = lambda stages: dict.fromkeys(stages, float(len(stages)))
-    >>> ends_together({0: 0.0, 1: 3.0}, {0: 4.0, 1: 4.0}, twice)
+    >>> ends_together({0: [(0.0, 4.0)], 1: [(3.0, 4.0)]}, twice)
     {0: 5.0, 1: 8.0}
+    >>> ends_together({0: [(0.0, 1.0), (3.0, 1.0)], 1: [(0.5, 1.0)]}, twice)
+    {0: 4.0, 1: 2.0}
     """
-    waiting = sorted(start_s, key=lambda stage: (start_s[stage], stage), reverse=True)
-    left_s: dict[int, float] = {}
+    waiting = {stage: list(reversed(row)) for stage, row in buckets.items() if row}
+    left_s = {stage: row[-1][1] for stage, row in waiting.items()}
     end_s: dict[int, float] = {}
     now_s = 0.0
-    while waiting or left_s:
-        if not left_s:
-            now_s = start_s[waiting[-1]]
-        while waiting and start_s[waiting[-1]] <= now_s:
-            stage = waiting.pop()
-            left_s[stage] = alone_s[stage]
-        slower = slowdowns(frozenset(left_s)) if len(left_s) > 1 else dict.fromkeys(left_s, 1.0)
-        first_s = min(now_s + left_s[stage] * slower[stage] for stage in left_s)
-        until_s = min(first_s, start_s[waiting[-1]]) if waiting else first_s
-        ended = [stage for stage in left_s if now_s + left_s[stage] * slower[stage] <= until_s]
-        for stage in left_s:
+    while waiting:
+        ready = {stage: row[-1][0] for stage, row in waiting.items()}
+        now_s = max(now_s, min(ready.values()))
+        at_work = frozenset(stage for stage, ready_s in ready.items() if ready_s <= now_s)
+        slower = slowdowns(at_work) if len(at_work) > 1 else undisturbed(at_work)
+        ends_s = {stage: now_s + left_s[stage] * slower[stage] for stage in at_work}
+        until_s = min([*ends_s.values(), *(ready_s for ready_s in ready.values() if ready_s > now_s)])
+        for stage in at_work:
             left_s[stage] -= (until_s - now_s) / slower[stage]
-        for stage in ended:
-            end_s[stage] = until_s
-            del left_s[stage]
+            if ends_s[stage] <= until_s:
+                end_s[stage] = until_s
+                waiting[stage].pop()
+                if waiting[stage]:
+                    left_s[stage] = waiting[stage][-1][1]
+                else:
+                    del waiting[stage]
         now_s = until_s
     return dict(sorted(end_s.items()))
+
+
+def undisturbed(stages: frozenset[int]) -> dict[int, float]:
+    """Return that none slows another down."""
+    return dict.fromkeys(stages, 1.0)
+
+
+def sum_behind_s(plan: Plan, costs: StepCosts, stage: int) -> float:
+    """Return the least seconds of a stage's gradient sum that are left when the last action of the stage ends.
+
+    Proof. That action is the B or the W of one of the plan's own micro-batches on one of the stage's replicas. No
+    bucket is whole before the part of that action that its gradients need has passed, and buckets follow each other: so
+    behind the j-th bucket's readiness come its sum and all later ones'. The least is taken over all such actions.
+    """
+    if not isinstance(costs, OverlappedSums):
+        return costs.gradient_sum_s(stage)
+    seconds = costs.gradient_bucket_s(stage)
+    replicas = plan.stages[stage].replicas
+    last = {
+        (replica.devices[0], Action(stage, op, span))
+        for number, replica in enumerate(replicas)
+        for span in {span.size: span for span in plan.stages[stage].replica_spans(number)}.values()
+        for op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+    }
+    return min(
+        (
+            behind_s(seconds, costs.bucket_parts(device, action), costs.action_s(device, action))
+            for device, action in last
+        ),
+        default=sum(seconds),
+    )

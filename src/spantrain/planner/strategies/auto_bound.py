@@ -6,17 +6,17 @@ seconds of a whole step on the busiest replica. Whatever the order of work:
 
 - arrival_s = sum over t < s of F_t + up_t: nothing is at stage s before;
 - way_s = sum over t < s of down_t + I_t: what follows the end of an I of stage s until the last I of stage 0 that
-  needs it; then comes its W, the gradient sum of stage 0, and that of what it shares with the last stage (`tied`),
-  together `end`;
+  needs it; then comes its W, what is left of the gradient sum of stage 0, and that of what it shares with the last
+  stage (`tied`), together `end`;
 - after_s: what follows the end of an F of stage s, through the last stage, until that last I;
 - gradient_s: the first gradient at stage s.
 
-A replica does one action at a time, so the step takes at least: arrival_s + run + sum_s (the gradient sum of s follows
-its last action); arrival_s + run_fi + way_s + end (some I is last, its way down follows); arrival_s + run_f + after_s +
-end; gradient_s + run_i + way_s + end. A link that is busy for so long, in the same way. A span is held by its replica
-from F to W, for at least round_s = gradient_s - arrival_s + I + W; n samples of which at most K are held at once need
-n * round_s / K seconds from arrival_s on, and if they come in m equal spans of which k fit, ceil(m / k) * round_s.
-Afterwards comes the barrier.
+A replica does one action at a time, so the step takes at least: arrival_s + run + sum_s (what is left of the gradient
+sum of s behind its last action, beside which it begins at the earliest); arrival_s + run_fi + way_s + end (some I is
+last, its way down follows); arrival_s + run_f + after_s + end; gradient_s + run_i + way_s + end. A link that is busy
+for so long, in the same way. A span is held by its replica from F to W, for at least round_s = gradient_s - arrival_s
++ I + W; n samples of which at most K are held at once need n * round_s / K seconds from arrival_s on, and if they come
+in m equal spans of which k fit, ceil(m / k) * round_s. Afterwards comes the barrier.
 """
 
 from collections.abc import Sequence

@@ -34,8 +34,8 @@ PART_FIELDS = (
     *("forward_most", "input_most", "weight_most"),
 )
 """Least seconds of F, I, W of one span; seconds of the whole step, of the busiest replica: all of it, F and I, F, I;
-gradient sum; samples over in-flight limit where that is over one, else 0; what the objective counts beside time;
-seconds of F, I, W of a full span on the slowest replica."""
+what is left of the gradient sum behind the last backward; samples over in-flight limit where that is over one, else 0;
+what the objective counts beside time; seconds of F, I, W of a full span on the slowest replica."""
 
 _SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _ONE_BY_ONE_UP_TO = 64
@@ -232,10 +232,11 @@ class PartCosts:
             found[3 + index] = run
         found[3][~np.isfinite(crowd) | self._backwards] = np.inf
         ends_s = None if shards is None else shards.end_of_step_s(part.devices, self._parameter_bytes)
-        found[7] = self._sum(part.devices) if ends_s is None else ends_s
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
         found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
+        # What is summed beside the last backward, of the largest span on the slowest replica at most, is hidden.
+        found[7] = np.maximum(self._sum(part.devices) - found[11] - found[12], 0.0) if ends_s is None else ends_s
         return found
 
     @property

@@ -14,7 +14,7 @@ from spantrain.core.plan import Plan, WireFormat
 from spantrain.policy.adapter.candidates import Candidate, by_stage, formats_and_cuts, moved_units
 from spantrain.policy.adapter.state import SURE, LinkState, Pair, Reports, busy_links, measured_rates
 
-__all__ = ["AutoBoundary", "AutoSettings", "BoundaryAdapter", "Forecast", "Proposal"]
+__all__ = ["AutoBoundary", "AutoSettings", "BoundaryAdapter", "Forecast", "Proposal", "Replanner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class Proposal:
 
     plan: Plan
     reason: str
+    simulated: int = 0
+    """Plans that were simulated to find it; where none were, it is there before the next step begins."""
 
 
 class BoundaryAdapter(Protocol):
@@ -48,6 +50,16 @@ class Forecast(Protocol):
         """Return the seconds that it takes to go over to a plan; infinite where that cannot be done."""
 
 
+class Replanner(Protocol):
+    """Plans anew for the same devices, beside training; made for the adapter by whoever has a planner."""
+
+    def ask(self, state: LinkState) -> None:
+        """Begin to plan for these links; what was asked before is forgotten."""
+
+    def answer(self) -> Plan | None:
+        """Return the plan that was asked for, once, when it is there; None: not yet, or there is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AutoSettings:
     """How eager the adapter is."""
@@ -55,7 +67,7 @@ class AutoSettings:
     band: float = 1.2
     """Rates within this factor of what is expected are as expected: nothing is looked at."""
     at_once: float = 1.5
-    """Links that are surely faster by this factor are believed after one step; all else must be so for two in a row."""
+    """Links that are surely faster by this factor, and calm again, are believed after one step; all else after two."""
     calm_again: float = 0.92
     """Links that give this part of what calm ones would, in two reports in a row, are calm."""
     believed: float = 1.6
@@ -72,6 +84,8 @@ class AutoSettings:
     """Times that single stages, and cuts, are changed on top of the best found."""
     horizon_steps: int = 20
     """In so many steps what is saved must pay for going over."""
+    suffices: float = 1.15
+    """A plan near the first one whose step takes at most so many times that of calm links is good enough."""
 
 
 _LEARNING = 3
@@ -85,8 +99,12 @@ _TRUSTED = 1.5
 
 @dataclass(kw_only=True)
 class _Best:
+    running: Plan
     plan: Plan
     seconds: float
+    """Of its step."""
+    moving_s: float = 0.0
+    """Of going over to it: a part of each of the steps in which it must pay."""
     what: list[str] = field(default_factory=list)
 
 
@@ -98,10 +116,17 @@ class AutoBoundary:
     make it go to and fro.
     """
 
-    def __init__(self, base: Plan, forecast: Forecast, settings: AutoSettings | None = None) -> None:
-        """Begin with the plan that was made for calm links, running."""
+    def __init__(
+        self,
+        base: Plan,
+        forecast: Forecast,
+        settings: AutoSettings | None = None,
+        replanner: Replanner | None = None,
+    ) -> None:
+        """Begin with the plan that was made for calm links; without a planner, plans near it are all that is tried."""
         self._base = base
         self._forecast = forecast
+        self._replanner = replanner
         self._settings = settings or AutoSettings()
         self._state = LinkState()
         self._out: set[tuple[Pair, bool]] = set()
@@ -114,6 +139,7 @@ class AutoBoundary:
         """Of each pair's first reports: how many times the expected rate it was."""
         self.simulated = 0
         """Plans that were simulated so far."""
+        self._calm_s: float | None = None
 
     @property
     def state(self) -> LinkState:
@@ -126,11 +152,11 @@ class AutoBoundary:
         matter = busy_links(reports, self._settings.matters * step_s)
         factors = self._factors(plan, rates, self._state, matter)
         if self._are_calm_again(plan, rates, matter):
-            self._state = LinkState()
-            self._out = set()
             return self._back(plan)
-        if not self._have_changed(factors, measured_rates(reports, least=SURE)):
-            return None
+        again, sure = self._have_changed(factors, measured_rates(reports, least=SURE))
+        if not again:
+            calm = not self._out if self._state.calm else sure and self._state.changed(factors).calm
+            return self._back(plan) if rates and calm else self._planned_anew(plan)
         before, self._state = self._state, self._refined(plan, factors)
         if self._state == before:
             return None
@@ -149,8 +175,9 @@ class AutoBoundary:
         simulated_s = self._step_s(plan)
         return simulated_s / self._settings.believed <= step_s <= simulated_s * self._settings.believed
 
-    def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> bool:
-        """Whether links are out of the band as they were after the step before, or have surely become much faster.
+    def _have_changed(self, factors: Mapping[Pair, float], sure: Collection[Pair]) -> tuple[bool, bool]:
+        """Return whether links are out of the band as they were after the step before, and whether some have surely
+        become much faster.
 
         The links of a step in the middle of a change are neither the old ones nor the new ones: a plan that is made for
         those is worse than none. Going back is not.
@@ -159,8 +186,8 @@ class AutoBoundary:
         out = {(pair, by > 0) for pair, by in off.items() if abs(by) > math.log(self._settings.band)}
         far = any(pair in sure and by >= math.log(self._settings.at_once) for pair, by in off.items())
         again = bool(out & self._out)
-        self._out = set() if far or again else out
-        return far or again
+        self._out = set() if again else out
+        return again, far
 
     def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair]) -> bool:
         """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row.
@@ -230,31 +257,57 @@ class AutoBoundary:
         return first.changed(again)
 
     def _back(self, plan: Plan) -> Proposal | None:
+        self._state, self._out = LinkState(), set()
         if plan.stages == self._base.stages and plan.hints == self._base.hints:
             return None
         return Proposal(plan=self._base, reason="links are as planned again: back to the plan made for them")
 
     def _search(self, plan: Plan) -> Proposal | None:
-        settings, now_s = self._settings, self._step_s(plan)
-        best = _Best(plan=plan, seconds=now_s)
-        looked_at = self._quick()
-        for seconds, candidate in looked_at[: settings.orders]:
+        """Look at plans near the first one; have a new one made where they do not suffice."""
+        settings, simulated = self._settings, self.simulated
+        best = self._running(plan)
+        now_s = best.seconds
+        for seconds, candidate in self._quick()[: settings.orders]:
             ordered = self._forecast.ordered(candidate.plan, self._state)
             self._take_better(best, ordered, seconds if ordered is candidate.plan else None, [candidate.what])
         for _ in range(settings.rounds):
             if not self._refine(best, plan):
                 break
-        saved_s = now_s - best.seconds
-        if saved_s <= settings.pays * now_s:
+        if self._replanner is not None and best.seconds > settings.suffices * self._calm_step_s():
+            self._replanner.ask(self._state.assumed(plan))
+        return self._worthwhile(best, now_s, simulated)
+
+    def _planned_anew(self, plan: Plan) -> Proposal | None:
+        """Return what the planner has made for the present links, if it has, and if it is worth it."""
+        planned = None if self._replanner is None or self._state.calm else self._replanner.answer()
+        if planned is None:
             return None
-        moving_s = self._forecast.move_s(plan, best.plan, self._state)
-        if moving_s > saved_s * settings.horizon_steps:
+        before, self._state = self._state, self._state.assumed(plan)
+        simulated, best = self.simulated, self._running(plan)
+        now_s = best.seconds
+        self._take_better(best, planned, None, ["planned anew: plans near the first did not suffice"])
+        proposal = self._worthwhile(best, now_s, simulated)
+        if proposal is None:
+            self._state = before
+        return proposal
+
+    def _running(self, plan: Plan) -> _Best:
+        return _Best(running=plan, plan=plan, seconds=self._step_s(plan))
+
+    def _calm_step_s(self) -> float:
+        """Return the seconds of a step of the first plan on links as planned."""
+        if self._calm_s is None:
+            self._calm_s = self._forecast.step_s(self._base, LinkState())
+        return self._calm_s
+
+    def _worthwhile(self, best: _Best, now_s: float, simulated: int) -> Proposal | None:
+        if now_s - best.seconds <= self._settings.pays * now_s:
             return None
         reason = (
             f"{self._state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step in the place of {now_s:.4g} s, "
             f"simulated with these links"
         )
-        return Proposal(plan=best.plan, reason=reason)
+        return Proposal(plan=best.plan, reason=reason, simulated=self.simulated - simulated)
 
     def _quick(self) -> list[tuple[float, Candidate]]:
         """Return all candidates near the base that can run, by their seconds in a plain order; the fastest first."""
@@ -282,10 +335,14 @@ class AutoBoundary:
         return self._forecast.move_s(before, after, self._state) < math.inf
 
     def _take_better(self, best: _Best, plan: Plan, seconds: float | None, what: Sequence[str]) -> bool:
+        """Take a plan for the best, if it is with its part of the way to it."""
         seconds = self._step_s(plan) if seconds is None else seconds
-        if seconds >= best.seconds:
+        if seconds >= best.seconds + best.moving_s:
             return False
-        best.plan, best.seconds, best.what = plan, seconds, list(what)
+        moving_s = self._forecast.move_s(best.running, plan, self._state) / self._settings.horizon_steps
+        if seconds + moving_s >= best.seconds + best.moving_s:
+            return False
+        best.plan, best.seconds, best.moving_s, best.what = plan, seconds, moving_s, list(what)
         return True
 
     def _step_s(self, plan: Plan) -> float:

@@ -1,13 +1,35 @@
 """The adapters by the names that users give."""
 
+from dataclasses import replace
+
 from spantrain.core.job import ADAPTERS
 from spantrain.core.plan import Plan
-from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Forecast
-from spantrain.policy.adapter.local import AutoLocal, LocalAdapter
+from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Forecast, Replanner
+from spantrain.policy.adapter.local import AutoLocal, LocalAdapter, LocalState
 from spantrain.policy.adapter.paper import PaperBoundary, PaperLocal
 from spantrain.policy.adapter.state import expected_links
+from spantrain.policy.monitor import MonitorState
 
-__all__ = ["make_boundary", "make_local"]
+__all__ = ["LocalAdapters", "make_boundary", "make_local"]
+
+
+class LocalAdapters:
+    """One device's adapters, plan after plan: what it knows of its links lives on."""
+
+    def __init__(self, name: str, device: str) -> None:
+        """Take the name that users give, and the device."""
+        self._name = name
+        self._device = device
+        self._last: tuple[Plan, LocalAdapter] | None = None
+
+    def under(self, plan: Plan) -> LocalAdapter:
+        """Return the adapter for the steps under a plan, with what is known from those before."""
+        adapter = make_local(self._name, plan, self._device)
+        if self._last is not None:
+            before, last = self._last
+            adapter.take_up(_still_true(last.state, before, plan, self._device))
+        self._last = plan, adapter
+        return adapter
 
 
 def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
@@ -29,7 +51,11 @@ def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
 
 
 def make_boundary(
-    name: str, plan: Plan, forecast: Forecast, settings: AutoSettings | None = None
+    name: str,
+    plan: Plan,
+    forecast: Forecast,
+    settings: AutoSettings | None = None,
+    replanner: Replanner | None = None,
 ) -> BoundaryAdapter | None:
     """Return what decides between the steps of a run that begins with a plan; None: nothing does.
 
@@ -38,11 +64,30 @@ def make_boundary(
     """
     match _known(name):
         case "auto":
-            return AutoBoundary(plan, forecast, settings)
+            return AutoBoundary(plan, forecast, settings, replanner)
         case "paper":
             return PaperBoundary(plan)
         case _:
             return None
+
+
+def _still_true(state: LocalState, before: Plan, after: Plan, device: str) -> LocalState:
+    """Return what holds under another plan: bytes per second in any case, seconds of samples where those are alike.
+
+    What messages of unlike sizes told of a round trip is found anew: a simulation of the plan knows of its own only.
+    """
+    peers = {name: replace(peer, fastest=()) for name, peer in state.monitor.peers.items()}
+    monitor = state.monitor if before.stages == after.stages else MonitorState(peers=peers)
+    same = _work_of(before, device) == _work_of(after, device)
+    return replace(state, monitor=monitor) if same else LocalState(monitor=monitor)
+
+
+def _work_of(plan: Plan, device: str) -> tuple[object, ...]:
+    """Return what a sample's seconds on a device and on its links depend on."""
+    number, replica = plan.place(device)
+    stage, first = plan.stages[number], max(0, number - 1)
+    formats = [other.wire_format for other in plan.stages[first : number + 1]]
+    return stage.units, stage.recompute, stage.replicas[replica].devices, formats
 
 
 def _known(name: str) -> str:

@@ -8,6 +8,7 @@ calm link.
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
 from spantrain.core.action import Direction, Op
@@ -15,18 +16,41 @@ from spantrain.core.links import LinkReport
 from spantrain.core.messages import Arrived, Event, Recut, StepStarted
 from spantrain.core.spans import Span
 from spantrain.policy.machine import DispatchPolicy
-from spantrain.policy.monitor import LinkExpectation, LinkMonitor, RateSample, SentMessage
+from spantrain.policy.monitor import LinkExpectation, LinkMonitor, MonitorState, RateSample, SentMessage
 
-__all__ = ["SLOWER", "AutoLocal", "LocalAdapter", "Pace"]
+__all__ = ["SLOWER", "AutoLocal", "LocalAdapter", "LocalState", "Pace", "PaceState"]
 
 SLOWER = 1.5
 """How many times the best pace seen a link's must be before a device does anything about it."""
+_MESSAGES = 5
+"""Of which a pace is the median."""
 _WORTH = 1.5
 """What a re-cut wins must be so many times what it costs."""
 _ACTIONS_MORE = 3
 """F, I and W of one more micro-batch."""
 _UNKNOWN_PART = 0.1
 """Of an action's seconds: what does not depend on its samples, until two sizes have been seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceState:
+    """What is kept of a pace."""
+
+    last: tuple[float, ...] = ()
+    """Seconds per sample of the last messages."""
+    best_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalState:
+    """What one device's adapter knows between two steps; can be written as JSON and taken up again."""
+
+    monitor: MonitorState = field(default_factory=lambda: MonitorState(peers={}))
+    sending: Mapping[str, PaceState] = field(default_factory=dict)
+    """By peer."""
+    arriving: PaceState = field(default_factory=PaceState)
+    forward_s: tuple[tuple[int, float], ...] = ()
+    """Samples, and the least seconds of their forward."""
 
 
 class Pace:
@@ -39,31 +63,52 @@ class Pace:
     (3.0, 3.0)
     """
 
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=5)
-        self.now_s: float | None = None
-        self.best_s: float | None = None
+    def __init__(self, state: PaceState | None = None) -> None:
+        """Begin with nothing known, or go on from a saved state."""
+        state = state or PaceState()
+        self._last = deque(state.last, maxlen=_MESSAGES)
+        self.best_s = state.best_s
+
+    @property
+    def state(self) -> PaceState:
+        """What is known now."""
+        return PaceState(last=tuple(self._last), best_s=self.best_s)
+
+    @property
+    def now_s(self) -> float | None:
+        """The present pace; None until enough messages went."""
+        return median(self._last) if len(self._last) == _MESSAGES else None
 
     def note(self, seconds: float, samples: int) -> None:
         """Take in how long so many samples took."""
         self._last.append(seconds / samples)
-        if len(self._last) == self._last.maxlen:
-            self.now_s = median(self._last)
-            if self.now_s > 0:
-                self.best_s = self.now_s if self.best_s is None else min(self.best_s, self.now_s)
+        now_s = self.now_s
+        if now_s:
+            self.best_s = now_s if self.best_s is None else min(self.best_s, now_s)
 
     @property
     def slowness(self) -> float:
         """How many times as long as at best a sample takes now; 1 as long as nothing is known."""
-        return 1.0 if self.now_s is None or self.best_s is None else max(1.0, self.now_s / self.best_s)
+        now_s = self.now_s
+        return 1.0 if now_s is None or self.best_s is None else max(1.0, now_s / self.best_s)
 
 
 class LocalAdapter:
     """Hears everything, does nothing but report: `off`."""
 
     def __init__(self, expected: Mapping[str, LinkExpectation] | None = None) -> None:
+        self._expected = expected
         self.monitor = LinkMonitor(expected)
         self._begun_s = 0.0
+
+    @property
+    def state(self) -> LocalState:
+        """What is known now, between two steps."""
+        return LocalState(monitor=self.monitor.state)
+
+    def take_up(self, state: LocalState) -> None:
+        """Go on from what was known: after a change of plan, or of a saved run."""
+        self.monitor = LinkMonitor.resumed(state.monitor, self._expected)
 
     def heard(self, now_s: float, event: Event) -> None:
         """Take in what the policy is told, before it is."""
@@ -104,6 +149,23 @@ class AutoLocal(LocalAdapter):
         self._arriving = Pace()
         self._arrived_s: float | None = None
         self._forward_s: dict[int, float] = {}
+
+    @property
+    def state(self) -> LocalState:
+        """What is known now, between two steps."""
+        return LocalState(
+            monitor=self.monitor.state,
+            sending={peer: pace.state for peer, pace in self._sending.items()},
+            arriving=self._arriving.state,
+            forward_s=tuple(sorted(self._forward_s.items())),
+        )
+
+    def take_up(self, state: LocalState) -> None:
+        """Go on from what was known: after a change of plan, or of a saved run."""
+        super().take_up(state)
+        self._sending = {peer: Pace(kept) for peer, kept in state.sending.items()}
+        self._arriving = Pace(state.arriving)
+        self._forward_s = dict(state.forward_s)
 
     def heard(self, now_s: float, event: Event) -> None:
         """Note when the last samples of forwards came."""

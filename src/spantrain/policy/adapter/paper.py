@@ -15,7 +15,7 @@ from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.spans import Span
 from spantrain.policy.adapter.boundary import Proposal
-from spantrain.policy.adapter.local import SLOWER, LocalAdapter, Pace
+from spantrain.policy.adapter.local import SLOWER, LocalAdapter, LocalState, Pace
 from spantrain.policy.adapter.state import Pair, Reports, measured_rates
 from spantrain.policy.machine import DispatchPolicy
 from spantrain.policy.monitor import LinkExpectation, RateSample, SentMessage
@@ -37,6 +37,17 @@ class PaperLocal(LocalAdapter):
         self._paces: dict[str, Pace] = {}
         self._delayed = ""
         self._done = False
+
+    @property
+    def state(self) -> LocalState:
+        """What is known now, between two steps."""
+        sending = {peer: pace.state for peer, pace in self._paces.items()}
+        return LocalState(monitor=self.monitor.state, sending=sending)
+
+    def take_up(self, state: LocalState) -> None:
+        """Go on from what was known: after a change of plan, or of a saved run."""
+        super().take_up(state)
+        self._paces = {peer: Pace(kept) for peer, kept in state.sending.items()}
 
     def heard(self, now_s: float, event: Event) -> None:
         """Begin anew with every step."""

@@ -3,20 +3,34 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise, permutations, product
 
 from spantrain.core.links import LinkReport
 from spantrain.core.plan import Plan
 from spantrain.policy.monitor import LinkExpectation
 
-__all__ = ["SURE", "UNSURE", "LinkState", "Pair", "Reports", "busy_links", "expected_links", "measured_rates"]
+__all__ = [
+    "SURE",
+    "UNSURE",
+    "LinkState",
+    "Pair",
+    "Reports",
+    "busy_links",
+    "expected_links",
+    "measured_rates",
+    "used_pairs",
+]
 
 Pair = tuple[str, str]
 """Sender and receiver, leaders of their replicas."""
 Reports = Mapping[str, tuple[LinkReport, ...]]
 """By device: what it knows of its links."""
 
-SURE, UNSURE = 0.5, 0.25
-"""The part of its messages that must agree on a rate: for it to be believed at once, and to be heard at all."""
+SURE, UNSURE = 0.75, 0.25
+"""The part of its runs of messages that must agree on a rate: for it to be believed at once, and to be heard at all.
+
+A step in which a link changes has up to half of them at the rate that is no longer.
+"""
 _NORMAL = 0.9
 """Of the plan's speed: what is at least as fast counts as normal."""
 
@@ -48,6 +62,21 @@ class LinkState:
         speeds = {pair: self.speeds.get(pair, 1.0) * factors.get(pair, 1.0) for pair in sorted(pairs)}
         return LinkState(speeds={pair: speed for pair, speed in speeds.items() if speed < _NORMAL})
 
+    def assumed(self, plan: Plan) -> "LinkState":
+        """Return the state with a guess of links that the plan does not use, so that nobody measured them.
+
+        They are as slow as the slowest that leaves the same site or comes to the same site: what is slow may be a
+        site's line, or all there is, and a plan that moves over to links in the belief that they are calm is a gamble.
+        """
+        site = {name: plan.cluster.device_by_name[name].site for name in plan.devices}
+        used = used_pairs(plan)
+        speeds = dict(self.speeds)
+        for a, b in permutations(plan.devices, 2):
+            if (a, b) not in used and site[a] != site[b]:
+                near = [speed for (c, d), speed in self.speeds.items() if site[c] == site[a] or site[d] == site[b]]
+                speeds |= {(a, b): min(near)} if near else {}
+        return LinkState(speeds=dict(sorted(speeds.items())))
+
     def __str__(self) -> str:
         if self.calm:
             return "links as planned"
@@ -71,6 +100,16 @@ def busy_links(reports: Reports, least_s: float) -> frozenset[Pair]:
     return frozenset(
         (device, link.peer) for device, links in reports.items() for link in links if link.busy_s >= least_s
     )
+
+
+def used_pairs(plan: Plan) -> frozenset[Pair]:
+    """Return the pairs of leaders between which a plan's stages send, in both directions."""
+    down = {
+        (a.devices[0], b.devices[0])
+        for here, there in pairwise(plan.stages)
+        for a, b in product(here.replicas, there.replicas)
+    }
+    return frozenset(down | {(b, a) for a, b in down})
 
 
 def expected_links(plan: Plan, device: str) -> dict[str, LinkExpectation]:

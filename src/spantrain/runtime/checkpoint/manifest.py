@@ -56,6 +56,8 @@ class Manifest:
     """State that is a number, the same on all devices."""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
     """By name in the checkpoint's folder, on the machine of the device that wrote it."""
+    calm_plan: Plan | None = None
+    """That was made for links as planned, where another one has taken over from it."""
 
     def __post_init__(self) -> None:
         if (self.plan is None) != (self.job is None):

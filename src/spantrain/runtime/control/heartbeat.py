@@ -65,6 +65,7 @@ class HeartbeatThread:
         self._on_change = on_change
         self._detector = FailureDetector(timeout_s)
         self._stop = threading.Event()
+        self._gone = threading.Event()
         self._lock = threading.Lock()
         self._answer: dict[str, Any] = {}
         self._lost: str | None = None
@@ -92,6 +93,10 @@ class HeartbeatThread:
         """Why the coordinator must be taken for lost, or None while it is there. Once lost, this thread has ended."""
         with self._lock:
             return self._lost
+
+    def await_loss(self, timeout_s: float) -> bool:
+        """Wait for so long at the most; return whether the coordinator must be taken for lost."""
+        return self._gone.wait(timeout_s)
 
     def _run(self) -> None:
         due_s = time.monotonic()
@@ -122,5 +127,7 @@ class HeartbeatThread:
             return
         with self._lock:
             self._lost = lost
+        if lost is not None:
+            self._gone.set()
         if self._on_change is not None:
             self._on_change()

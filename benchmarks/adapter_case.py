@@ -1,0 +1,168 @@
+"""The case of `adapter.py`, `adapter_live.py` and `adapter_calm.py`: four stages on four sites, links alike, two plans.
+
+As in SpanTrain's figure 12a: one device on each of four sites. The network is as fast, beside its devices, as `RATIO`
+says, so that it is no limit as it is, and one when it gives half.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, permutations
+
+from spantrain.app.describe import described_profile
+from spantrain.app.predict import costs_of
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.core.action import Action, Op
+from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan, Replica, Stage, WireFormat
+from spantrain.core.profile import Profile, RuntimeCosts
+from spantrain.core.spans import Span, equal_spans
+from spantrain.models.catalog import resolve_model
+from spantrain.policy.adapter.state import LinkState
+from spantrain.sim.bound import step_bound_s
+from spantrain.sim.engine import simulate
+from spantrain.sim.search_spans import taper
+from spantrain.sim.slowed import SlowedCosts
+
+__all__ = ["METHODS", "Case", "Method", "Size"]
+
+SITES = ("cloud", "lab", "office", "home")
+RATIO = 0.8
+"""Of the slowest stage's work on a sample that its busiest cut takes in one direction when the network is calm."""
+_TURNS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to train."""
+
+    name: str
+    adapter: str
+    ours: bool
+    allowed: tuple[WireFormat, ...] = ()
+
+
+METHODS = (
+    Method(name="paper's pipeline, off", adapter="off", ours=False),
+    Method(name="paper's adapter", adapter="paper", ours=False),
+    Method(name="ours, off", adapter="off", ours=True),
+    Method(name="ours, auto", adapter="auto", ours=True),
+    Method(name="ours, auto, may send bfloat16", adapter="auto", ours=True, allowed=(WireFormat.BFLOAT16,)),
+    Method(name="ours, auto, may send int8", adapter="auto", ours=True, allowed=(WireFormat.INT8,)),
+)
+"""The first four send exact messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a step."""
+
+    samples: int = 64
+    micro_batch: int = 8
+    work_s: float = 2.0
+    """Of the slowest stage on all samples, about."""
+
+
+class Case:
+    """A model on four sites, and the two plans that are compared."""
+
+    def __init__(self, model: str, size: Size) -> None:
+        spec = resolve_model(model)
+        self.size = size
+        sample_s, speed, rate = size.work_s / size.samples, 1.0, 1e9
+        for _ in range(_TURNS):  # the cuts follow devices and network, and those follow the cuts
+            profile = described_profile(_cluster(speed, rate), spec)
+            plan = self._cut(profile)
+            speed *= _slowest_s(plan, profile, size) / sample_s
+            rate = _widest_bytes(plan, profile) / (RATIO * sample_s)
+        self.model = model
+        self.profile = described_profile(_cluster(speed, rate), spec)
+        self.paper = replace(plan, cluster=self.profile.cluster, schedule="compact")
+        self._order()
+
+    def know(self, runtime: RuntimeCosts | None) -> None:
+        """Count what the runtime itself takes, in all that is simulated and in our plan."""
+        self.profile = replace(self.profile, runtime=runtime)
+        self._order()
+
+    def _order(self) -> None:
+        ours = replace(self.paper, schedule="critical-path")
+        self.ours = taper(ours, costs_of(ours, self.profile))
+
+    def plan(self, method: Method) -> Plan:
+        """Return what a method begins with."""
+        return self.ours if method.ours else self.paper
+
+    def calm_s(self) -> float:
+        """Return the seconds of a step of our plan on links as they are."""
+        return simulate(self.ours, costs_of(self.ours, self.profile), steps=1).step_s
+
+    def bound_s(self, left: float) -> float:
+        """Return the seconds that no order of work can beat with our plan's cuts and micro-batches on slow links."""
+        names = [stage.replicas[0].devices[0] for stage in self.ours.stages]
+        slow = LinkState(speeds=dict.fromkeys(permutations(names, 2), left))
+        costs = costs_of(self.ours, self.profile)
+        return step_bound_s(self.ours, SlowedCosts(costs, slow, len(names)))
+
+    def _cut(self, profile: Profile) -> Plan:
+        """Return a plan of four stages whose slowest stage or cut is as fast as can be."""
+        units = len(profile.graph.units)
+        names = [device.name for device in profile.cluster.devices]
+        rate = profile.cluster.links[0].bandwidth_bytes_per_s
+        edges = ((0, *inner, units) for inner in combinations(range(1, units), len(names) - 1))
+        plans = (_plan(profile, names, row, self.size) for row in edges)
+        return min(
+            plans, key=lambda plan: max(_slowest_s(plan, profile, self.size), _widest_bytes(plan, profile) / rate)
+        )
+
+
+def _cluster(speed: float, bytes_per_s: float) -> Cluster:
+    sites = "".join(
+        f"  - name: {site}\n    network: {{bandwidth: 1 Gbit/s, latency: 0.2 ms}}\n"
+        f"    hosts: [{{name: {site}, backend: emulated, devices: {{xavier-nx: 1}}}}]\n"
+        for site in SITES
+    )
+    rate = f"{bytes_per_s * 8 / 1e3:.0f} kbit/s"
+    links = "".join(
+        f"  - {{between: [{a}, {b}], bandwidth: {rate}, latency: 10 ms}}\n"
+        for number, a in enumerate(SITES)
+        for b in SITES[number + 1 :]
+    )
+    text = f"name: four-sites\nemulated_speed: {speed:.6g}\nsites:\n{sites}links:\n{links}"
+    return parse_cluster(text, source="this benchmark")
+
+
+def _widest_bytes(plan: Plan, profile: Profile) -> int:
+    """Return the bytes of a sample on the widest cut."""
+    cuts = (profile.graph.units[stage.end_unit - 1] for stage in plan.stages[:-1])
+    return max(WireFormat.NATIVE.forward_bytes(cut) for cut in cuts)
+
+
+def _plan(profile: Profile, names: Sequence[str], edges: Sequence[int], size: Size) -> Plan:
+    stages = tuple(
+        Stage(
+            first_unit=first,
+            end_unit=end,
+            replicas=(Replica(devices=(name,), sample_share=1.0, in_flight_limit=size.samples),),
+            micro_batches=equal_spans(size.samples, size.micro_batch),
+        )
+        for name, (first, end) in zip(names, pairwise(edges), strict=True)
+    )
+    return Plan(
+        cluster=profile.cluster,
+        model=profile.model,
+        global_batch=size.samples,
+        dtype="float32",
+        stages=stages,
+        schedule="critical-path",
+    )
+
+
+def _slowest_s(plan: Plan, profile: Profile, size: Size) -> float:
+    """Return the seconds of the slowest stage's work on a sample."""
+    costs = costs_of(plan, profile)
+    whole = Span(0, size.micro_batch)
+    ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+    return max(
+        sum(costs.action_s(stage.replicas[0].devices[0], Action(number, op, whole)) for op in ops) / size.micro_batch
+        for number, stage in enumerate(plan.stages)
+    )

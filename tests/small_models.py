@@ -1,0 +1,26 @@
+"""Models of each family that run in milliseconds."""
+
+from dataclasses import replace
+
+from spantrain.core.units import ModelSpec
+from spantrain.models.catalog import resolve_model
+
+
+def small_spec(family: str, *, layers: int) -> ModelSpec:
+    """`layers`: of GPT-2; the others have two of what they are made of. EfficientNet is cut to its first two groups."""
+    match family:
+        case "gpt2":
+            spec = resolve_model("gpt2-tiny", sequence_length=8)
+            sizes: dict[str, object] = {"n_layer": layers, "n_embd": 16, "n_head": 2}
+        case "bert":
+            spec = resolve_model("bert-small-tiny", sequence_length=8)
+            sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+        case "resnet":
+            spec = resolve_model("resnet-tiny")
+            sizes = {"depths": (1, 2), "hidden_sizes": (16, 32)}
+        case _:
+            spec = resolve_model("efficientnet-tiny")
+            groups = ("kernel_sizes", "in_channels", "out_channels", "strides", "expand_ratios")
+            sizes = {field: spec.config[field][:2] for field in groups}  # type: ignore[index]
+            sizes["num_block_repeats"] = (1, 2)
+    return replace(spec, config={**spec.config, **sizes})
