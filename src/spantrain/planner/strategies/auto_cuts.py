@@ -90,7 +90,7 @@ class Cutter:
         for k in range(count):
             tables = np.array([self._costs.part(row[k], batch) for row in rows])
             fields = tables[:, :, cuts[:, k], cuts[:, k + 1]].swapaxes(0, 1).reshape(-1, columns)
-            parts.append(np.vstack([fields[10:], fields[3:10]]))
+            parts.append(_likely(fields))
         for k in range(count - 1):
             tables = np.array([self._costs.hop(row[k], row[k + 1], batch) for row in rows])
             hops.append(tables[:, :, cuts[:, k + 1]].swapaxes(0, 1).reshape(-1, columns))
@@ -224,16 +224,21 @@ class Cutter:
 def _steps_s(parts: list[Array], hops: list[Array], tied_s: Array) -> tuple[Array, Array]:
     """Return the bound of each plan, and the same of the slowest replicas' spans; by one call, which is cheaper."""
     count = len(tied_s)
-    if all(np.array_equal(part[:3], part[10:]) for part in parts):
+    if all(np.array_equal(part[:10], _likely(part)) for part in parts):
         seconds = pipeline_bounds_s(parts, hops, tied_s)
         return seconds, seconds
-    both = [np.hstack([part[:10], np.vstack([part[10:], part[3:10]])]) for part in parts]
+    both = [np.hstack([part[:10], _likely(part)]) for part in parts]
     seconds = pipeline_bounds_s(both, [np.hstack([hop, hop]) for hop in hops], np.hstack([tied_s, tied_s]))
     return seconds[:count], seconds[count:]
+
+
+def _likely(fields: Array) -> Array:
+    """Return a part's fields with what is likely of its spans and its gradient sum in the places of the least."""
+    return np.vstack([fields[10:13], fields[3:7], fields[13:14], fields[8:10]])
 
 
 def _work(fields: Array, input_share: float) -> Array:
     """Return what a part has to do, by field first; between a span's ways up and down there is no W."""
     run = fields[3] if input_share < 1 else np.where(np.isfinite(fields[3]), fields[4], np.inf)
-    work: Array = run + fields[7]
+    work: Array = run + fields[13]
     return work

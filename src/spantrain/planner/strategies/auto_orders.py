@@ -217,5 +217,5 @@ class _Division:
         index = self._alike.get(id(fields))
         if index is None:
             index = self._alike[id(fields)] = len(self._tables)
-            self._tables.append((fields[3] + fields[7], fields[0] + _INPUT_SHARE * fields[1]))
+            self._tables.append((fields[3] + fields[13], fields[0] + _INPUT_SHARE * fields[1]))
         return index

@@ -31,11 +31,14 @@ __all__ = ["PART_FIELDS", "PartCosts"]
 
 PART_FIELDS = (
     *("forward", "input", "weight", "run", "run_fi", "run_f", "run_i", "sync", "crowd", "extra"),
-    *("forward_most", "input_most", "weight_most"),
+    *("forward_most", "input_most", "weight_most", "sum_likely"),
 )
 """Least seconds of F, I, W of one span; seconds of the whole step, of the busiest replica: all of it, F and I, F, I;
-what is left of the gradient sum behind the last backward; samples over in-flight limit where that is over one, else 0;
-what the objective counts beside time; seconds of F, I, W of a full span on the slowest replica."""
+the least that can be left of the gradient sum behind the last backward; samples over in-flight limit where that is over
+one, else 0; what the objective counts beside time; seconds of F, I, W of a full span on the slowest replica; what is
+likely left of the gradient sum."""
+_LIKELY_BUCKETS = 8
+"""Of a sum beside the last backward, one of so many is taken to be left in any case."""
 
 _SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _ONE_BY_ONE_UP_TO = 64
@@ -235,9 +238,19 @@ class PartCosts:
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
         found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
-        # What is summed beside the last backward, of the largest span on the slowest replica at most, is hidden.
-        found[7] = np.maximum(self._sum(part.devices) - found[11] - found[12], 0.0) if ends_s is None else ends_s
+        found[7], found[13] = (ends_s, ends_s) if ends_s is not None else self._left_of_sum(part.devices, found)
         return found
+
+    def _left_of_sum(self, devices: tuple[str, ...], fields: Array) -> tuple[Array, Array]:
+        """Return the least and the likely seconds of a sum behind the last backward, of a full span, beside it.
+
+        At best all of a whole backward hides the sum. Mostly the last action is a W, and the first bucket is not whole
+        when it begins.
+        """
+        sum_s = np.broadcast_to(self._sum(devices), self._shape)
+        beside_s = fields[12] if self._splits else fields[11] + fields[12]
+        likely = np.maximum(sum_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, sum_s / _LIKELY_BUCKETS)
+        return np.maximum(sum_s - fields[11] - fields[12], 0.0), likely
 
     @property
     def _shape(self) -> tuple[int, int]:
