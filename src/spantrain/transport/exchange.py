@@ -274,6 +274,7 @@ class Exchange:
         now_s = time.monotonic()
         for parcel in parcels:
             assert parcel.started_s is not None
+            known.outbox.learn(now_s - parcel.started_s)
             interval = SentInterval(
                 peer=known.peer.name,
                 key=parcel.key,

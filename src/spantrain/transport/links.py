@@ -65,8 +65,6 @@ class Link(ABC):
         self.known = known
         self.up = False
         self.epoch = 0
-        self.turn = 0
-        """Which bulk connection is next."""
         self.control: list[bytes] = []
         """Control frames that found no room."""
 
@@ -84,13 +82,12 @@ class Link(ABC):
         """
 
     def send_bulk(self, frames: list[bytes | bytearray | memoryview]) -> bool:
-        """Hand frames to the next bulk connection that has room; False if none has."""
-        bulk = self.connections - 1
-        for _ in range(bulk):
-            self.turn = (self.turn + 1) % bulk
-            if self.send(1 + self.turn, frames):
-                return True
-        return False
+        """Hand frames to the first bulk connection that has room; False if none has.
+
+        The others are for links that one connection does not fill: on a slow one, messages on several would share it
+        and all come late.
+        """
+        return any(self.send(connection, frames) for connection in range(1, self.connections))
 
 
 class DialledLink(Link):

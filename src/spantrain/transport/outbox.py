@@ -27,6 +27,9 @@ from spantrain.transport.wire import (
 __all__ = ["Outbox", "Parcel"]
 
 _MAX_UNDER_WAY = 8
+_FEWEST_AWAY, _SLACK_S = 2, 0.05
+"""So many large messages may always be on their way, more while the oldest is younger than the quickest answer so far
+and so much: else they pile up before a slow link, delay each other and are lost there."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,6 +98,13 @@ class _Track:
         self.next_number = 1
         self.next_order = 0
 
+    def is_full(self, now_s: float, answer_s: float) -> bool:
+        """Whether what is on the way takes longer than messages have to."""
+        if len(self.unacknowledged) < _FEWEST_AWAY:
+            return False
+        started_s = next(iter(self.unacknowledged.values())).started_s
+        return started_s is not None and now_s - started_s > answer_s + _SLACK_S
+
     def startable(self) -> Parcel | None:
         """Return the oldest message whose lane is free."""
         first = next(iter(self.unacknowledged), self.next_number)
@@ -138,6 +148,8 @@ class Outbox:
         self._tracks = (_Track(), _Track())
         self._granted_bytes = 0
         self._started_bytes = 0
+        self._answer_s = float("inf")
+        """The least that a message took until it was acknowledged."""
         self.held_bytes = 0
         """Bytes of all messages that are held, to be compared with the limit of the queue."""
 
@@ -156,6 +168,9 @@ class Outbox:
             cost = charge_bytes(parcel.payload_bytes)
             if self._started_bytes + cost > self._granted_bytes:
                 break
+            # What begins again on a new link has its number, and does not wait for itself.
+            if track_index == BULK and not parcel.number and track.is_full(now_s, self._answer_s):
+                break
             self._started_bytes += cost
             track.start(parcel, now_s)
         return next(iter(track.under_way.values()), None)
@@ -173,6 +188,10 @@ class Outbox:
         """Forget the messages that the peer has, take its credit, and return those messages."""
         self._granted_bytes = max(self._granted_bytes, granted_bytes)
         return [parcel for index, (upto, later) in enumerate(done) for parcel in self._settle(index, upto, later)]
+
+    def learn(self, answer_s: float) -> None:
+        """Take in how long a message took from its start until it was acknowledged."""
+        self._answer_s = min(self._answer_s, answer_s)
 
     def _settle(self, index: int, upto: int, later: tuple[int, ...]) -> Iterator[Parcel]:
         track = self._tracks[index]
