@@ -40,7 +40,7 @@ def fill_buckets(unit_bytes: Sequence[float], size_bytes: int) -> tuple[SumBucke
     """Fill buckets with the gradients of a stage's units, from the last one on.
 
     >>> [(bucket.size_bytes, bucket.last_unit) for bucket in fill_buckets((2, 5, 0, 3), 4)]
-    [(4, 1), (4, 1), (2, 0)]
+    [(4.0, 1), (4.0, 1), (2.0, 0)]
     """
     ends = list(accumulate(reversed(unit_bytes)))
     total = ends[-1] if ends else 0
