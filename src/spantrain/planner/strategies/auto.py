@@ -53,7 +53,7 @@ _TIMES_WHERE_SHORT = 3
 _NEAR = 1.15
 """The best of a micro-batch size is a start if at most this much over the least of all is expected of it."""
 _ROUNDS = 12
-_ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 10_000, 1_000, 8_000, 32
+_ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 20_000, 2_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
 _PROPOSED = 4
 _MICRO_BATCHES_OF_MANY = 64

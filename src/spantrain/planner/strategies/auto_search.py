@@ -16,7 +16,7 @@ from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder
 __all__ = ["Entry", "Found", "Pool", "Searcher", "lowest"]
 
 _SAME = 1 - 1e-9
-_PATIENCE = 25
+_PATIENCE = 50
 """Simulations without a new best after which the search ends."""
 _NEAR = 1.1
 _FAR = 1.25
