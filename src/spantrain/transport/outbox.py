@@ -27,7 +27,7 @@ from spantrain.transport.wire import (
 __all__ = ["Outbox", "Parcel"]
 
 _MAX_UNDER_WAY = 8
-_FEWEST_AWAY, _SLACK_S = 2, 0.05
+_FEWEST_AWAY, _SLACK_S = 2, 0.5
 """So many large messages may always be on their way, more while the oldest is younger than the quickest answer so far
 and so much: else they pile up before a slow link, delay each other and are lost there."""
 
