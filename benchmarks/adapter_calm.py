@@ -41,7 +41,8 @@ class Turn:
     """A step."""
     workers_cpu_s: float
     """A step, of all of them."""
-    changes: int
+    changes: tuple[str, ...]
+    """Why the plan was changed, each time."""
 
 
 class _Steps(SilentReporter):
@@ -89,7 +90,7 @@ def _turn(session: Session, case: Case, adapter: str, steps: int, folder: Path) 
         steps_s=tuple(reporter.seconds[1:]),
         coordinator_cpu_s=(time.process_time() - own_s) / steps,
         workers_cpu_s=(_children_s() - workers_s) / steps,
-        changes=len(outcome.plan_changes),
+        changes=tuple(change.reason for change in outcome.plan_changes),
     )
 
 
@@ -113,8 +114,9 @@ def _table(model: str, turns: list[Turn]) -> list[str]:
         lines.append(
             f"{name:8} {median(seconds[name]):9.4f} {fmean(seconds[name]):8.4f} "
             f"{fmean(turn.coordinator_cpu_s for turn in rows):16.4f} "
-            f"{fmean(turn.workers_cpu_s for turn in rows):20.4f} {sum(turn.changes for turn in rows)}"
+            f"{fmean(turn.workers_cpu_s for turn in rows):20.4f} {sum(len(turn.changes) for turn in rows)}"
         )
+    lines += [f"changed: {reason}" for turn in turns for reason in turn.changes]
     pairs = [median(auto.steps_s) / median(off.steps_s) for auto, off in zip(found["auto"], found["off"], strict=True)]
     lines.append(f"auto over off: median of rounds {median(pairs):.4f} ({min(pairs):.4f} to {max(pairs):.4f})")
     return lines
