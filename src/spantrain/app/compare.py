@@ -21,6 +21,7 @@ from spantrain.app.plan import PlanWishes, make_plan
 from spantrain.app.predict import optimizer_state
 from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.quick import QuickRequest, kept_profile
+from spantrain.app.rehearsal import rehearse
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.slowing import real_seconds_per_sample
@@ -65,7 +66,8 @@ class CompareRequest:
     network_trace: NetworkTrace | None = None
     """How the emulated links change in every run, from its first step on."""
     measured: bool = False
-    """Plan by a measured profile; False: by data sheets, which emulated devices and links follow anyhow."""
+    """Plan by a measured profile; False: by data sheets, which emulated devices and links follow anyhow, and what the
+    runtime takes."""
 
     def __post_init__(self) -> None:
         if self.steps <= WARM_UP_STEPS:
@@ -167,7 +169,9 @@ class _Comparison:
         """Return a profile of the setting: that of an earlier comparison in the same folder, if it still holds."""
         request, session = self._request, self._session
         if not request.measured:
-            return described_profile(session.cluster, request.model)
+            described = described_profile(session.cluster, request.model)
+            self._listener.phase("Measuring the runtime: a few steps of a small model")
+            return replace(described, runtime=rehearse(session, described.link_by_pair.values()))
         path = request.out / _PROFILE_FILE
         asked = QuickRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
         profile = kept_profile(path, session.network, asked)
@@ -295,7 +299,7 @@ class _Comparison:
                 seconds_per_method=self._request.seconds_per_method,
                 optimizer=self._job.optimizer,
                 seed=self._job.seed,
-                planned_by="a measured profile" if self._request.measured else "data sheets",
+                planned_by="a measured profile" if self._request.measured else "data sheets and a rehearsal",
                 network=self._session.network,
                 network_trace="" if self._request.network_trace is None else self._request.network_trace.text,
                 scale=self._scale,

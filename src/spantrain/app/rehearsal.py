@@ -6,6 +6,7 @@ the update. Emulated devices are slowed so that their real computation hides in 
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,7 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     Raises:
         WorkerError, PeerLostError: a device failed or was lost.
     """
-    devices = session.devices[:_MOST_DEVICES]
+    devices = _near(session)
     if len(devices) < 2:
         return None
     graph = build_graph(resolve_model(_MODEL))
@@ -79,6 +80,14 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     trace = Trace.joined([result.trace for result in results], "wall")
     link_by_pair = {(link.source, link.target): link for link in links}
     return costs_from(trace, plan, graph, link_by_pair)
+
+
+def _near(session: Session) -> tuple[str, ...]:
+    """Return a few devices, of the sites with most of them first: between sites, links take most of a rehearsal."""
+    site_of = {name: session.cluster.device_by_name[name].site for name in session.devices}
+    sites = Counter(site_of[name] for name in session.devices)
+    order = {site: number for number, (site, _) in enumerate(sites.most_common())}
+    return tuple(sorted(session.devices, key=lambda name: order[site_of[name]])[:_MOST_DEVICES])
 
 
 def costs_from(
