@@ -124,19 +124,31 @@ def chunk_of(out):
 
 def test_lanes_take_turns_chunk_by_chunk_and_a_lane_keeps_its_order():
     outbox = Outbox()
-    outbox.restart(((0, ()), (0, ())), 10**8)
+    outbox.restart(((0, ()), (0, ())), 10**8, 0.0)
     for step, lane in enumerate(["forward", "forward", "backward"]):
         outbox.offer(parcel(step, 3 * CHUNK_BYTES, lane))
+    assert sent_now(outbox) == [0, 2, 0, 2, 0, 2], "and no third message while nothing is known of the link"
+    outbox.acknowledge(((0, ()), (1, ())), 10**8, 1.0)
+    assert sent_now(outbox) == [1, 1, 1]
+
+
+def pieces(outbox):
+    while (out := outbox.peek(BULK, 0.0)) is not None:
+        yield chunk_of(out)
+        outbox.advance(out)
+
+
+def sent_now(outbox):
     order = []
     while (out := outbox.peek(BULK, 0.0)) is not None:
         order.append(out.key.step)
         outbox.advance(out)
-    assert order == [0, 2, 0, 2, 0, 2, 1, 1, 1]
+    return order
 
 
 def test_small_messages_pass_large_ones():
     outbox = Outbox()
-    outbox.restart(((0, ()), (0, ())), 10**8)
+    outbox.restart(((0, ()), (0, ())), 10**8, 0.0)
     outbox.offer(parcel(0, 10 * CHUNK_BYTES))
     outbox.offer(parcel(1, 100))
     assert outbox.peek(BULK, 0.0).key.step == 0
@@ -147,7 +159,7 @@ def inbox_with(size, checked=False):
     limits = Limits(max_message_bytes=10**6, receive_queue_bytes=2 * 10**6)
     inbox, outbox = Inbox("a", limits, checked=checked), Outbox()
     inbox.restart(anew=True)
-    outbox.restart(((0, ()), (0, ())), inbox.granted_bytes)
+    outbox.restart(((0, ()), (0, ())), inbox.granted_bytes, 0.0)
     outbox.offer(parcel(5, size))
     return inbox, outbox.peek(BULK, 0.0) or outbox.peek(EXPRESS, 0.0)
 
@@ -196,7 +208,12 @@ def test_many_half_messages_are_no_error_when_one_connection_lags():
     limits = Limits(max_message_bytes=10**7, receive_queue_bytes=10**9)
     outbox, inbox = Outbox(), Inbox("a", limits, checked=False)
     inbox.restart(anew=True)
-    outbox.restart(((0, ()), (0, ())), inbox.granted_bytes)
+    outbox.restart(((0, ()), (0, ())), inbox.granted_bytes, 0.0)
+    outbox.offer(parcel(300, CHUNK_BYTES))
+    for piece in pieces(outbox):
+        assert inbox.accept(*piece, 0.0)
+    told = inbox.take_acknowledgement()
+    outbox.acknowledge(told.done, told.granted_bytes, 1e-4)  # so it is a fast link
     for step in range(300):
         outbox.offer(parcel(step, CHUNK_BYTES + 1))
     quick, lagging = [], []
@@ -209,7 +226,7 @@ def test_many_half_messages_are_no_error_when_one_connection_lags():
 
 def test_no_message_starts_too_far_ahead_of_one_that_is_not_acknowledged():
     outbox = Outbox()
-    outbox.restart(((0, ()), (0, ())), 10**12)
+    outbox.restart(((0, ()), (0, ())), 10**12, 0.0)
     for step in range(MAX_AHEAD + 1):
         outbox.offer(parcel(step, 1))
     started = 0
@@ -217,7 +234,7 @@ def test_no_message_starts_too_far_ahead_of_one_that_is_not_acknowledged():
         outbox.advance(out)
         started += 1
     assert started == MAX_AHEAD
-    outbox.acknowledge(((1, ()), (0, ())), 10**12)
+    outbox.acknowledge(((1, ()), (0, ())), 10**12, 0.0)
     assert outbox.peek(EXPRESS, 0.0) is not None
 
 
@@ -237,7 +254,7 @@ def test_every_message_arrives_once_however_often_the_link_breaks(sizes, draws):
         wire.clear()
         inbox.restart(anew=False)
         inbox.skip_to(outbox.first_numbers)
-        outbox.restart(inbox.done, inbox.granted_bytes)
+        outbox.restart(inbox.done, inbox.granted_bytes, 0.0)
 
     def step(draw):
         if draw == 9:
@@ -256,7 +273,7 @@ def test_every_message_arrives_once_however_often_the_link_breaks(sizes, draws):
             inbox.consume(waiting.pop())
         elif draw == 8:
             told = inbox.take_acknowledgement()
-            outbox.acknowledge(told.done, told.granted_bytes)
+            outbox.acknowledge(told.done, told.granted_bytes, 0.0)
 
     connect()
     for draw in draws:

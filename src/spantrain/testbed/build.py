@@ -17,6 +17,8 @@ MTU_BYTES = 9000
 """Large, so that headers take 0.6 % of a link; not larger, since at 10 Mbit/s one such packet takes 7 ms."""
 _WIRE_OVERHEAD_RATIO = (MTU_BYTES + 14) / MTU_BYTES
 _LEAST_MTU_BYTES = 1500
+_PACKET_S = 0.01
+"""A packet takes no longer on the slowest way of its site, unless it has the least size."""
 _PORT_BURST_S = 0.01
 """What a slow port passes at once: seldom and small messages would not feel its rate if it had saved up for more."""
 _PORT_BURST_BYTES = 131072
@@ -67,7 +69,7 @@ def build(layout: Layout) -> Built:
         _build_switch(layout, site, host_fds)
         for host in site.hosts:
             namespaces.enter_network(host_fds[host.name])
-            _build_host(site, host.address)
+            _build_host(site, host.address, _mtu_bytes(layout, site))
     return Built(
         site_fds=tuple(site_fds), host_fds=host_fds, tun_fds=tuple(tun_fds), has_user_namespace=has_user_namespace
     )
@@ -117,7 +119,7 @@ def _build_switch(layout: Layout, site: SiteLayout, host_fds: dict[str, int]) ->
         "link set br0 up",
         f"link set wan0 mtu {MTU_BYTES} txqueuelen 1000 up",
     ]
-    mtu = _port_mtu_bytes(site)
+    mtu = _mtu_bytes(layout, site)
     for rank, host in enumerate(site.hosts):
         lines += [
             f"link add port{rank} mtu {mtu} type veth peer name {HOST_INTERFACE} mtu {mtu} "
@@ -130,10 +132,10 @@ def _build_switch(layout: Layout, site: SiteLayout, host_fds: dict[str, int]) ->
         if other is not site:
             lines.append(f"route add {'' if joined else 'unreachable '}10.{other.number}.0.0/16 {route}")
     _run("ip", lines, tuple(host_fds.values()))
-    _run("tc", [_port_shape(f"port{rank}", site) for rank in range(len(site.hosts))])
+    _run("tc", [_port_shape(f"port{rank}", site, mtu) for rank in range(len(site.hosts))])
 
 
-def _build_host(site: SiteLayout, address: str) -> None:
+def _build_host(site: SiteLayout, address: str, mtu_bytes: int) -> None:
     lines = [
         "link set lo up",
         f"addr add {address}/16 dev {HOST_INTERFACE}",
@@ -141,18 +143,23 @@ def _build_host(site: SiteLayout, address: str) -> None:
         f"route add default via {site.gateway}",
     ]
     _run("ip", lines)
-    _run("tc", [_port_shape(HOST_INTERFACE, site)])
+    _run("tc", [_port_shape(HOST_INTERFACE, site, mtu_bytes)])
 
 
-def _port_mtu_bytes(site: SiteLayout) -> int:
-    """Return what a packet inside a site may have: on slow ports less, since a whole one always passes at once."""
-    return int(min(MTU_BYTES, max(_LEAST_MTU_BYTES, site.bandwidth_bytes_per_s * _PORT_BURST_S)))
+def _mtu_bytes(layout: Layout, site: SiteLayout) -> int:
+    """Return what a packet of a site's hosts may have: on slow ways less, since a whole one passes at once, and what
+    comes behind it waits for it.
+    """
+    lines = [rate for rate in (site.uplink_bandwidth_bytes_per_s, site.downlink_bandwidth_bytes_per_s) if rate]
+    links = [link.bandwidth_bytes_per_s for link in layout.links if site.name in (link.source, link.target)]
+    slowest = min(site.bandwidth_bytes_per_s, *lines, *links, MTU_BYTES / _PACKET_S)
+    return int(max(_LEAST_MTU_BYTES, slowest * _PACKET_S))
 
 
-def _port_shape(interface: str, site: SiteLayout) -> str:
+def _port_shape(interface: str, site: SiteLayout, mtu_bytes: int) -> str:
     rate = site.bandwidth_bytes_per_s * _WIRE_OVERHEAD_RATIO
     most = max(_PORT_BURST_BYTES, rate * 0.001)
-    burst = int(max(1.1 * (_port_mtu_bytes(site) + 14), min(most, rate * _PORT_BURST_S)))
+    burst = int(max(1.1 * (mtu_bytes + 14), min(most, rate * _PORT_BURST_S)))
     limit = int(max(_PORT_BURST_BYTES, burst + rate * _PORT_QUEUE_S))
     return f"qdisc add dev {interface} root tbf rate {int(rate * 8)}bit burst {burst} limit {limit}"
 

@@ -53,7 +53,7 @@ class Correspondent:
         """Take what the other side says when a link begins; return the messages that it has."""
         nothing = ((0, ()), (0, ()))
         done = greeting.done if greeting.peer_session == self.session else nothing
-        return self.outbox.restart(done, greeting.granted_bytes)
+        return self.outbox.restart(done, greeting.granted_bytes, time.monotonic())
 
     def count(self, **added: float) -> None:
         """Add to counters by name."""
@@ -266,7 +266,8 @@ class Exchange:
     def take_acknowledgement(self, known: Correspondent, acknowledgement: Acknowledgement) -> None:
         """Take a peer's word of what it has."""
         with self.condition:
-            self.settle(known, known.outbox.acknowledge(acknowledgement.done, acknowledgement.granted_bytes))
+            done, granted_bytes = acknowledgement.done, acknowledgement.granted_bytes
+            self.settle(known, known.outbox.acknowledge(done, granted_bytes, time.monotonic()))
             self.dirty.add(known.peer.name)
 
     def settle(self, known: Correspondent, parcels: Iterable[Parcel]) -> None:
@@ -274,7 +275,6 @@ class Exchange:
         now_s = time.monotonic()
         for parcel in parcels:
             assert parcel.started_s is not None
-            known.outbox.learn(now_s - parcel.started_s)
             interval = SentInterval(
                 peer=known.peer.name,
                 key=parcel.key,

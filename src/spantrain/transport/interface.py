@@ -54,7 +54,8 @@ class Limits:
     receive_queue_bytes: int = 512 * _MIB
     """Per peer, credit: what may be under way or waiting for `receive`."""
     bulk_connections: int = 2
-    """Connections per peer for large messages, besides the one for small ones; one does not fill a long fat pipe."""
+    """Connections per peer for large messages, besides one for small ones and one for control; one alone does not fill
+    a long fat pipe."""
     welcome_s: float = 2.0
     """How long the first answer of a peer that was dialled may take until it is dialled anew: several round trips of
     the longest path, and the work of a handshake on a busy machine."""

@@ -1,4 +1,7 @@
-"""The connections to one peer: one for small messages and control, the others for bulk.
+"""The connections to one peer: one for control, one for small messages, the others for bulk.
+
+What says that messages have come has a connection of its own, since on a slow link it would wait behind messages that
+go the same way, and whoever waits for it would take his own way for slow.
 
 Whoever dials opens one DEALER socket for each connection; whoever is dialled has one ROUTER for all peers, on which a
 connection is a route. A link is the whole bundle: when one connection breaks, the side that dialled opens all anew,
@@ -19,6 +22,8 @@ from spantrain.transport.wire import HELLO, MAX_FRAME_BYTES, Greeting, encode_gr
 
 __all__ = ["AcceptedLink", "DialledLink", "Link", "frame_overhead_bytes", "set_options"]
 
+_CONTROL, _EXPRESS, _FIRST_BULK = 0, 1, 2
+"""Connections by what they carry."""
 _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
 _HEARTBEAT_INTERVAL_S = 2.0
@@ -81,13 +86,21 @@ class Link(ABC):
             zmq.ZMQError: the connection is gone.
         """
 
+    def send_control(self, frame: bytes) -> bool:
+        """Hand a control frame to its connection; False if it has no room."""
+        return self.send(_CONTROL, [frame])
+
+    def send_express(self, frames: list[bytes | bytearray | memoryview]) -> bool:
+        """Hand frames of a small message to their connection; False if it has no room."""
+        return self.send(_EXPRESS, frames)
+
     def send_bulk(self, frames: list[bytes | bytearray | memoryview]) -> bool:
         """Hand frames to the first bulk connection that has room; False if none has.
 
         The others are for links that one connection does not fill: on a slow one, messages on several would share it
         and all come late.
         """
-        return any(self.send(connection, frames) for connection in range(1, self.connections))
+        return any(self.send(connection, frames) for connection in range(_FIRST_BULK, self.connections))
 
 
 class DialledLink(Link):
@@ -104,7 +117,7 @@ class DialledLink(Link):
         self.welcome_deadline_s = math.inf
         """When to dial again if it is not up by then; never, before it was dialled for the first time."""
         self._welcome_s = self._patience_s = limits.welcome_s
-        self._connections = 1 + limits.bulk_connections
+        self._connections = _FIRST_BULK + limits.bulk_connections
 
     @property
     def connections(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spantrain.core.messages import MessageKey
+from spantrain.transport.pace import Mark, Pace
 from spantrain.transport.wire import (
     BULK,
     CHUNK_BYTES,
@@ -27,9 +28,8 @@ from spantrain.transport.wire import (
 __all__ = ["Outbox", "Parcel"]
 
 _MAX_UNDER_WAY = 8
-_FEWEST_AWAY, _SLACK_S = 2, 0.5
-"""So many large messages may always be on their way, more while the oldest is younger than the quickest answer so far
-and so much: else they pile up before a slow link, delay each other and are lost there."""
+_FEWEST_AWAY = 2
+"""So many messages of a track may always be on their way."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,6 +49,8 @@ class Parcel:
     """Given when it starts for the first time, so that a message dropped before leaves no gap."""
     next_chunk: int = 0
     started_s: float | None = None
+    mark: Mark | None = None
+    """Since it started."""
 
     def __post_init__(self) -> None:
         self.track = EXPRESS if self.payload_bytes <= EXPRESS_BYTES else BULK
@@ -97,13 +99,13 @@ class _Track:
         self.unacknowledged: dict[int, Parcel] = {}
         self.next_number = 1
         self.next_order = 0
+        self._pace = Pace()
+        self._away_bytes = 0
 
-    def is_full(self, now_s: float, answer_s: float) -> bool:
-        """Whether what is on the way takes longer than messages have to."""
-        if len(self.unacknowledged) < _FEWEST_AWAY:
-            return False
-        started_s = next(iter(self.unacknowledged.values())).started_s
-        return started_s is not None and now_s - started_s > answer_s + _SLACK_S
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is on the way as the link takes at once."""
+        return len(self.unacknowledged) >= _FEWEST_AWAY and self._away_bytes >= self._pace.room_bytes
 
     def startable(self) -> Parcel | None:
         """Return the oldest message whose lane is free."""
@@ -127,9 +129,19 @@ class _Track:
         self.under_way[parcel.key.lane] = parcel
         if parcel.started_s is None:
             parcel.started_s = now_s
+            parcel.mark = self._pace.left(now_s, alone=not self.unacknowledged)
             parcel.number = self.next_number
             self.next_number += 1
             self.unacknowledged[parcel.number] = parcel
+            self._away_bytes += parcel.payload_bytes
+
+    def settle(self, parcel: Parcel, now_s: float) -> None:
+        """Forget a message that the peer has."""
+        assert parcel.started_s is not None
+        assert parcel.mark is not None
+        del self.unacknowledged[parcel.number]
+        self._away_bytes -= parcel.payload_bytes
+        self._pace.came(now_s, parcel.payload_bytes, left_s=parcel.started_s, mark=parcel.mark)
 
     def restart(self) -> None:
         fresh = [parcel for queue in self.waiting.values() for parcel in queue if not parcel.number]
@@ -148,8 +160,6 @@ class Outbox:
         self._tracks = (_Track(), _Track())
         self._granted_bytes = 0
         self._started_bytes = 0
-        self._answer_s = float("inf")
-        """The least that a message took until it was acknowledged."""
         self.held_bytes = 0
         """Bytes of all messages that are held, to be compared with the limit of the queue."""
 
@@ -169,7 +179,7 @@ class Outbox:
             if self._started_bytes + cost > self._granted_bytes:
                 break
             # What begins again on a new link has its number, and does not wait for itself.
-            if track_index == BULK and not parcel.number and track.is_full(now_s, self._answer_s):
+            if not parcel.number and track.is_full:
                 break
             self._started_bytes += cost
             track.start(parcel, now_s)
@@ -184,16 +194,16 @@ class Outbox:
         else:
             track.under_way.move_to_end(parcel.key.lane)
 
-    def acknowledge(self, done: tuple[tuple[int, tuple[int, ...]], ...], granted_bytes: int) -> list[Parcel]:
+    def acknowledge(
+        self, done: tuple[tuple[int, tuple[int, ...]], ...], granted_bytes: int, now_s: float
+    ) -> list[Parcel]:
         """Forget the messages that the peer has, take its credit, and return those messages."""
         self._granted_bytes = max(self._granted_bytes, granted_bytes)
-        return [parcel for index, (upto, later) in enumerate(done) for parcel in self._settle(index, upto, later)]
+        return [
+            parcel for index, (upto, later) in enumerate(done) for parcel in self._settle(index, upto, later, now_s)
+        ]
 
-    def learn(self, answer_s: float) -> None:
-        """Take in how long a message took from its start until it was acknowledged."""
-        self._answer_s = min(self._answer_s, answer_s)
-
-    def _settle(self, index: int, upto: int, later: tuple[int, ...]) -> Iterator[Parcel]:
+    def _settle(self, index: int, upto: int, later: tuple[int, ...], now_s: float) -> Iterator[Parcel]:
         track = self._tracks[index]
         numbers = [number for number in later if number in track.unacknowledged]
         for number in track.unacknowledged:
@@ -203,11 +213,11 @@ class Outbox:
         for number in sorted(set(numbers)):
             parcel = track.unacknowledged[number]
             if parcel.finished:
-                del track.unacknowledged[number]
+                track.settle(parcel, now_s)
                 self.held_bytes -= parcel.size_bytes
                 yield parcel
 
-    def restart(self, done: tuple[tuple[int, tuple[int, ...]], ...], granted_bytes: int) -> list[Parcel]:
+    def restart(self, done: tuple[tuple[int, tuple[int, ...]], ...], granted_bytes: int, now_s: float) -> list[Parcel]:
         """Begin again on a new link: what the peer does not have is sent from its first byte.
 
         Returns:
@@ -215,7 +225,7 @@ class Outbox:
         """
         self._started_bytes = 0
         self._granted_bytes = granted_bytes
-        settled = self.acknowledge(done, granted_bytes)
+        settled = self.acknowledge(done, granted_bytes, now_s)
         for track in self._tracks:
             track.restart()
         return settled

@@ -27,7 +27,7 @@ class Sender:
             zmq.ZMQError: the connection is gone.
         """
         while link.control:
-            if not link.send(0, [link.control[0]]):
+            if not link.send_control(link.control[0]):
                 return False
             del link.control[0]
         known = link.known
@@ -60,7 +60,7 @@ class Sender:
         piece = parcel.payload.piece(parcel.offset, parcel.length)
         checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
         head = encode_chunk(Chunk(parcel.track, parcel.number, parcel.offset, checksum, parcel.header))
-        sent = link.send(0, [head, piece]) if parcel.track == EXPRESS else link.send_bulk([head, piece])
+        sent = (link.send_express if parcel.track == EXPRESS else link.send_bulk)([head, piece])
         if sent:
             link.known.count(wire_bytes_sent=len(head) + len(piece) + 2 * self._overhead_bytes)
         return sent
@@ -68,5 +68,5 @@ class Sender:
     def _control(self, link: Link, frame: bytes) -> None:
         link.control.append(frame)
         link.known.count(wire_bytes_sent=len(frame) + self._overhead_bytes)
-        if len(link.control) == 1 and link.send(0, [frame]):
+        if len(link.control) == 1 and link.send_control(frame):
             link.control.clear()

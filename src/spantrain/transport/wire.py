@@ -59,6 +59,9 @@ EXPRESS_BYTES = 32 * 1024
 MAX_FRAME_BYTES = 4 * 2**20
 """ZeroMQ closes a connection that announces more; frames below it and above a chunk are refused and counted."""
 EXPRESS, BULK = 0, 1
+"""Tracks of messages, each with numbers of its own."""
+_MOST_CONNECTIONS = 18
+"""One for control, one for small messages, up to 16 for bulk."""
 MAX_AHEAD = 16384
 """How far a message's number may be ahead of the first that is not acknowledged: bounds what receivers remember."""
 _HEAD_MAX_BYTES = 32 * 1024
@@ -309,7 +312,7 @@ def decode_greeting(head: bytes | memoryview) -> Greeting:
     """Read a HELLO or WELCOME."""
     version, name, session, peer_session, epoch, connection, connections, done, first, granted = _unpack(head[1:], 10)
     _version(version)
-    connections = _int(connections, 1, 18)
+    connections = _int(connections, 1, _MOST_CONNECTIONS)
     return Greeting(
         name=_text(name),
         session=_int(session, 0, _INT63),
