@@ -11,9 +11,9 @@ import spantrain.runtime.given as given_module
 from patience import PATIENCE_S
 from spantrain.core.spans import Span, split_by_shares
 from spantrain.errors import ProtocolError
-from spantrain.runtime.control.codec import decode, encode
-from spantrain.runtime.control.protocol import MESSAGE_LIMIT_BYTES
 from spantrain.runtime.given import BatchDesk, GivenFeed
+from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES
 
 
 def over_the_wire(desk: BatchDesk):

@@ -55,6 +55,5 @@ Both
 
 compare         other frameworks on our workers, for a comparison
 orders          what the coordinator asks of a worker, and what it answers
-control         the control plane between them: joining, calls, heartbeats
 environment     the one place that reads environment variables
 """

@@ -14,9 +14,6 @@ from spantrain.errors import PeerLostError
 from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.compare.order import FrameworkOrder
-from spantrain.runtime.control.heartbeat import FailureDetector
-from spantrain.runtime.control.protocol import RemoteRefusal
-from spantrain.runtime.control.server import ControlServer
 from spantrain.runtime.given import BatchDesk
 from spantrain.runtime.meeting import MeetingPoints
 from spantrain.runtime.orders import (
@@ -30,6 +27,9 @@ from spantrain.runtime.orders import (
 )
 from spantrain.runtime.roster import Gathering, Member, failure_of
 from spantrain.runtime.training_run import TrainingRun
+from spantrain.transport.control.heartbeat import FailureDetector
+from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.server import ControlServer
 
 __all__ = ["HEARTBEAT_TIMEOUT_S", "RANK_PREFIX", "Coordinator", "ProgressListener"]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spantrain.errors import UsageError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.token import JoinToken
 
 __all__ = ["Environment", "Launch"]
 

@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Any
 
-from spantrain.runtime.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["MeetingPoints"]
 

@@ -7,9 +7,9 @@ from typing import Any
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.runtime.barrier import StepBarrier
 from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.control.protocol import RemoteRefusal
 from spantrain.runtime.given import BatchDesk
 from spantrain.runtime.orders import StepReport
+from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["TrainingRun"]
 

@@ -24,8 +24,6 @@ from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.compare.order import FrameworkOrder
 from spantrain.runtime.compare.session import FrameworkSession
-from spantrain.runtime.control.client import ControlClient
-from spantrain.runtime.control.heartbeat import HeartbeatThread
 from spantrain.runtime.emulation import law_of
 from spantrain.runtime.groups import StageGroups, open_groups
 from spantrain.runtime.orders import (
@@ -44,6 +42,8 @@ from spantrain.runtime.own_functions import with_own_functions
 from spantrain.runtime.stale_session import session_of
 from spantrain.runtime.trainer import Colleagues
 from spantrain.runtime.worker_settings import WorkerSettings
+from spantrain.transport.control.client import ControlClient
+from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.mailbox import Mailbox
 
 __all__ = ["ORDER_TYPES", "Worker"]

@@ -3,8 +3,8 @@
 import pytest
 
 from spantrain.errors import UsageError
-from spantrain.runtime.control.certificates import ServerIdentity, WorkerIdentity
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.certificates import ServerIdentity, WorkerIdentity
+from spantrain.transport.control.token import JoinToken
 
 CERTIFICATE = b"some certificate"
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patience import PATIENCE_S
-from spantrain.runtime.control.client import ControlClient
-from spantrain.runtime.control.heartbeat import FailureDetector, HeartbeatThread
-from spantrain.runtime.control.server import ControlServer
+from spantrain.transport.control.client import ControlClient
+from spantrain.transport.control.heartbeat import FailureDetector, HeartbeatThread
+from spantrain.transport.control.server import ControlServer
 
 
 @settings(deadline=None, max_examples=50)
@@ -126,5 +126,5 @@ def test_a_released_worker_is_told_at_its_next_beat(beats: Beats, client: Contro
 
 
 def test_the_runtime_package_is_imported_without_grpc() -> None:
-    code = "import sys, spantrain.runtime, spantrain.runtime.control; sys.exit('grpc' in sys.modules)"
+    code = "import sys, spantrain.runtime, spantrain.transport.control; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import spantrain.runtime.control
+import spantrain.transport.control
 from spantrain.errors import ProtocolError
-from spantrain.runtime.control.codec import decode, encode
+from spantrain.transport.control.codec import decode, encode
 
 LIMIT = 1 << 16
 scalars = (
@@ -106,7 +106,7 @@ def test_too_much_to_send() -> None:
 
 def test_nothing_in_the_control_plane_can_execute_what_arrives() -> None:
     names: set[str] = set()
-    for path in Path(spantrain.runtime.control.__path__[0]).glob("*.py"):
+    for path in Path(spantrain.transport.control.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name.split(".")[0] for alias in node.names}

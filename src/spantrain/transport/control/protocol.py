@@ -3,7 +3,7 @@
 from typing import Any
 
 from spantrain.errors import ProtocolError, SpanTrainError
-from spantrain.runtime.control.codec import decode, encode
+from spantrain.transport.control.codec import decode, encode
 
 __all__ = [
     "COORDINATOR_NAME",

@@ -5,16 +5,17 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import grpc
 
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.certificates import WorkerIdentity, pem_of_der
-from spantrain.runtime.control.codec import encode
-from spantrain.runtime.control.members import check_name
-from spantrain.runtime.control.protocol import (
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.certificates import WorkerIdentity, pem_of_der
+from spantrain.transport.control.codec import encode
+from spantrain.transport.control.members import check_name
+from spantrain.transport.control.protocol import (
     HELLO,
     JOIN,
     JOIN_REQUEST_LIMIT_BYTES,
@@ -25,9 +26,9 @@ from spantrain.runtime.control.protocol import (
     method_path,
     unwrap,
 )
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.token import JoinToken
 
-__all__ = ["ControlClient", "fetch_certificate"]
+__all__ = ["ControlClient", "PendingCall", "fetch_certificate"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2
@@ -47,9 +48,16 @@ class ControlClient:
 
     @classmethod
     def join(
-        cls, address: str, token: str, *, name: str, facts: dict[str, Any], timeout_s: float = 30.0
+        cls,
+        address: str,
+        token: str,
+        *,
+        name: str,
+        facts: dict[str, Any],
+        timeout_s: float = 30.0,
+        cancelled: threading.Event | None = None,
     ) -> "ControlClient":
-        """Join a run as a device; wait for a coordinator that is not there yet.
+        """Join a run as a device; wait for a coordinator that is not there yet, until the time is up or `cancelled`.
 
         First the coordinator's certificate is fetched and checked against the token; from then on it is the only
         one trusted. Then the secret is proved for a new key, which is answered with a certificate for that key.
@@ -62,7 +70,7 @@ class ControlClient:
         deadline_s = time.monotonic() + timeout_s
         where, parsed = Address.parse(address), JoinToken.parse(token)
         check_name(name)
-        server_der = fetch_certificate(where, deadline_s)
+        server_der = fetch_certificate(where, deadline_s, cancelled)
         if not parsed.matches(server_der):
             raise UsageError(
                 f"what answers at {where} is not the coordinator that made this token: "
@@ -91,17 +99,31 @@ class ControlClient:
             PeerLostError: no answer in time, or the connection went away under the call.
             ProtocolError: the message is over the limit, or the coordinator cannot make sense of it, or failed at it.
         """
+        return self.begin(method, payload, timeout_s=timeout_s).result()
+
+    def begin(
+        self, method: str, payload: dict[str, Any], *, timeout_s: float, done: Callable[[], None] | None = None
+    ) -> "PendingCall":
+        """Begin a call and do not wait for it; `done` is called in a thread of gRPC when it has ended in any way.
+
+        Raises:
+            PeerLostError: the connection was closed.
+            ProtocolError: the message is over the limit.
+        """
         body = encode(payload, limit_bytes=MESSAGE_LIMIT_BYTES)
         try:
-            answer = _send(self._channel, method, body, timeout_s)
-        except grpc.RpcError as error:
-            raise self._translated(error, method, timeout_s) from None
+            future = _multicallable(self._channel, method).future(body, timeout=timeout_s, wait_for_ready=True)
         except ValueError:
             # gRPC's answer to a call on a closed channel.
             if not self._closed.is_set():
                 raise
-            raise PeerLostError(f"the connection to the coordinator at {self._address} is closed") from None
-        return unwrap(answer)
+            raise self._closed_error() from None
+        if done is not None:
+            future.add_done_callback(lambda _future: done())
+        return PendingCall(future, lambda error: self._translated(error, method, timeout_s), self._closed_error)
+
+    def _closed_error(self) -> PeerLostError:
+        return PeerLostError(f"the connection to the coordinator at {self._address} is closed")
 
     def close(self) -> None:
         """End the connection and all calls that run."""
@@ -133,11 +155,40 @@ class ControlClient:
             ) from None
 
 
-def fetch_certificate(address: Address, deadline_s: float) -> bytes:
+class PendingCall:
+    """A call that was begun."""
+
+    def __init__(
+        self,
+        future: "grpc.Future[bytes]",
+        translated: Callable[[grpc.RpcError], Exception],
+        closed: Callable[[], Exception],
+    ) -> None:
+        self._future = future
+        self._translated = translated
+        self._closed = closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is an answer, or will be none."""
+        return self._future.done()
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the answer and return it; errors are those of `ControlClient.call`."""
+        try:
+            answer = self._future.result()
+        except grpc.FutureCancelledError:
+            raise self._closed() from None
+        except grpc.RpcError as error:
+            raise self._translated(error) from None
+        return unwrap(answer)
+
+
+def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.Event | None = None) -> bytes:
     """Return the certificate (DER) of whoever answers, untrusted; dial again until the deadline (monotonic).
 
     Raises:
-        PeerLostError: nobody answered in time.
+        PeerLostError: nobody answered in time, or before `cancelled`.
         UsageError: what answers does not speak TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -146,6 +197,7 @@ def fetch_certificate(address: Address, deadline_s: float) -> bytes:
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
+    cancelled = cancelled or threading.Event()
     while True:
         try:
             with address.dial(_left_s(deadline_s)) as raw, context.wrap_socket(raw) as tls:
@@ -158,9 +210,8 @@ def fetch_certificate(address: Address, deadline_s: float) -> bytes:
             raise UsageError(f"what answers at {address} is not a coordinator: {error.reason}") from None
         except OSError as error:
             reason = error
-        if deadline_s - time.monotonic() < _RETRY_PAUSE_S:
+        if deadline_s - time.monotonic() < _RETRY_PAUSE_S or cancelled.wait(_RETRY_PAUSE_S):
             raise PeerLostError(f"no coordinator answers at {address}: {_reason_text(reason)}")
-        time.sleep(_RETRY_PAUSE_S)
 
 
 def _reason_text(error: OSError) -> str:
@@ -221,8 +272,11 @@ def _field(answer: dict[str, Any], key: str, kind: type[_T]) -> _T:
 
 
 def _send(channel: grpc.Channel, method: str, body: bytes, timeout_s: float) -> bytes:
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method_path(method))
-    return call(body, timeout=timeout_s, wait_for_ready=True)
+    return _multicallable(channel, method)(body, timeout=timeout_s, wait_for_ready=True)
+
+
+def _multicallable(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
+    return channel.unary_unary(method_path(method))
 
 
 def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 import grpc
 
 from spantrain.errors import UsageError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.certificates import Authority, ServerIdentity
-from spantrain.runtime.control.desk import CallDesk, Handler, JoinDesk
-from spantrain.runtime.control.guard import JoinThrottle, RefusalCounter
-from spantrain.runtime.control.members import Members
-from spantrain.runtime.control.protocol import JOIN, JOIN_REQUEST_LIMIT_BYTES, MESSAGE_LIMIT_BYTES
-from spantrain.runtime.control.rpc import RpcServer, certificate_of, source_of
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.credentials import Credentials
+from spantrain.transport.control.desk import CallDesk, Handler, JoinDesk
+from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
+from spantrain.transport.control.members import Members
+from spantrain.transport.control.protocol import JOIN, JOIN_REQUEST_LIMIT_BYTES, MESSAGE_LIMIT_BYTES
+from spantrain.transport.control.rpc import RpcServer, certificate_of, source_of
 
 __all__ = ["ControlServer", "Handler"]
 
@@ -42,9 +41,19 @@ class ControlServer:
     caller gets a ProtocolError.
     """
 
-    def __init__(self, *, bind: str, handlers: Mapping[str, Handler], on_join: Handler, max_peers: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        bind: str,
+        handlers: Mapping[str, Handler],
+        on_join: Handler,
+        max_peers: int = 64,
+        credentials: Credentials | None = None,
+        replacing: bool = False,
+    ) -> None:
         """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome;
-        it should not wait for anything, since `stop` waits for it.
+        it should not wait for anything, since `stop` waits for it. `credentials`: new ones, if none are given.
+        `replacing`: whether who joins under a name in use takes it over; else the name must be released first.
 
         Raises:
             UsageError: `bind` is not an address.
@@ -54,27 +63,27 @@ class ControlServer:
         self._control: Address | None = None
         self._join: Address | None = None
         self._refusals = RefusalCounter()
-        self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER)
-        identity, authority = ServerIdentity.create(), Authority()
-        self._token = JoinToken.create(identity.certificate_der)
+        self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, replacing=replacing)
+        credentials = credentials or Credentials.create()
+        self._token = credentials.token
         self._calls = CallDesk(handlers=handlers, members=self._members, refusals=self._refusals)
         self._joins = JoinDesk(
             token=self._token,
-            authority=authority,
+            authority=credentials.authority,
             members=self._members,
             on_join=on_join,
             refusals=self._refusals,
             throttle=JoinThrottle(attempts=_WRONG_TOKENS, window_s=_WRONG_TOKENS_WINDOW_S),
         )
         self._control_server = RpcServer(
-            identity=identity,
-            client_root_pem=authority.certificate_pem,
+            identity=credentials.identity,
+            client_root_pem=credentials.authority.certificate_pem,
             methods={name: functools.partial(self._answer_call, name) for name in self._calls.methods},
             max_threads=_CALLS_PER_PEER * max_peers + _SPARE_THREADS,
             receive_limit_bytes=MESSAGE_LIMIT_BYTES,
         )
         self._join_server = RpcServer(
-            identity=identity,
+            identity=credentials.identity,
             client_root_pem=None,
             methods={JOIN: self._answer_join},
             max_threads=_JOIN_THREADS,

@@ -1,7 +1,8 @@
 """Certificates of one run: the coordinator's own, an authority for workers, a worker's key and request.
 
-All are ECDSA on P-256 and live in memory only: they end with the process that made them. That is why they carry no
-useful dates: a board without a battery believes that it is 1970, and a date could only keep honest workers out.
+All are ECDSA on P-256. They carry no useful dates: a board without a battery believes that it is 1970, and a date could
+only keep honest workers out. They live in memory and end with the process that made them, but for a coordinator that is
+asked to keep its own (`credentials`).
 """
 
 import datetime
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spantrain.errors import ProtocolError
-from spantrain.runtime.control.protocol import COORDINATOR_NAME
+from spantrain.transport.control.protocol import COORDINATOR_NAME
 
 __all__ = ["Authority", "ServerIdentity", "WorkerIdentity", "certificate_digest", "der_of_pem", "pem_of_der"]
 
@@ -44,6 +45,16 @@ class ServerIdentity:
         )
         return cls(key_pem=_key_pem(key), certificate_der=certificate.public_bytes(serialization.Encoding.DER))
 
+    @classmethod
+    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "ServerIdentity":
+        """Return an identity that was kept.
+
+        Raises:
+            ValueError: they are not a key and its certificate.
+        """
+        _checked_key(key_pem, certificate_pem)
+        return cls(key_pem=key_pem, certificate_der=der_of_pem(certificate_pem))
+
     @property
     def certificate_pem(self) -> bytes:
         """The certificate as gRPC takes it."""
@@ -53,14 +64,36 @@ class ServerIdentity:
 class Authority:
     """Signs the workers' certificates; the only root that the control port trusts."""
 
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name("spantrain-workers")
-        self._certificate = (
-            _builder(self._name, self._name, self._key.public_key())
+    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+        """Use `create` or `of_pem` instead."""
+        self._key = key
+        self._certificate = certificate
+
+    @classmethod
+    def create(cls) -> "Authority":
+        """Return a new one."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name("spantrain-workers")
+        certificate = (
+            _builder(name, name, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(self._key, hashes.SHA256())
+            .sign(key, hashes.SHA256())
         )
+        return cls(key, certificate)
+
+    @classmethod
+    def of_pem(cls, key_pem: bytes, certificate_pem: bytes) -> "Authority":
+        """Return one that was kept.
+
+        Raises:
+            ValueError: they are not a key and its certificate.
+        """
+        return cls(_checked_key(key_pem, certificate_pem), x509.load_pem_x509_certificate(certificate_pem))
+
+    @property
+    def key_pem(self) -> bytes:
+        """Its secret key, for whoever keeps it."""
+        return _key_pem(self._key)
 
     @property
     def certificate_pem(self) -> bytes:
@@ -72,7 +105,7 @@ class Authority:
         public_key = request.public_key()
         assert isinstance(public_key, ec.EllipticCurvePublicKey)
         certificate = (
-            _builder(_name(name), self._name, public_key)
+            _builder(_name(name), self._certificate.subject, public_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -157,3 +190,11 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+def _checked_key(key_pem: bytes, certificate_pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(key_pem, password=None)
+    public = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
+        raise ValueError("a key and a certificate that do not belong together")
+    return key

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spantrain.errors import PeerLostError, SpanTrainError
-from spantrain.runtime.control.client import ControlClient
+from spantrain.transport.control.client import ControlClient
 
 __all__ = ["HEARTBEAT", "FailureDetector", "HeartbeatThread"]
 

@@ -14,13 +14,13 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.certificates import Authority, WorkerIdentity, pem_of_der
-from spantrain.runtime.control.client import ControlClient, fetch_certificate
-from spantrain.runtime.control.codec import encode
-from spantrain.runtime.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, channel_options, method_path
-from spantrain.runtime.control.server import ControlServer
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
+from spantrain.transport.control.client import ControlClient, fetch_certificate
+from spantrain.transport.control.codec import encode
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, channel_options, method_path
+from spantrain.transport.control.server import ControlServer
+from spantrain.transport.control.token import JoinToken
 
 
 class Coordinator:
@@ -219,7 +219,7 @@ def test_a_certificate_of_another_authority_does_not_get_past_tls(coordinator: C
     join(coordinator, "edge-1")
     mine = WorkerIdentity.create("edge-1")
     request, name = Authority.read_request(mine.request_der)
-    forged = pem_of_der(Authority().sign(request, name))
+    forged = pem_of_der(Authority.create().sign(request, name))
     with _fails_with(grpc.StatusCode.UNAVAILABLE):
         _raw_call(coordinator, grpc.ssl_channel_credentials(_root_pem(coordinator), mine.key_pem, forged))
 

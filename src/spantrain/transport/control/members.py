@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spantrain.errors import UsageError
-from spantrain.runtime.control.protocol import RemoteRefusal
+from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["Members", "Seat", "TooManyCalls", "check_name"]
 
@@ -46,7 +46,9 @@ class Members:
     taken back from a holder that may still be running.
     """
 
-    def __init__(self, *, max_peers: int, calls_per_peer: int) -> None:
+    def __init__(self, *, max_peers: int, calls_per_peer: int, replacing: bool = False) -> None:
+        """`replacing`: whether who joins under a name in use takes it from its holder; else it is refused."""
+        self._replacing = replacing
         self._max_peers = max_peers
         self._calls_per_peer = calls_per_peer
         self._seats: dict[str, Seat] = {}
@@ -61,6 +63,8 @@ class Members:
             RemoteRefusal: the name is in use, or there is no room.
         """
         with self._lock:
+            if self._replacing:
+                self._release(name)
             if name in self._seats:
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")
             if len(self._seats) >= self._max_peers:
@@ -89,9 +93,12 @@ class Members:
     def release(self, name: str) -> None:
         """Free a name; its certificate is nobody's from now on. Nothing happens if nobody has the name."""
         with self._lock:
-            seat = self._seats.pop(name, None)
-            if seat is not None and seat.digest is not None:
-                del self._name_by_digest[seat.digest]
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        seat = self._seats.pop(name, None)
+        if seat is not None and seat.digest is not None:
+            del self._name_by_digest[seat.digest]
 
     def name_of(self, digest: bytes) -> str | None:
         """Return whose certificate it is."""

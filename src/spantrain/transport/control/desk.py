@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 
 from spantrain.errors import ProtocolError, SpanTrainError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.certificates import Authority, certificate_digest
-from spantrain.runtime.control.codec import decode
-from spantrain.runtime.control.guard import JoinThrottle, RefusalCounter
-from spantrain.runtime.control.members import Members, TooManyCalls, check_name
-from spantrain.runtime.control.protocol import (
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.certificates import Authority, certificate_digest
+from spantrain.transport.control.codec import decode
+from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
+from spantrain.transport.control.members import Members, TooManyCalls, check_name
+from spantrain.transport.control.protocol import (
     HELLO,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
@@ -24,7 +24,7 @@ from spantrain.runtime.control.protocol import (
     wrap_answer,
     wrap_refusal,
 )
-from spantrain.runtime.control.token import JoinToken
+from spantrain.transport.control.token import JoinToken
 
 __all__ = ["CallDesk", "Denied", "Handler", "JoinDesk"]
 

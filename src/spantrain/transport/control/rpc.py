@@ -9,10 +9,10 @@ from typing import cast
 import grpc
 
 from spantrain.errors import UsageError
-from spantrain.runtime.control.address import Address
-from spantrain.runtime.control.certificates import ServerIdentity, der_of_pem
-from spantrain.runtime.control.desk import Denied
-from spantrain.runtime.control.protocol import method_path, server_options
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.certificates import ServerIdentity, der_of_pem
+from spantrain.transport.control.desk import Denied
+from spantrain.transport.control.protocol import method_path, server_options
 
 __all__ = ["Method", "RpcServer", "certificate_of", "source_of"]
 

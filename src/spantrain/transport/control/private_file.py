@@ -1,0 +1,68 @@
+"""Files for their owner's eyes alone, written so that they are never half there, also after a loss of power."""
+
+import os
+import secrets
+from pathlib import Path
+
+from spantrain.errors import UsageError
+
+__all__ = ["make_private_folder", "read_private", "write_private"]
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those that it stands in, if it is not there.
+
+    Raises:
+        UsageError: it cannot be made, or is a file.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}; choose another folder") from None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a text file that nobody else may read; a reader sees the old file or the new one.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        try:
+            with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}; make room there or choose another") from None
+
+
+def read_private(path: Path) -> str | None:
+    """Return the text of a file, None if there is none.
+
+    Raises:
+        UsageError: others may read or write it, or it cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & 0o077:
+                raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; take it from a copy, or choose another folder") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
