@@ -1,0 +1,110 @@
+"""Layers that come: pieces are put in their places beside the network, and whole layers handed over.
+
+Di-PS, 3.1: a producer takes bytes from the network while consumers put them where they belong, one thread for each
+layer in flight, into memory that is used again. Kept: that. Decided here: the network waits for the copying only when
+a layer's window is full.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+
+import numpy as np
+from torch import Tensor
+
+from spantrain.core.outer_layers import ParameterSpec
+from spantrain.transport.layers_interface import LayerKey
+from spantrain.transport.layers_pool import BufferPool, LayerBytes
+
+__all__ = ["ComingLayer", "Copiers"]
+
+
+class ComingLayer:
+    """A layer that was expected and opened; its bytes come in order."""
+
+    def __init__(
+        self, peer: str, key: LayerKey, number: int, parameters: tuple[ParameterSpec, ...], pool: BufferPool
+    ) -> None:
+        self.peer, self.key, self.number = peer, key, number
+        self.layout = LayerBytes(parameters)
+        self.came_bytes = 0
+        """Handed to a copier; of the sockets' thread."""
+        self.granted_bytes = 0
+        """How far the sender was told that it may go; of the sockets' thread."""
+        self.copied_bytes = 0
+        """Of the copier, as the next."""
+        self.told_bytes = 0
+        """Copied when that was last told."""
+        self.copier: int | None = None
+        """Which of the threads has it; each piece goes to the same, so they stay in order."""
+        self._buffer = pool.take(self.layout.buffer_bytes)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is in its place."""
+        return self.copied_bytes == self.layout.stream_bytes
+
+    def put(self, offset_bytes: int, piece: memoryview) -> None:
+        """Copy a piece to its place."""
+        self.layout.put(self._buffer, offset_bytes, np.frombuffer(piece, dtype=np.uint8))
+        self.copied_bytes += len(piece)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return what came, by name."""
+        assert self.whole
+        return self.layout.tensors(self._buffer)
+
+
+class Copiers:
+    """Threads that copy; with none, whoever brings a piece copies it."""
+
+    def __init__(
+        self, count: int, *, name: str, every_bytes: int, progressed: Callable[[ComingLayer], None],
+        hand_over: Callable[[ComingLayer], None],
+    ) -> None:  # fmt: skip
+        """Begin; `progressed` is called with a layer at least so often and at its end, `hand_over` with whole ones."""
+        self._every_bytes = every_bytes
+        self._progressed, self._hand_over = progressed, hand_over
+        self._lines: list[SimpleQueue[tuple[ComingLayer, int, memoryview] | None]] = [
+            SimpleQueue() for _ in range(count)
+        ]
+        self._threads = [
+            threading.Thread(target=self._run, args=(line,), name=f"copier {k} of {name}", daemon=True)
+            for k, line in enumerate(self._lines)
+        ]
+        self._turn = 0
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, layer: ComingLayer, piece: memoryview) -> None:
+        """Have the next piece of a layer copied; called by the sockets' thread only."""
+        offset_bytes = layer.came_bytes
+        layer.came_bytes += len(piece)
+        if not self._lines:
+            self._copy(layer, offset_bytes, piece)
+            return
+        if layer.copier is None:
+            layer.copier = self._turn
+            self._turn = (self._turn + 1) % len(self._lines)
+        self._lines[layer.copier].put((layer, offset_bytes, piece))
+
+    def _run(self, line: "SimpleQueue[tuple[ComingLayer, int, memoryview] | None]") -> None:
+        while (order := line.get()) is not None:
+            self._copy(*order)
+            del order  # or the last layer's buffer would not come back before the next piece
+
+    def _copy(self, layer: ComingLayer, offset_bytes: int, piece: memoryview) -> None:
+        layer.put(offset_bytes, piece)
+        if layer.whole:
+            self._progressed(layer)
+            self._hand_over(layer)
+        elif layer.copied_bytes - layer.told_bytes >= self._every_bytes:
+            layer.told_bytes = layer.copied_bytes
+            self._progressed(layer)
+
+    def close(self) -> None:
+        """End the threads, after what they have; called by any other thread."""
+        for line in self._lines:
+            line.put(None)
+        for thread in self._threads:
+            thread.join()

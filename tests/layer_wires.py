@@ -1,0 +1,126 @@
+"""Layer wires on loopback, and a listener that remembers what it was told."""
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from patience import PATIENCE_S
+from spantrain.core.outer_events import Ticket, Way
+from spantrain.core.outer_layers import ParameterSpec
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
+
+KIB = 1024
+
+
+def patient(**bounds: Any) -> LayerLimits:
+    """Limits under which nothing is given up only because the machine is slow."""
+    return LayerLimits(**{"no_progress_s": 2 * PATIENCE_S, "welcome_s": PATIENCE_S, **bounds})
+
+
+class Heard:
+    """What a wire told."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.whole: dict[tuple[str, LayerKey], dict[str, torch.Tensor]] = {}
+        self.gone: list[tuple[str, LayerKey]] = []
+        self.missing: dict[tuple[str, LayerKey], str] = {}
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, torch.Tensor]) -> None:
+        with self._changed:
+            assert (peer, key) not in self.whole
+            self.whole[peer, key] = dict(tensors)
+            self._changed.notify_all()
+
+    def sent(self, peer: str, key: LayerKey) -> None:
+        with self._changed:
+            self.gone.append((peer, key))
+            self._changed.notify_all()
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:
+        with self._changed:
+            assert (peer, key) not in self.whole
+            self.missing[peer, key] = reason
+            self._changed.notify_all()
+
+    def until(self, holds: Any) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: holds(self), PATIENCE_S), f"it never came true: {vars(self)}"
+            return holds(self)
+
+    def layer(self, peer: str, key: LayerKey) -> dict[str, torch.Tensor]:
+        return self.until(lambda told: told.whole.get((peer, key)))
+
+    def reason(self, peer: str, key: LayerKey) -> str:
+        return self.until(lambda told: told.missing.get((peer, key)))
+
+
+class Wires(contextlib.ExitStack):
+    """A shard `s` and workers that dial it."""
+
+    def __init__(self, *, encrypted: bool = True, limits: LayerLimits | None = None) -> None:
+        super().__init__()
+        self.encrypted = encrypted
+        self.limits = limits or patient(frame_bytes=64 * KIB, window_bytes=256 * KIB)
+        self.keys: dict[str, KeyPair] = {}
+        self.heard: dict[str, Heard] = {}
+        self.wires: dict[str, LayerWire] = {}
+
+    def open(self, name: str, *, bind: str = "", limits: LayerLimits | None = None) -> LayerWire:
+        keys = self.keys.setdefault(name, KeyPair.generate())
+        self.heard[name] = Heard()
+        wire = LayerWire(
+            name=name, bind=bind, keypair=keys if self.encrypted else None, listener=self.heard[name],
+            limits=limits or self.limits,
+        )  # fmt: skip
+        self.wires[name] = wire
+        self.callback(wire.close)
+        return wire
+
+    def address(self, name: str) -> PeerAddress:
+        wire = self.wires[name]
+        return PeerAddress(name=name, endpoint=wire.endpoint, public_key=wire.public_key)
+
+    def met(self, *workers: str, limits: LayerLimits | None = None) -> tuple[LayerWire, ...]:
+        """Open a shard and workers that know each other."""
+        shard = self.open("s", bind="tcp://127.0.0.1:0", limits=limits)
+        opened = [self.open(name, limits=limits) for name in workers]
+        shard.set_peers([self.address(name) for name in workers])
+        for wire in opened:
+            wire.set_peers([self.address("s")])
+        return (shard, *opened)
+
+
+def a_key(layer: int = 0, *, way: Way = Way.PUSH, number: int = 1) -> LayerKey:
+    return LayerKey(ticket=Ticket(1, number), way=way, layer=layer)
+
+
+def a_layer(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Large and small parameters of several types; over a window in all."""
+    chance = torch.Generator().manual_seed(seed)
+    return {
+        "norm.weight": torch.randn(37, generator=chance),
+        "up.weight": torch.randn(300, 301, generator=chance),
+        "up.bias": torch.randn(301, generator=chance).to(torch.bfloat16),
+        "scale": torch.randn((), generator=chance).double(),
+        "down.weight": torch.randn(301, 300, generator=chance).t(),
+        "half": torch.randn(70_001, generator=chance).half(),
+    }
+
+
+def specs(tensors: Mapping[str, torch.Tensor]) -> tuple[ParameterSpec, ...]:
+    return tuple(
+        ParameterSpec(name=name, shape=tuple(one.shape), dtype=str(one.dtype).removeprefix("torch."))
+        for name, one in tensors.items()
+    )
+
+
+def same(got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> bool:
+    return got.keys() == wanted.keys() and all(
+        got[name].dtype == one.dtype and torch.equal(got[name], one) for name, one in wanted.items()
+    )
