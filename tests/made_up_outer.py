@@ -44,6 +44,8 @@ class MadeUpShard:
     snapshots: dict[int, Content] = field(default_factory=dict)
     spoiled: set[Ticket] = field(default_factory=set)
     """Pushes whose numbers are not finite."""
+    all_was_lost: bool = False
+    """Whether shards once had no version left together: what went into the last may then be pushed again."""
 
     def can_restore(self) -> dict[int, Content]:
         return {**self.snapshots, **self.versions, **(dict([self.staged]) if self.staged else {})}
@@ -74,7 +76,8 @@ class MadeUpShard:
                 assert not self.spoiled.intersection(one.push for one in command.weights)
                 learned = [content for one in command.weights for content in {*self.pushes[one.push].values()}]
                 assert len(learned) == len(command.weights), "all layers of a push are of one push"
-                assert sum(map(len, learned)) == len(frozenset().union(*learned)), "nothing twice in an update"
+                twice = sum(map(len, learned)) > len(frozenset().union(*learned))
+                assert self.all_was_lost or not twice, "nothing twice in an update"
                 self.means[command.update] = frozenset().union(*learned)
                 squares = tuple(1.0 for _ in self.layers)
                 return [on.MeanCombined(shard=self.name, update=command.update, squares=squares)]
@@ -101,7 +104,7 @@ class MadeUpShard:
             return content
         assert self.serving is not None
         before, mean = self.versions[self.serving], self.means[command.update]
-        assert not before & mean, "no sample is learned from twice"
+        assert self.all_was_lost or not before & mean, "no sample is learned from twice"
         return before | mean
 
 
@@ -223,7 +226,12 @@ class MadeUpWorld:
         """Give the master an event now, and put its commands in line."""
         if isinstance(event, on.ClusterRegistered | on.ShardRegistered):
             self.attached.add(event.cluster if isinstance(event, on.ClusterRegistered) else event.shard)
-        for command in self.master.on_event(self.now_s, event):
+        had_parameters = self.master.state.seeded
+        commands = self.master.on_event(self.now_s, event)
+        if had_parameters and not self.master.state.seeded:
+            for shard in self.shards.values():
+                shard.all_was_lost = True
+        for command in commands:
             if isinstance(command, do.Save):
                 kept = from_json(MasterState, to_json(self.master.state), "a saved master")
                 assert kept.version >= self.saved.version

@@ -142,6 +142,25 @@ def test_a_step_is_torchs(seed, rate, momentum):
         torch.testing.assert_close(parameter, mine.detach(), rtol=1e-6, atol=1e-6)
 
 
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5), st.sampled_from([0.0, 0.5, 0.8]))
+def test_parts_of_a_step_come_to_the_whole(sizes, momentum):
+    """Nothing more comes after it: the parameters end where one step, and the rest of its velocity, would take them."""
+    rule = OuterRule(learning_rate=0.7, momentum=momentum)
+    parts = [size / sum(sizes) for size in sizes]
+    gradient, nothing = torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    parameter, velocity = nothing, nothing
+    for part in parts:
+        parameter, velocity = nesterov(parameter, gradient, velocity, rule, part=part)
+    for _ in range(120):
+        parameter, velocity = nesterov(parameter, nothing, velocity, rule)
+    torch.testing.assert_close(parameter, -0.7 * gradient / (1 - momentum))
+    whole, decayed = nesterov(nothing, nothing, gradient, rule)[1], gradient
+    for part in parts:
+        decayed = nesterov(nothing, nothing, decayed, rule, part=part)[1]
+    torch.testing.assert_close(decayed, whole)
+
+
 def test_means_of_half_precision_are_made_in_single():
     tensors = [torch.full((2,), 1.0, dtype=torch.bfloat16), torch.full((2,), 1.0078125, dtype=torch.bfloat16)]
     mean = weighted_mean([(0.5, tensor) for tensor in tensors])

@@ -40,13 +40,13 @@ def test_the_server_and_the_cluster_together_hold_every_step_once(happenings):
             copy.skipped()
         elif happens == "count" and pushed is not None:
             server = {name: one - pushed[name] for name, one in server.items()}
-            copy.pulled(server, counted=True)
+            copy.pulled({name: one.clone() for name, one in server.items()}, counted=True)
             pushed = None
         elif happens == "others":
             for name, one in moved(server, k).items():
                 all_steps[name] += one
         elif happens == "pull":
-            copy.pulled(server, counted=False)
+            copy.pulled({name: one.clone() for name, one in server.items()}, counted=False)
     for name, one in live.items():
         assert torch.equal(server[name], whole(0)[name] - all_steps[name])
         assert torch.equal(one, server[name])

@@ -45,6 +45,8 @@ class Welcome:
     """None: there are no parameters yet; the first push brings them."""
     fate: Fate | None
     """Of the push that it asked about."""
+    leases: tuple[int, ...] = ()
+    """Of the chunks that it registered with: those that are still its own."""
     reason: str
 
 
@@ -88,7 +90,7 @@ class AcceptPush:
 
 @dataclass(frozen=True, kw_only=True)
 class SkipRound:
-    """An accepted push is in no version, since a shard was lost. It was not counted: train on from the same start."""
+    """An accepted push is in no version, or none that is left, since a shard was lost: train on from the same start."""
 
     cluster: str
     push: Ticket
@@ -210,11 +212,15 @@ class Stage:
     """What the mean is multiplied by."""
     parameters: Ticket | None
     """The push whose tensors are the version as they are; None to step along the mean."""
+    part: float = 1.0
+    """Of a step that all clusters would make together."""
     reason: str
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and 0 <= self.scale <= 1):
             raise ValueError(f"scale must be from 0 to 1, got {self.scale}")
+        if not 0 < self.part <= 1:
+            raise ValueError(f"a step's part must be over 0 and at most 1, got {self.part}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What the outer optimizer's shards hold: layers of named parameters, each on one shard, in contiguous runs."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,6 @@ class ShardLayout:
 
 
 def _check_names(what: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ValueError(f"each {what} must be there once, got {', '.join(twice)} more than once")

@@ -8,4 +8,6 @@ functions  a function as the file and name that every worker can import
 setting    what both ways in share: cluster, model, plan, workers
 state      a checkpoint as the unsplit model's state_dict
 progress   lines on standard error, and calls of callbacks
+outer      the outer optimizer over several clusters, as users import it
+outer_callback  the same for the Trainer of transformers
 """

@@ -8,21 +8,37 @@ takes.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from spantrain.errors import ProtocolError
+from spantrain.outer.client_parameters import ModelParameters
 from spantrain.outer.numerics import Tensors, pseudo_gradient
 
-__all__ = ["ClusterCopy"]
+__all__ = ["ClusterCopy", "TakenPush"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenPush:
+    """What a push brings, as it was when it was taken; it may be read while the cluster trains on."""
+
+    start: Tensors
+    now: Tensors
+
+    def tensors(self, names: tuple[str, ...], *, parameters: bool) -> dict[str, Tensor]:
+        """Return some of its parameters themselves, or of its pseudo-gradient."""
+        now = {name: self.now[name] for name in names}
+        return now if parameters else pseudo_gradient({name: self.start[name] for name in names}, now)
 
 
 class ClusterCopy:
     """The parameters that a cluster trains, and the two points in time that it must remember of them.
 
-    Takes two copies beside the parameters, on the device that they are on.
+    Takes two copies beside the parameters, on the processor. Where several processes share the model, all of them call
+    the same at once, and the first has the copies.
 
+    >>> import torch
     >>> weight = torch.tensor([3.0])
     >>> copy = ClusterCopy({"weight": weight})
     >>> _ = weight.sub_(1.0)
@@ -34,48 +50,55 @@ class ClusterCopy:
     tensor([9.5000])
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor] | ModelParameters) -> None:
         """Begin a round; the parameters are the ones that are trained, and are changed in place."""
-        self._live = dict(parameters)
-        self._start = self._copied()
+        self._live = parameters if isinstance(parameters, ModelParameters) else ModelParameters(parameters)
+        self._spare: dict[str, Tensor] | None = None
         self._pushed: dict[str, Tensor] | None = None
+        self._start: Tensors = self._copied()
 
     def _copied(self) -> dict[str, Tensor]:
-        return {name: one.detach().clone() for name, one in self._live.items()}
+        into, self._spare = self._spare or (self._live.memory() if self._live.leads else {}), None
+        self._live.copy(into)
+        return into
+
+    def take(self) -> TakenPush:
+        """Note what the parameters are, for a push; an earlier push that has not ended is part of it."""
+        self._pushed = self._copied()
+        return TakenPush(start=self._start, now=self._pushed)
 
     def first(self) -> dict[str, Tensor]:
         """Return the parameters themselves, as first parameters for the shards."""
-        self._pushed = self._copied()
-        return dict(self._pushed)
+        return {name: one.clone() for name, one in self.take().now.items()}
 
     def push(self) -> dict[str, Tensor]:
-        """Return the pseudo-gradient since the round began; an earlier push that has not ended is part of it."""
-        self._pushed = self._copied()
-        return pseudo_gradient(self._start, self._pushed)
+        """Return the pseudo-gradient since the round began."""
+        return self.take().tensors(self._live.names, parameters=False)
 
     def skipped(self) -> None:
         """Note that the push came to nothing: the round goes on from the same start."""
         self._pushed = None
 
-    @torch.no_grad()
     def pulled(self, version: Tensors, *, counted: bool) -> None:
-        """Begin a round from a version; `counted` says that the push was part of an update, left out or not.
+        """Begin a round from a version, which is kept: it must not change any more.
+
+        `counted` says that the push was part of an update, left out or not. Processes but the first give no tensors.
 
         Raises:
             ProtocolError: it does not hold these parameters; nothing has changed.
         """
-        unlike = sorted(n for n in self._live.keys() | version.keys() if _shape(self._live, n) != _shape(version, n))
+        if not self._live.leads:
+            self._live.move({}, {})
+            return
+        unlike = sorted(n for n in self._start.keys() | version.keys() if _shape(self._start, n) != _shape(version, n))
         if unlike:
             raise ProtocolError(f"a pulled version differs from the model in {', '.join(unlike)}; nothing was changed")
-        since = self._pushed if counted and self._pushed is not None else self._start
-        waiting = None if counted else self._pushed
-        for name, one in self._live.items():
-            new = version[name].detach()
-            one.copy_(new + (one - since[name]))
-            if waiting is not None:
-                waiting[name] = new + (waiting[name] - self._start[name])
-            self._start[name] = new.clone()
-        self._pushed = waiting
+        self._live.move(self._pushed if counted and self._pushed is not None else self._start, version)
+        if counted:
+            self._spare, self._pushed = self._pushed, None
+        elif self._pushed is not None:
+            self._pushed = {name: new + (self._pushed[name] - self._start[name]) for name, new in version.items()}
+        self._start = version
 
 
 def _shape(tensors: Tensors, name: str) -> object:

@@ -3,10 +3,13 @@
 Di-PS, 3.1 and 4.1. Kept: a shard holds some layers' parameters and the outer optimizer's momentum, takes pushes of
 several clusters, and tells their norms. Decided here: a new version is made beside the one that is served, and takes
 its place whole when the master says so; a push must have this layout's names, shapes and types, and is refused by name
-otherwise. In memory are at most five times the parameters in float32, beside pushes and versions that are being pulled:
-parameters and velocity as served and as staged, and the mean.
+otherwise. A push is measured when it is taken, so beside what else comes. The mean is made in the memory of the first
+push, and the new velocity in that of the mean. So in memory are three times the parameters in float32 (served
+parameters and velocity, staged parameters) beside pushes, and twice more while an older version is being written down
+or pulled.
 """
 
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +21,10 @@ from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_events import OuterEvent, Ticket
 from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
-from spantrain.errors import ProtocolError
-from spantrain.outer.numerics import OuterRule, Tensors, nesterov, sum_of_squares, velocity_type, weighted_mean
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.outer.numerics import OuterRule, Tensors, step_along, sum_of_squares, velocity_type, weighted_mean
 from spantrain.outer.snapshots import ShardVersion, SnapshotStore
+from spantrain.transport.layers_pool import BufferPool, LayerBytes
 
 __all__ = ["OuterShard", "ShardCommand"]
 
@@ -32,17 +36,26 @@ _ENDED = 1000
 
 
 class OuterShard:
-    """One shard's memory."""
+    """One shard's memory.
+
+    Commands are for one thread at a time; layers may be taken and given by others meanwhile.
+    """
 
     def __init__(
-        self, name: str, layout: ShardLayout, *, snapshots: SnapshotStore, rule: OuterRule | None = None
-    ) -> None:
+        self, name: str, layout: ShardLayout, *, snapshots: SnapshotStore, rule: OuterRule | None = None,
+        pool: BufferPool | None = None,
+    ) -> None:  # fmt: skip
         """Begin with nothing in memory; what is in snapshots is served when the master says which."""
         self._name = name
         self._layout = layout
         self._rule = rule or OuterRule()
         self._snapshots = snapshots
+        self._pool = pool or BufferPool()
+        self._lock = threading.Lock()
+        """Of pushes, what has ended, and versions; never held while numbers are worked on."""
         self._pushes: dict[Ticket, dict[int, Tensors]] = {}
+        self._sums: dict[Ticket, dict[int, float]] = {}
+        """Of squares, by push and layer."""
         self._ended: deque[Ticket] = deque(maxlen=_ENDED)
         self._measured: dict[Ticket, tuple[Ticket, ...]] = {}
         self._means: dict[Ticket, dict[str, Tensor]] = {}
@@ -58,7 +71,8 @@ class OuterShard:
     @property
     def serving(self) -> ShardVersion | None:
         """The version that it serves."""
-        return self._versions[self._serving] if self._serving is not None else None
+        with self._lock:
+            return self._versions[self._serving] if self._serving is not None else None
 
     def registered(self) -> on.ShardRegistered:
         """Forget pushes and means of an earlier connection; return what to register with."""
@@ -68,22 +82,30 @@ class OuterShard:
     @property
     def restorable(self) -> tuple[int, ...]:
         """Versions that it has, served, kept, staged or in a snapshot."""
-        staged = {self._staged[1].version} if self._staged else set()
-        return tuple(sorted({*self._versions, *self._snapshots.versions} | staged))
+        with self._lock:
+            staged = {self._staged[1].version} if self._staged else set()
+            return tuple(sorted({*self._versions, *self._snapshots.versions} | staged))
 
     # Layers in and out.
 
     def take(self, push: Ticket, layer: int, tensors: Tensors) -> None:
-        """Keep one layer of a push.
+        """Keep one layer of a push; its tensors are the shard's from now on, which will change them.
 
         Raises:
             ProtocolError: the push has ended, or the layer is not this shard's, or names, shapes or types are not its
                 own; nothing is kept.
         """
+        self._check_open(push)
+        self._check_layer(layer, tensors, f"{self._name}: push {push}")
+        squares = sum_of_squares([tensors[one.name] for one in self.layers[layer].parameters])
+        with self._lock:
+            self._check_open(push)
+            self._pushes.setdefault(push, {})[layer] = tensors
+            self._sums.setdefault(push, {})[layer] = squares
+
+    def _check_open(self, push: Ticket) -> None:
         if push in self._ended:
             raise ProtocolError(f"{self._name}: push {push} has ended; drop it and train on")
-        self._check_layer(layer, tensors, f"{self._name}: push {push}")
-        self._pushes.setdefault(push, {})[layer] = tensors
 
     def give(self, version: int, layer: int) -> Tensors:
         """Return one layer of a version that is served, or was and is kept.
@@ -91,14 +113,16 @@ class OuterShard:
         Raises:
             ProtocolError: it has no such version or layer.
         """
-        if version not in self._versions or layer not in self.layers:
-            layers, versions = ", ".join(map(str, self.layers)), ", ".join(map(str, sorted(self._versions)))
+        with self._lock:
+            held = self._versions.get(version)
+            versions = ", ".join(map(str, sorted(self._versions)))
+        if held is None or layer not in self.layers:
+            layers = ", ".join(map(str, self.layers))
             raise ProtocolError(
                 f"{self._name}: asked for layer {layer} of version {version}; it holds layers {layers} of versions "
                 f"{versions or 'none'}"
             )
-        held = self._versions[version].parameters
-        return {one.name: held[one.name] for one in self.layers[layer].parameters}
+        return {one.name: held.parameters[one.name] for one in self.layers[layer].parameters}
 
     def _check_layer(self, layer: int, tensors: Tensors, what: str) -> None:
         if layer not in self.layers:
@@ -108,7 +132,12 @@ class OuterShard:
     # Commands.
 
     def on_command(self, command: ShardCommand) -> OuterEvent | None:
-        """Do what the master commands; return the answer. A version that it does not have: registers again."""
+        """Do what the master commands; return the answer. A version that it does not have: registers again.
+
+        Raises:
+            ProtocolError: it lacks what it is to work on.
+            ConfigError: the snapshot that it is to restore is of another model.
+        """
         match command:
             case do.CheckPush():
                 whole = self._pushes.get(command.push, {}).keys() == self.layers.keys()
@@ -117,8 +146,9 @@ class OuterShard:
                 self._forget(command.ticket)
                 return None
             case do.Measure():
+                self._check_held(command.pushes)
                 self._measured[command.update] = command.pushes
-                squares = {push: self._squares(self._pushes[push]) for push in command.pushes}
+                squares = {push: tuple(self._sums[push][k] for k in self.layers) for push in command.pushes}
                 return on.NormsMeasured(shard=self._name, update=command.update, squares=squares)
             case do.Combine():
                 return self._combine(command)
@@ -132,8 +162,10 @@ class OuterShard:
                 return self._restore(command)
 
     def _forget(self, ticket: Ticket) -> None:
-        self._ended.append(ticket)
-        self._pushes.pop(ticket, None)
+        with self._lock:
+            self._ended.append(ticket)
+            self._pushes.pop(ticket, None)
+            self._sums.pop(ticket, None)
         self._means.pop(ticket, None)
         self._measured.pop(ticket, None)
         if self._staged and self._staged[0] == ticket:
@@ -144,42 +176,44 @@ class OuterShard:
             if self._staged is None or self._staged[0] != ticket:
                 self._forget(ticket)
 
-    def _squares(self, layers: Mapping[int, Tensors]) -> tuple[float, ...]:
-        return tuple(
-            sum_of_squares([layers[k][one.name] for one in layer.parameters]) for k, layer in self.layers.items()
-        )
+    def _check_held(self, pushes: Sequence[Ticket]) -> None:
+        gone = [str(push) for push in pushes if self._sums.get(push, {}).keys() != self.layers.keys()]
+        if gone:
+            raise ProtocolError(f"{self._name}: push {', '.join(gone)} is not held whole; register again")
 
     def _combine(self, command: do.Combine) -> on.MeanCombined:
-        mean = {
-            one.name: weighted_mean(
-                [(weight.part, self._pushes[weight.push][k][one.name]) for weight in command.weights]
-            )
-            for k, layer in self.layers.items()
-            for one in layer.parameters
-        }
+        mean: dict[str, Tensor] = {}
+        squares = []
+        for k, layer in self.layers.items():
+            held = [(weight.part, self._pushes[weight.push][k]) for weight in command.weights]
+            for one in layer.parameters:
+                parts = [(part, tensors[one.name]) for part, tensors in held]
+                mean[one.name] = weighted_mean(parts, out=_reusable(parts[0][1]))
+            squares.append(sum_of_squares([mean[one.name] for one in layer.parameters]))
         self._means[command.update] = mean
-        squares = self._squares(dict.fromkeys(self.layers, mean))
-        return on.MeanCombined(shard=self._name, update=command.update, squares=squares)
+        return on.MeanCombined(shard=self._name, update=command.update, squares=tuple(squares))
 
     def _next(self, command: do.Stage) -> ShardVersion:
         """Make a version: a push's tensors as they are, or a step along the mean."""
         if command.parameters:
             held = self._pushes[command.parameters]
-            first = {name: tensor.clone() for k in self.layers for name, tensor in held[k].items()}
+            first = {name: tensor for k in self.layers for name, tensor in held[k].items()}
             still = {
                 name: torch.zeros_like(tensor, dtype=velocity_type(tensor.dtype)) for name, tensor in first.items()
             }
             return ShardVersion(version=command.version, parameters=first, velocity=still)
         before, means = self.serving, self._means.pop(command.update)
         assert before is not None, "the master stages a step only where a version is served"
-        parameters: dict[str, Tensor] = {}
-        velocity: dict[str, Tensor] = {}
-        for name in list(means):
-            step = means.pop(name).mul_(command.scale)
-            parameters[name], velocity[name] = nesterov(
-                before.parameters[name], step, before.velocity[name], self._rule
-            )
-        return ShardVersion(version=command.version, parameters=parameters, velocity=velocity)
+        parameters = {name: one for layer in self.layers.values() for name, one in self._room(layer).items()}
+        for name, mean in means.items():
+            old, speed = before.parameters[name], before.velocity[name]
+            step_along(mean, old, speed, self._rule, scale=command.scale, part=command.part, out=parameters[name])
+        return ShardVersion(version=command.version, parameters=parameters, velocity=means)
+
+    def _room(self, layer: Layer) -> dict[str, Tensor]:
+        """Return tensors for a layer, in memory that was used before if there is some."""
+        places = LayerBytes(layer.parameters)
+        return places.tensors(self._pool.take(places.buffer_bytes))
 
     def _commit(self, command: do.Commit) -> on.Committed:
         assert self._staged is not None, "the master commits only what is staged"
@@ -187,15 +221,13 @@ class OuterShard:
         assert staged.version == command.version
         for ticket in (*self._measured.get(command.update, ()), command.update):
             self._forget(ticket)
-        self._versions = {version: self._versions[version] for version in command.keep if version in self._versions}
-        self._serve(staged)
+        self._serve(staged, keep=command.keep)
         return on.Committed(shard=self._name, version=command.version, versions=self.restorable)
 
     def _restore(self, command: do.Restore) -> OuterEvent:
         source = self._find(command.source)
         if source is None:
             return self.registered()
-        self._versions = {}
         self._serve(replace(source, version=command.version))
         self._forget_pushes()
         return on.Restored(shard=self._name, version=command.version, versions=self.restorable)
@@ -211,14 +243,24 @@ class OuterShard:
             return None
         specs = [one for layer in self.layers.values() for one in layer.parameters]
         what = f"{self._name}: snapshot of version {version}"
-        _check_tensors(specs, found.parameters, what)
-        kept = [replace(one, dtype=_text(velocity_type(found.parameters[one.name].dtype))) for one in specs]
-        _check_tensors(kept, found.velocity, f"{what}, velocity")
+        try:
+            _check_tensors(specs, found.parameters, what)
+            kept = [replace(one, dtype=_text(velocity_type(found.parameters[one.name].dtype))) for one in specs]
+            _check_tensors(kept, found.velocity, f"{what}, velocity")
+        except ProtocolError as error:
+            raise ConfigError(f"{error}; give it a folder of its own for snapshots, or an empty one") from error
         return found
 
-    def _serve(self, version: ShardVersion) -> None:
-        self._versions[version.version] = version
-        self._serving, self._staged = version.version, None
+    def _serve(self, version: ShardVersion, *, keep: Sequence[int] = ()) -> None:
+        with self._lock:
+            kept = {number: self._versions[number] for number in keep if number in self._versions}
+            self._versions = {**kept, version.version: version}
+            self._serving, self._staged = version.version, None
+
+
+def _reusable(push: Tensor) -> Tensor | None:
+    """Return a push's tensor if the mean can take its place."""
+    return push if push.dtype == velocity_type(push.dtype) and push.is_contiguous() else None
 
 
 def _text(dtype: torch.dtype) -> str:

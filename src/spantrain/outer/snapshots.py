@@ -2,28 +2,35 @@
 
 Di-PS, 4.2: each shard keeps several snapshots of its newest versions, to begin again from and for new clusters. Kept:
 that. Decided here: a file is named by its version and its digest, `version-12-0a1b2c3d4e5f6789.safetensors`, holds
-parameters and velocities by name, and gets its name when all of it is on disk.
+parameters and velocities by name, and gets its name when all of it is on disk. It is written from where the tensors
+are, with no copy of them. Of older versions those are kept that other shards are the likeliest to have, too: all must
+go back to one version, and a shard that cannot write as fast as versions come leaves some out.
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import Tensor
 
 from spantrain.outer.numerics import Tensors
 
-__all__ = ["FolderSnapshots", "MemorySnapshots", "ShardVersion", "SnapshotStore"]
+__all__ = ["FolderSnapshots", "MemorySnapshots", "ShardVersion", "SnapshotStore", "to_keep"]
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
 _PARAMETERS, _VELOCITY = "parameters/", "velocity/"
+_TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+_PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,19 @@ class ShardVersion:
     version: int
     parameters: Tensors
     velocity: Tensors
+
+
+def to_keep(versions: Iterable[int], keep: int) -> tuple[int, ...]:
+    """Return which versions to keep, from the oldest: the last multiples of 1, 2, 4, ..., and then the newest.
+
+    >>> to_keep(range(1, 15), 4)
+    (8, 12, 13, 14)
+    """
+    newest_first = sorted(versions, reverse=True)
+    rounds = (next((one for one in newest_first if one % 2**k == 0), None) for k in range(keep))
+    kept = {one for one in rounds if one is not None}
+    kept |= set([one for one in newest_first if one not in kept][: keep - len(kept)])
+    return tuple(sorted(kept))
 
 
 class SnapshotStore(Protocol):
@@ -52,7 +72,7 @@ class SnapshotStore(Protocol):
 class MemorySnapshots:
     """Keeps versions in memory: for tests, and for shards whose parameters somebody else keeps."""
 
-    def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 3) -> None:
+    def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 4) -> None:
         self._keep = keep
         self._kept = {one.version: one for one in kept}
 
@@ -64,7 +84,7 @@ class MemorySnapshots:
     def save(self, version: ShardVersion) -> None:
         """Keep a version, and as many of those before it as fit."""
         self._kept[version.version] = version
-        for old in self.versions[: -self._keep]:
+        for old in set(self._kept) - set(to_keep(self._kept, self._keep)):
             del self._kept[old]
 
     def load(self, version: int) -> ShardVersion | None:
@@ -75,7 +95,7 @@ class MemorySnapshots:
 class FolderSnapshots:
     """Keeps versions in a folder of its own."""
 
-    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+    def __init__(self, folder: Path, *, keep: int = 4) -> None:
         """Take up what is in the folder, which is made where there is none; what was not finished is removed."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
@@ -94,7 +114,7 @@ class FolderSnapshots:
         return {int(match[1]): path for match, path in named if match}
 
     def save(self, version: ShardVersion) -> None:
-        """Write a version to disk, then remove the oldest that are too many.
+        """Write a version to disk, then remove those that are too many; for one thread at a time.
 
         Raises:
             OSError: it cannot be written; what was there before is still there.
@@ -102,17 +122,18 @@ class FolderSnapshots:
         tensors = {_PARAMETERS + name: tensor for name, tensor in version.parameters.items()}
         tensors |= {_VELOCITY + name: tensor for name, tensor in version.velocity.items()}
         hidden = self._folder / f".unfinished-{version.version}"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, hidden)
-        with hidden.open("rb") as stream:
-            os.fsync(stream.fileno())
-        before = self._files()
-        path = self._folder / f"version-{version.version}-{_digest(hidden)}.safetensors"
-        hidden.rename(path)
+        try:
+            path = self._folder / f"version-{version.version}-{_write(hidden, tensors)}.safetensors"
+            before = self._files()
+            hidden.rename(path)
+        finally:
+            hidden.unlink(missing_ok=True)
         _sync(self._folder)
         if version.version in before and before[version.version] != path:
             before[version.version].unlink()
-        for old in self.versions[: -self._keep]:
-            self._files()[old].unlink()
+        files = self._files()
+        for old in set(files) - set(to_keep(files, self._keep)):
+            files[old].unlink()
 
     def load(self, version: int) -> ShardVersion | None:
         """Return a version; None if it is not there, or is damaged, which is logged, and the file set aside."""
@@ -133,6 +154,34 @@ class FolderSnapshots:
             for prefix in (_PARAMETERS, _VELOCITY)
         }
         return ShardVersion(version=version, parameters=parts[_PARAMETERS], velocity=parts[_VELOCITY])
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file, to the disk itself; return the digest of it."""
+    header: dict[str, object] = {}
+    upto = 0
+    for name, one in tensors.items():
+        size = one.numel() * one.element_size()
+        header[name] = {"dtype": _TYPES[one.dtype], "shape": list(one.shape), "data_offsets": [upto, upto + size]}
+        upto += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    sha = hashlib.sha256()
+    with path.open("wb", buffering=0) as stream:
+        for piece in _pieces([len(text).to_bytes(8, "little") + text], tensors.values()):
+            sha.update(piece)
+            written = 0
+            while written < len(piece):
+                written += stream.write(memoryview(piece)[written:])
+        os.fsync(stream.fileno())
+    return sha.hexdigest()[:16]
+
+
+def _pieces(first: Iterable[bytes], tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    yield from first
+    for tensor in tensors:
+        view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield from (view[begin : begin + _PIECE_BYTES] for begin in range(0, len(view), _PIECE_BYTES))
 
 
 def _digest(path: Path) -> str:

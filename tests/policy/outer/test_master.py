@@ -93,6 +93,44 @@ def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():
     assert made.master.state.updates == before + 2
 
 
+def stages(made: MadeUpWorld) -> list[do.Stage]:
+    """Let all messages arrive; return what the first shard was told to stage."""
+    found = []
+    while made.busy_lines:
+        line = made.busy_lines[0]
+        if line == "s0" and isinstance(made.lines[line][0], do.Stage):
+            found.append(made.lines[line][0])
+        made.deliver(line)
+    return found
+
+
+def test_a_window_with_some_of_the_clusters_is_a_part_of_a_step():
+    """Four clusters; two have never pushed, and are taken to be as the others are."""
+    made = world(4, grace_s=5.0, samples=60, chunks=20)
+    parts = []
+    for names in (["c0"], ["c1"], ["c0", "c1"], ["c0", "c1", "c2", "c3"]):
+        for name in names:
+            for _ in range(3 if name == "c1" else 2):
+                say(made, name, made.clusters[name].train())
+                made.settle()
+            say(made, name, made.clusters[name].ask())
+        parts += [stage.part for stage in stages(made)]
+        made.pass_time(6.0)
+        parts += [stage.part for stage in stages(made)]
+    assert parts == pytest.approx([1 / 4, 2 / 6, 3 / 6, 1.0])
+
+
+def test_a_whole_step_for_each_window_is_an_option():
+    made = world(2, part_steps=False)
+    for _ in range(2):
+        say(made, "c0", made.clusters["c0"].train())
+        made.settle()
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    made.pass_time(2.0)
+    assert [stage.part for stage in stages(made)] == [1.0]
+
+
 def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to_others():
     made = world(2)
     say(made, "c0", made.clusters["c0"].train())
@@ -102,6 +140,31 @@ def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to
     made.pass_time(11.0)
     made.settle()
     assert made.master.clusters == ("c1",)
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+
+
+@pytest.mark.parametrize("told", [do.Restore, do.Commit])
+def test_a_shard_that_lives_but_does_not_answer_is_told_to_register_again(told):
+    made = world(1, 2, transfer_limit_s=60.0, lost_after_s=10.0)
+    if told is do.Restore:
+        made.connect("s1")
+        made.deliver("up s1")
+    else:
+        say(made, "c0", made.clusters["c0"].train())
+        made.settle()
+        say(made, "c0", made.clusters["c0"].train())
+        say(made, "c0", made.clusters["c0"].ask())
+        while not any(isinstance(one, told) for one in made.lines["s1"]):
+            made.deliver(made.busy_lines[0])
+    (command,) = [one for one in made.lines["s1"] if isinstance(one, told)]
+    made.lines["s1"].clear()
+    made.settle()
+    assert not made.lines["s1"]
+    made.pass_time(70.0)
+    assert {type(one) for one in made.lines["s1"]} == {do.RegisterAgain}, command
+    made.settle()
+    assert made.master.shards.all_ready
     train_to_the_end(made)
     assert made.learned == EVERY_SAMPLE
 
@@ -149,6 +212,30 @@ def test_while_a_shard_is_away_pushes_are_refused_and_training_goes_on():
     assert made.clusters["c0"].client.phase is ClientPhase.FREE
     made.revive("s0")
     made.settle()
+    train_to_the_end(made)
+    assert made.learned == EVERY_SAMPLE
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_when_all_is_lost_before_a_counted_push_is_pulled_its_cluster_brings_parameters(connected):
+    made = world(1, 2)
+    for _ in range(2):
+        say(made, "c0", made.clusters["c0"].train())
+        made.settle()
+    say(made, "c0", made.clusters["c0"].ask())
+    while not any(isinstance(one, do.Commit) for one in made.lines["s1"]):
+        made.deliver(made.busy_lines[0])
+    for name in ("s0", "s1"):
+        made.kill(name)
+        made.revive(name)
+    if not connected:
+        made.connect("c0")
+    made.settle()
+    assert not made.master.state.seeded
+    assert made.clusters["c0"].client.phase is ClientPhase.FREE
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    assert made.master.state.seeded
     train_to_the_end(made)
     assert made.learned == EVERY_SAMPLE
 

@@ -38,11 +38,11 @@ def turns(work: list[Transfer], shards: str, slots: int = 1) -> list[list[tuple[
     return taken
 
 
-@given(WORK, st.integers(1, 3), st.integers(0, 2**32))
-def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, seed):
+@given(WORK, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32))
+def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, worker_slots, seed):
     chance = random.Random(seed)
     layers = [transfer(cluster, worker, k, shard, size) for k, (cluster, worker, shard, size) in enumerate(work)]
-    schedule = TransferSchedule(dict.fromkeys("stu", slots))
+    schedule = TransferSchedule(dict.fromkeys("stu", slots), worker_slots)
     schedule.add(layers)
     arrived: Counter[Transfer] = Counter()
     while len(arrived) < len(layers):
@@ -50,13 +50,12 @@ def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, seed
         assert schedule.begin() == ()
         workers = Counter((move.cluster, move.worker) for move in schedule.running)
         shards = Counter(move.shard for move in schedule.running)
-        assert max(workers.values()) == 1
+        assert 1 <= max(workers.values()) <= worker_slots
         assert max(shards.values()) <= slots
         assert set(begun) <= schedule.running
         waiting = [one for one in layers if one not in arrived and one not in schedule.running]
-        assert not [one for one in waiting if not workers[one.cluster, one.worker] and shards[one.shard] < slots], (
-            "a worker and a shard with a layer between them both wait"
-        )
+        free = [one for one in waiting if workers[one.cluster, one.worker] < worker_slots and shards[one.shard] < slots]
+        assert not free, "a worker and a shard with a layer between them both wait"
         done = chance.choice(sorted(schedule.running))
         assert schedule.end(done)
         arrived[done] += 1
@@ -91,6 +90,15 @@ def test_fewer_workers_than_shards_go_round_them():
     assert all(len({shard for _, shard in turn}) == len(turn) == 2 for turn in taken)
 
 
+def test_second_slots_are_filled_when_no_more_first_ones_can_be():
+    schedule = TransferSchedule({"s": 2, "t": 2}, worker_slots=2)
+    schedule.add([transfer("a", worker, k, shard) for k, worker in enumerate("vw") for shard in "st"])
+    begun = schedule.begin()
+    first, second = begun[:2], begun[2:]
+    assert {one.worker for one in first} == {one.worker for one in second} == {"v", "w"}
+    assert {one.shard for one in first} == {one.shard for one in second} == {"s", "t"}
+
+
 def test_what_is_dropped_frees_both_ends_and_never_begins():
     schedule = TransferSchedule({"s": 1})
     schedule.add([transfer("a", "w", 0, "s"), transfer("a", "w", 1, "s")])
@@ -104,5 +112,7 @@ def test_what_is_dropped_frees_both_ends_and_never_begins():
 
 
 def test_a_shard_needs_a_slot():
-    with pytest.raises(ValueError, match="each shard needs a slot"):
+    with pytest.raises(ValueError, match="each shard and worker needs a slot"):
         TransferSchedule({"s": 0})
+    with pytest.raises(ValueError, match="each shard and worker needs a slot"):
+        TransferSchedule({"s": 1}, worker_slots=0)

@@ -10,6 +10,7 @@ exchanges   pushes and pulls, layer by layer
 transfers   which layer goes next, so that no shard is crowded while another idles
 rounds      an update over all shards, all or nothing
 updates     the window before it, and what is decided by it
+weighing    what each push of a window weighs, and what part of a step the window is
 guard       which pseudo-gradients are left out
 chunks      who trains on which part of the data
 layout      which layers each shard holds

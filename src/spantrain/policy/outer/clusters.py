@@ -55,6 +55,10 @@ class ClusterTable:
         if self._ledger:
             self._ledger.end(self._ledger.of(event.cluster) - _leases(pending) - set(event.leases))
 
+    def leases(self, cluster: str) -> frozenset[int]:
+        """Return the numbers of what a cluster has on lease."""
+        return self._ledger.of(cluster) if self._ledger else frozenset()
+
     def heard(self, now_s: float, cluster: str) -> None:
         """Note that a cluster lives, and renew what it has on lease."""
         self.members.heard(now_s, cluster)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from spantrain.core.outer_commands import Move
 from spantrain.core.outer_events import Progress, Ticket, Transfer, Way
 from spantrain.core.outer_layers import ShardLayout
+from spantrain.policy.outer.settings import OuterSettings
 from spantrain.policy.outer.transfers import TransferSchedule
 
 __all__ = ["Exchange", "Exchanges", "Push"]
@@ -48,11 +49,11 @@ class Exchange:
 class Exchanges:
     """All that is under way; a cluster has one push and one pull at most."""
 
-    def __init__(self, layout: ShardLayout, *, shard_slots: int, limit_s: float) -> None:
-        slots = dict.fromkeys(layout.shards, shard_slots)
+    def __init__(self, layout: ShardLayout, settings: OuterSettings) -> None:
+        slots = dict.fromkeys(layout.shards, settings.shard_slots)
         self._layout = layout
-        self._limit_s = limit_s
-        self._schedules = {way: TransferSchedule(slots) for way in Way}
+        self._limit_s = settings.transfer_limit_s
+        self._schedules = {way: TransferSchedule(slots, settings.worker_slots) for way in Way}
         self._open: dict[Ticket, Exchange] = {}
 
     def __iter__(self) -> Iterator[Exchange]:
@@ -95,6 +96,11 @@ class Exchanges:
     def is_moving(self, way: Way, transfer: Transfer) -> bool:
         """Whether a layer is under way."""
         return transfer in self._schedules[way].running
+
+    @property
+    def moving(self) -> tuple[tuple[Way, Transfer], ...]:
+        """Layers under way."""
+        return tuple((way, transfer) for way in Way for transfer in sorted(self._schedules[way].running))
 
     def drop(self, ticket: Ticket) -> None:
         """End a push or a pull, whole or not."""

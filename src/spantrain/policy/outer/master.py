@@ -16,6 +16,7 @@ that a new cluster gets the newest version, that a round is skipped when a shard
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from spantrain.core import outer_commands as do
@@ -54,10 +55,9 @@ class OuterMaster:
         self._ledger = ChunkLedger(before.chunks, lease_s=lease_s, now_s=now_s) if before.chunks else None
         self._clusters = ClusterTable(lost_after_s=self._settings.lost_after_s, ledger=self._ledger)
         self._alive = Members(lost_after_s=self._settings.lost_after_s)
-        self._shards = ShardTable(layout.shards)
-        self._exchanges = Exchanges(
-            layout, shard_slots=self._settings.shard_slots, limit_s=self._settings.transfer_limit_s
-        )
+        self.shards = ShardTable(layout.shards)
+        """To look at."""
+        self._exchanges = Exchanges(layout, self._settings)
         self._updates = Updates(layout, self._settings, replace(before, epoch=before.epoch + 1))
         self._owed: dict[str, str] = {}
         self._next_ticket = 0
@@ -80,11 +80,27 @@ class OuterMaster:
         """Those that are registered."""
         return self._clusters.names
 
+    def workers_of(self, cluster: str) -> Mapping[str, tuple[int, ...]]:
+        """Return the layers of a cluster's workers, by name; none of one that is not registered."""
+        return self._clusters.workers.get(cluster, {})
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Clusters with an accepted push of which nothing is decided yet."""
+        return tuple(push.cluster for push in self._updates.pending)
+
+    @property
+    def transfers(self) -> tuple[tuple[Way, on.Transfer], ...]:
+        """Layers under way."""
+        return self._exchanges.moving
+
     @property
     def wake_s(self) -> float | None:
         """When time itself will change something: send `Ticked` then."""
+        told_s = self.shards.waits_since_s
         times = (
-            self._clusters.wake_s, self._alive.next_limit_s, self._exchanges.next_limit_s, self._updates.wake_s
+            self._clusters.wake_s, self._alive.next_limit_s, self._exchanges.next_limit_s, self._updates.wake_s,
+            None if told_s is None else told_s + self._settings.transfer_limit_s,
         )  # fmt: skip
         return min((time_s for time_s in times if time_s is not None), default=None)
 
@@ -138,7 +154,8 @@ class OuterMaster:
         state = self._updates.state
         version = state.version if state.seeded else None
         reason = f"{len(self._clusters.names)} clusters are registered"
-        self._out.append(do.Welcome(cluster=event.cluster, version=version, fate=fate, reason=reason))
+        leases = tuple(sorted(self._clusters.leases(event.cluster) & set(event.leases)))
+        self._out.append(do.Welcome(cluster=event.cluster, version=version, fate=fate, leases=leases, reason=reason))
         if state.seeded and fate in (None, Fate.COUNTED):
             self._owed[event.cluster] = "it is new" if fate is None else "its push was counted"
 
@@ -208,8 +225,8 @@ class OuterMaster:
     def _why_not(self, event: on.PushAsked) -> str:
         """Return why a cluster must not push now; empty if it may."""
         state = self._updates.state
-        if not self._shards.all_ready:
-            return f"not ready: {', '.join(self._shards.away) or 'shards that restore'}"
+        if not self.shards.all_ready:
+            return f"not ready: {', '.join(self.shards.away) or 'shards that restore'}"
         waiting = [push.ticket for push in self._updates.pending if push.cluster == event.cluster]
         if waiting:
             return f"its push {waiting[0]} waits for an update"
@@ -250,7 +267,7 @@ class OuterMaster:
 
     def _checked(self, now_s: float, event: on.PushChecked) -> None:
         exchange = self._exchanges.get(event.push)
-        if exchange is None or not exchange.asked or exchange.push is None or event.shard not in self._shards:
+        if exchange is None or not exchange.asked or exchange.push is None or event.shard not in self.shards:
             self._drop(event)
             return
         if not event.complete:
@@ -276,7 +293,7 @@ class OuterMaster:
         self._exchanges.drop(exchange.ticket)
         if exchange.push:
             self._out += [
-                do.Forget(shard=shard, ticket=exchange.ticket, reason=reason) for shard in self._shards.present
+                do.Forget(shard=shard, ticket=exchange.ticket, reason=reason) for shard in self.shards.present
             ]
         if exchange.cluster not in self._clusters:
             return
@@ -289,47 +306,47 @@ class OuterMaster:
 
     def _of_shard(self, now_s: float, event: on.ShardRegistered | on.ShardBeat | on.ShardLost | on.Restored) -> None:
         shard = event.shard
-        if shard not in self._shards:
+        if shard not in self.shards:
             known = ", ".join(self._layout.shards)
             raise ProtocolError(f"{shard}: no shard of this model; its shards are {known}; start it with one's name")
         if isinstance(event, on.ShardRegistered):
             self._lose_shard(now_s, shard, "it registered again")
             self._alive.heard(now_s, shard)
-            self._shards.joined(shard, event.versions)
+            self.shards.joined(shard, event.versions)
         elif isinstance(event, on.ShardLost):
             self._lose_shard(now_s, shard, event.reason)
-        elif not self._shards.is_present(shard):
+        elif not self.shards.is_present(shard):
             self._out.append(do.RegisterAgain(member=shard, reason="not registered, or not heard of for too long"))
         else:
             self._alive.heard(now_s, shard)
             if isinstance(event, on.ShardBeat):
-                self._shards.holds(shard, event.versions)
+                self.shards.holds(shard, event.versions)
                 return
-            self._shards.answered(shard, event.versions)
-            if not self._shards.restored(shard, event.version):
+            self.shards.answered(shard, event.versions)
+            if not self.shards.restored(shard, event.version):
                 self._drop(event)
 
     def _lose_shard(self, now_s: float, shard: str, reason: str) -> None:
-        if not self._shards.is_present(shard):
+        if not self.shards.is_present(shard):
             return
         self._alive.forget(shard)
-        self._shards.lost(shard)
+        self.shards.lost(shard)
         told = f"{shard} is lost: {reason}"
         for exchange in self._exchanges:
             if exchange.way is Way.PULL:
                 self._owed[exchange.cluster] = told
             self._end(exchange, told)
-        self._out += self._updates.abort(self._shards.present, told)
+        self._out += self._updates.abort(self.shards.present, told)
         self._settle(now_s)
 
     def _of_update(self, now_s: float, event: on.NormsMeasured | on.MeanCombined | on.Staged | on.Committed) -> None:
         pulled = {one.version for one in self._exchanges if one.way is Way.PULL}
         committing = self._updates.committing
         if isinstance(event, on.Committed):
-            self._shards.answered(event.shard, event.versions)
+            self.shards.answered(event.shard, event.versions)
         commands = self._updates.heard(event, pulled)
         if self._updates.committing and not committing:
-            self._shards.told()
+            self.shards.told(now_s)
         if commands is None:
             self._drop(event)
         else:
@@ -355,30 +372,40 @@ class OuterMaster:
             self._lose_shard(now_s, shard, f"not heard of for {silent_s:.3g} s")
         for exchange in self._exchanges.overdue(now_s):
             self._end(exchange, f"it took over {self._settings.transfer_limit_s:.3g} s")
-        for shard in self._updates.late_shards(now_s):
-            self._lose_shard(now_s, shard, f"no answer for {self._settings.transfer_limit_s:.3g} s")
-            self._out.append(do.RegisterAgain(member=shard, reason="it kept an update waiting for too long"))
+        limit_s = self._settings.transfer_limit_s
+        for shard in sorted({*self._updates.late_shards(now_s), *self.shards.late(now_s, limit_s)}):
+            self._lose_shard(now_s, shard, f"no answer for {limit_s:.3g} s")
+            self._out.append(do.RegisterAgain(member=shard, reason="it kept the others waiting for too long"))
         self._settle(now_s)
 
     def _advance(self, now_s: float) -> None:
         """Do what has become possible."""
-        if self._shards.to_restore:
-            self._restore()
-        if not self._shards.all_ready:
+        if self.shards.to_restore:
+            self._restore(now_s)
+        if not self.shards.all_ready:
             return
         self._out += self._updates.begin(now_s, self._ticket, self._clusters.names)
         if self._updates.state.seeded and not self._updates.committing:
             self._pull(now_s)
         self._out += self._exchanges.moves()
 
-    def _restore(self) -> None:
-        version, source = self._updates.go_back(self._shards.common())
+    def _restore(self, now_s: float) -> None:
+        version, source = self._updates.go_back(self.shards.common())
         if source is None:
-            self._shards.no_parameters()
+            self.shards.no_parameters()
+            self._give_up_counted()
             return
         if source != version:
             self._out.append(do.Save(reason=f"version {source} is now {version}"))
-        self._out += self._shards.restore(source, version)
+        self._out += self.shards.restore(now_s, source, version)
+
+    def _give_up_counted(self) -> None:
+        """Tell clusters not to wait for the version that their last push went into: no shards have one together."""
+        for cluster in self._clusters.names:
+            last = self._updates.last_push(cluster)
+            if last:
+                reason = "the shards lost the version that it was in, and all others"
+                self._out.append(do.SkipRound(cluster=cluster, push=last, reason=reason))
 
     def _pull(self, now_s: float) -> None:
         version = self._updates.state.version

@@ -4,6 +4,7 @@ Di-PS, 4.1. Kept: shards tell norms, the master says who is left out, the mean i
 norm over all shards. Decided here: the mean's norm is found in a second round of answers; every shard stages the new
 version beside the present one, and only when all have is it committed. Pushes are added in order of their clusters'
 names, and sums of squares come by layer and are added exactly: neither arrival nor the cut into shards changes a bit.
+What pushes weigh, and what part of a step they are together, is said by `weighing`.
 """
 
 import math
@@ -18,6 +19,7 @@ from spantrain.errors import ProtocolError
 from spantrain.policy.outer.exchanges import Push
 from spantrain.policy.outer.guard import GuardState, Verdict, judge
 from spantrain.policy.outer.settings import OuterSettings
+from spantrain.policy.outer.weighing import Weighing
 
 __all__ = ["Phase", "Update", "UpdateOutcome"]
 
@@ -51,13 +53,22 @@ class UpdateOutcome:
     norm: float
     """Of the mean, before it was clipped; 0 where there was none."""
     scale: float
+    """What it was multiplied by, to clip it."""
+    part: float
+    """Of a step of all clusters that its pushes are."""
 
 
 class Update:
     """One update; hears the shards' answers of its present phase."""
 
     def __init__(
-        self, ticket: Ticket, pushes: Sequence[Push], layout: ShardLayout, settings: OuterSettings, guard: GuardState
+        self,
+        ticket: Ticket,
+        pushes: Sequence[Push],
+        weighing: Weighing,
+        layout: ShardLayout,
+        settings: OuterSettings,
+        guard: GuardState,
     ) -> None:
         assert pushes
         self.ticket = ticket
@@ -68,7 +79,9 @@ class Update:
         self.verdicts: tuple[Verdict, ...] = ()
         self.norm = 0.0
         self.scale = 1.0
+        self.part = weighing.part
         self.version: int | None = None
+        self._weights = weighing.weights
         self._layout = layout
         self._settings = settings
         self._answers: dict[str, Answer] = {}
@@ -97,6 +110,7 @@ class Update:
             staleness={push.cluster: max(0, version_before - push.base_version) for push in self.pushes},
             norm=self.norm,
             scale=self.scale,
+            part=self.part,
         )
 
     def begin(self) -> list[OuterCommand]:
@@ -172,8 +186,8 @@ class Update:
     def combine(self) -> list[OuterCommand]:
         """Ask for the mean over those that were accepted."""
         assert self.phase is Phase.COMBINING
-        tokens = sum(push.tokens for push in self.accepted)
-        weights = tuple(Weight(push=push.ticket, part=push.tokens / tokens) for push in self.accepted)
+        whole = sum(self._weights[push.cluster] for push in self.accepted)
+        weights = tuple(Weight(push=push.ticket, part=self._weights[push.cluster] / whole) for push in self.accepted)
         reason = "; ".join(f"{verdict.cluster}: {verdict.reason}" for verdict in self.verdicts)
         return [
             Combine(shard=shard, update=self.ticket, weights=weights, reason=reason) for shard in self._layout.shards
@@ -184,10 +198,18 @@ class Update:
         assert self.phase is Phase.JUDGED
         self.phase, self.version = Phase.STAGING, version
         parameters = self.pushes[0].ticket if self._seeds else None
-        reason = "the first parameters" if self._seeds else f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}"
+        reason = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
+        if self._seeds:
+            reason = "the first parameters"
         return [
             Stage(
-                shard=shard, update=self.ticket, version=version, scale=self.scale, parameters=parameters, reason=reason
+                shard=shard,
+                update=self.ticket,
+                version=version,
+                scale=self.scale,
+                parameters=parameters,
+                part=self.part,
+                reason=reason,
             )
             for shard in self._layout.shards
         ]

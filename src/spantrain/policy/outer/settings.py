@@ -19,14 +19,23 @@ class OuterSettings:
     is a synchronous outer optimizer."""
     clip_norm: float | None = 1.0
     """The mean is scaled down to this norm; None for never."""
+    part_steps: bool = True
+    """Whether a window that holds pushes of some of the clusters is a part of a step, as large as their tokens are of
+    those of one push of every cluster: one of four equal clusters steps a quarter, so tokens count alike at any speeds
+    and the momentum acts once a round. False is a whole step for each window, as in Di-PS, algorithm 1."""
+    staleness_power: float = 0.0
+    """A push weighs its tokens over this power of one more than the versions that were made since it began; 0 for its
+    tokens alone."""
     lost_after_s: float = 10.0
     """Without a sign of life."""
     transfer_limit_s: float = 600.0
     """A push or a pull that takes longer is ended."""
     lease_s: float = 600.0
     """Of a chunk, from the last sign of life."""
-    shard_slots: int = 1
-    """Layers that a shard takes, and gives, at once."""
+    shard_slots: int = 2
+    """Layers that a shard takes, and gives, at once: one on its way, and one that follows it without a pause."""
+    worker_slots: int = 2
+    """The same of a worker."""
     guard: GuardSettings = field(default_factory=GuardSettings)
 
     def __post_init__(self) -> None:
@@ -35,10 +44,14 @@ class OuterSettings:
                 "grace_s must not be negative; lost_after_s, transfer_limit_s and lease_s must be positive; "
                 f"got {self.grace_s}, {self.lost_after_s}, {self.transfer_limit_s} and {self.lease_s}"
             )
-        if self.shard_slots < 1 or (self.clip_norm is not None and not self.clip_norm > 0):
+        if not 0 <= self.staleness_power <= 10:
+            raise ValueError(f"staleness_power must be from 0 to 10, got {self.staleness_power}")
+        if min(self.shard_slots, self.worker_slots) < 1:
             raise ValueError(
-                f"shard_slots must be at least 1 and clip_norm positive, got {self.shard_slots} and {self.clip_norm}"
+                f"shard_slots and worker_slots must be at least 1, got {self.shard_slots} and {self.worker_slots}"
             )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, or None for no clipping, got {self.clip_norm}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +60,8 @@ class ClusterRecord:
 
     tokens: int = 0
     """In updates that were decided, left out or not."""
+    last_tokens: int = 0
+    """Of the last push among them."""
     pushes: int = 0
     left_out: int = 0
     """Of its pushes, by the guard."""
@@ -58,7 +73,7 @@ class ClusterRecord:
     """Its ticket."""
 
     def __post_init__(self) -> None:
-        if min(self.tokens, self.pushes, self.left_out, self.staleness, self.version) < 0:
+        if min(self.tokens, self.last_tokens, self.pushes, self.left_out, self.staleness, self.version) < 0:
             raise ValueError(f"a cluster's counts must not be negative, got {self}")
         if self.last_push:
             Ticket.parse(self.last_push)

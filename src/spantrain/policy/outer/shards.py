@@ -1,6 +1,6 @@
 """Which shards are ready, and from which version they all go on after one was lost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from spantrain.core.outer_commands import OuterCommand, Restore
 
@@ -20,7 +20,8 @@ class ShardTable:
         self._names = tuple(names)
         self._versions: dict[str, frozenset[int]] = {}
         self._ready: set[str] = set()
-        self._unsure: set[str] = set()
+        self._unsure: dict[str, float] = {}
+        """Those that were told to commit or to restore and have not answered, and when."""
         self._restoring: int | None = None
 
     @property
@@ -37,6 +38,21 @@ class ShardTable:
     def present(self) -> tuple[str, ...]:
         """Those that have joined."""
         return tuple(name for name in self._names if name in self._versions)
+
+    @property
+    def versions(self) -> Mapping[str, frozenset[int]]:
+        """What those that have joined can restore, as far as is known."""
+        return dict(self._versions)
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """Those that serve the present version."""
+        return frozenset(self._ready)
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """When the first of those was told that have not answered."""
+        return min(self._unsure.values(), default=None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -55,19 +71,19 @@ class ShardTable:
         if name in self._versions and name not in self._unsure:
             self._versions[name] = frozenset(versions)
 
-    def told(self) -> None:
+    def told(self, now_s: float) -> None:
         """Note that all shards were told to commit."""
-        self._unsure |= self._versions.keys()
+        self._unsure |= dict.fromkeys(self._versions, now_s)
 
     def answered(self, name: str, versions: Iterable[int]) -> None:
         """Note what a shard can restore, by its answer to what it was told."""
-        self._unsure.discard(name)
+        self._unsure.pop(name, None)
         self.holds(name, versions)
 
     def lost(self, name: str) -> None:
         """Note that a shard is away; a restoring that was under way begins again when it is back."""
         self._versions.pop(name, None)
-        self._unsure.discard(name)
+        self._unsure.pop(name, None)
         self._ready.discard(name)
         self._restoring = None
 
@@ -84,18 +100,22 @@ class ShardTable:
         """Note that there is nothing to restore: all are ready for first parameters."""
         self._ready = set(self._names)
 
-    def restore(self, source: int, version: int) -> list[OuterCommand]:
+    def restore(self, now_s: float, source: int, version: int) -> list[OuterCommand]:
         """Command shards to go to a version; those that serve it already are left alone."""
         if source != version:
             self._ready.clear()
         self._restoring = version
-        self._unsure |= set(self._names) - self._ready
+        self._unsure |= dict.fromkeys(set(self._names) - self._ready, now_s)
         reason = f"all shards have version {source}" + ("" if source == version else f", which is now {version}")
         return [
             Restore(shard=name, source=source, version=version, reason=reason)
             for name in self._names
             if name not in self._ready
         ]
+
+    def late(self, now_s: float, limit_s: float) -> tuple[str, ...]:
+        """Return those that were told something so long ago, and have not answered."""
+        return tuple(name for name, told_s in sorted(self._unsure.items()) if now_s - told_s >= limit_s)
 
     def restored(self, name: str, version: int) -> bool:
         """Note that a shard has restored; return whether it was told to."""

@@ -3,10 +3,12 @@
 Di-PS, 3.1 and figure 5. Kept: the master orders transfers by the layer, within a cluster and over clusters, so that at
 any time different workers talk to different shards; with more workers than shards the workers take turns (case a),
 with fewer each goes round the shards, beginning at different ones (case b). Decided here, where the paper shows two
-pictures: a worker has one transfer at a time, a shard as many as it has slots. Whenever one of them becomes free, pairs
-are matched anew: those with the most bytes still to move first, then as many others as can be. So no worker and shard
-with a layer between them both wait, and layers of one size take no more turns than the busiest worker or shard has
-layers (the colouring of a bipartite graph, by Koenig's theorem).
+pictures: workers and shards have as many transfers at a time as they have slots. Whenever one of them becomes free,
+pairs are matched anew: those with the most bytes still to move first, then as many others as can be. So no worker and
+shard with a layer between them both wait, and with one slot each, layers of one size take no more turns than the
+busiest worker or shard has layers (the colouring of a bipartite graph, by Koenig's theorem). Second slots are filled
+only when no more first ones can be: a layer that waits at both ends hides the master's answer to the end of the one
+before it.
 """
 
 from collections import Counter, defaultdict, deque
@@ -38,11 +40,12 @@ class TransferSchedule:
     [('w0', 's0'), ('w1', 's1')]
     """
 
-    def __init__(self, slots: Mapping[str, int]) -> None:
-        """Begin with nothing to move; `slots` says how many transfers each shard takes at once."""
-        if any(count < 1 for count in slots.values()):
-            raise ValueError(f"each shard needs a slot at least, got {dict(slots)}")
+    def __init__(self, slots: Mapping[str, int], worker_slots: int = 1) -> None:
+        """Begin with nothing to move; the slots say how many transfers each shard, and any worker, has at once."""
+        if any(count < 1 for count in (*slots.values(), worker_slots)):
+            raise ValueError(f"each shard and worker needs a slot at least, got {dict(slots)} and {worker_slots}")
         self._slots = dict(slots)
+        self._worker_slots = worker_slots
         self._waiting: dict[tuple[_Worker, str], deque[Transfer]] = {}
         self._running: set[Transfer] = set()
 
@@ -71,14 +74,22 @@ class TransferSchedule:
             self._keep(pair, kept)
 
     def begin(self) -> tuple[Transfer, ...]:
-        """Return the transfers to begin now, by worker; they are under way from here on."""
+        """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
+        begun: list[Transfer] = []
+        for level in range(1, max(self._worker_slots, *self._slots.values()) + 1):
+            while more := self._match(level):
+                begun += more
+        return tuple(begun)
+
+    def _match(self, level: int) -> tuple[Transfer, ...]:
+        """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
         left = self._bytes_left()
-        busy_workers = {_worker(transfer) for transfer in self._running}
+        busy_workers = Counter(_worker(transfer) for transfer in self._running)
         busy_slots = Counter(transfer.shard for transfer in self._running)
         pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
         for worker, shard in self._waiting:
-            if worker not in busy_workers:
-                pairs[worker] += [(shard, slot) for slot in range(busy_slots[shard], self._slots[shard])]
+            if busy_workers[worker] < min(level, self._worker_slots):
+                pairs[worker] += [(shard, k) for k in range(busy_slots[shard], min(level, self._slots[shard]))]
         weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
         chosen = matched(pairs, left_weights=left[0], right_weights=weights)
         begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))

@@ -9,6 +9,7 @@ from spantrain.core.outer_layers import ShardLayout
 from spantrain.policy.outer.exchanges import Push
 from spantrain.policy.outer.rounds import Phase, Update, UpdateOutcome
 from spantrain.policy.outer.settings import ClusterRecord, MasterState, OuterSettings
+from spantrain.policy.outer.weighing import weigh
 
 __all__ = ["Updates"]
 
@@ -51,7 +52,7 @@ class Updates:
         """Return what became of a push."""
         if any(one.ticket == push for one in self.pending):
             return Fate.PENDING
-        return Fate.COUNTED if self.last_push(cluster) == push else Fate.SKIPPED
+        return Fate.COUNTED if self.state.seeded and self.last_push(cluster) == push else Fate.SKIPPED
 
     def last_push(self, cluster: str) -> Ticket | None:
         """Return a cluster's last push that was decided on."""
@@ -73,7 +74,11 @@ class Updates:
         seeds = any(push.parameters for push in self._window.values())
         if now_s < self._window_ends_s and not seeds and not self._window.keys() >= set(clusters):
             return []
-        self._update = Update(ticket(), tuple(self._window.values()), self._layout, self._settings, self.state.guard)
+        pushes = tuple(self._window.values())
+        records = self.state.clusters
+        last_tokens = {name: records[name].last_tokens if name in records else 0 for name in clusters}
+        weighing = weigh(pushes, version=self.state.version, last_tokens=last_tokens, settings=self._settings)
+        self._update = Update(ticket(), pushes, weighing, self._layout, self._settings, self.state.guard)
         self._begun_s, self._window = now_s, {}
         return self._update.begin()
 
@@ -162,6 +167,7 @@ class Updates:
             records[push.cluster] = replace(
                 before,
                 tokens=before.tokens + push.tokens,
+                last_tokens=push.tokens,
                 pushes=before.pushes + 1,
                 left_out=before.left_out + (push not in update.accepted),
                 staleness=before.staleness + self.last_outcome.staleness[push.cluster],

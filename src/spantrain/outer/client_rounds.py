@@ -1,0 +1,135 @@
+"""A cluster's rounds, in its training loop: what its processes do between two steps, all at once.
+
+The first process decides, by what it heard, and tells the others; so a version is taken by all between the same two
+steps, and parameters are copied for a push at the same step.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spantrain.outer.client_metrics import ClientMeter
+from spantrain.outer.client_ranks import Ranks
+from spantrain.outer.client_session import ClientSession, News
+from spantrain.outer.cluster import ClusterCopy
+
+__all__ = ["ClientRounds"]
+
+_LOOKS_IN_A_ROUND = 16
+"""How often several processes ask in a round whether there is something to do: so a version waits a sixteenth of a
+round at most, and agreeing costs a sixteenth of what it would at every step. One process looks at every step."""
+_SLICE_S = 0.25
+
+
+@dataclass(kw_only=True)
+class _Tokens:
+    """Trained on, and not known to be counted."""
+
+    own: int = 0
+    """Of this process, since the last push."""
+    steps: int = 0
+    """Since the last push: other processes may have tokens where this one has none."""
+    waiting: int = 0
+    """Of all, from pushes that came to nothing."""
+    pushed: int = 0
+    """Of all, in a push that has not ended."""
+
+    @property
+    def some(self) -> bool:
+        return self.steps > 0 or self.waiting > 0
+
+
+class ClientRounds:
+    """Counts steps, asks for pushes, takes versions."""
+
+    def __init__(
+        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, inner_steps: int
+    ) -> None:
+        """Begin a round; `session`: of the first process."""
+        self._copy, self.ranks, self.session, self.meter = copy, ranks, session, meter
+        self._inner_steps = self._next_push = inner_steps
+        self._look_every = 1 if ranks.size == 1 else max(1, inner_steps // _LOOKS_IN_A_ROUND)
+        self._tokens = _Tokens()
+
+    def count(self, tokens: int) -> None:
+        """Count a step."""
+        self.meter.inner_steps += 1
+        self.meter.tokens += tokens
+        self._tokens.own += tokens
+        self._tokens.steps += 1
+
+    @property
+    def is_time(self) -> bool:
+        """Whether to look after this step."""
+        return self.meter.inner_steps % self._look_every == 0
+
+    def look(self, *, everything: bool = False) -> bool:
+        """Take what has come, and push if it is time, or whatever there is to give; return whether a push began."""
+        news, push = self._decided(everything)
+        has = news.version is not None
+        told = self.ranks.agree([news.skipped, has, news.version or 0, news.counted, push])
+        self._take(news, skipped=bool(told[0]), version=told[2] if told[1] else None, counted=bool(told[3]))
+        if told[4]:
+            self._push()
+        return bool(told[4])
+
+    def _decided(self, everything: bool) -> tuple[News, bool]:
+        if self.session is None:
+            return News(), False
+        news = self.session.take_news()
+        if news.skipped:
+            self._next_push = self.meter.inner_steps
+        is_time = self.meter.inner_steps >= self._next_push or everything
+        some = self._tokens.some or (news.skipped and self._tokens.pushed > 0)
+        return news, self.session.can_push and (self.session.wants_first or (is_time and some))
+
+    def _take(self, news: News, *, skipped: bool, version: int | None, counted: bool) -> None:
+        if skipped:
+            self._copy.skipped()
+            self._tokens.waiting, self._tokens.pushed = self._tokens.waiting + self._tokens.pushed, 0
+        if version is not None:
+            self._copy.pulled(news.tensors or {}, counted=counted)
+            self.meter.version = version
+        if counted:
+            self._tokens.pushed = 0
+
+    def _push(self) -> None:
+        begun_s = time.monotonic()
+        taken = self._copy.take()
+        total = self.ranks.total(self._tokens.own)
+        self.meter.tokens += total - self._tokens.own
+        self._tokens = _Tokens(pushed=self._tokens.waiting + total)
+        self._next_push = self.meter.inner_steps + self._inner_steps
+        if self.session:
+            self.session.ask(taken, tokens=self._tokens.pushed, took_s=time.monotonic() - begun_s)
+
+    # Waiting, where it was asked for.
+
+    def until(self, over: Callable[[ClientSession], bool], limit_s: float, *, everything: bool = False) -> bool:
+        """Look until something is over; return whether it was, in time. `over` is asked in the first process."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            heard = self.session.heard if self.session else 0
+            self.look(everything=everything)
+            late = time.monotonic() >= deadline_s
+            ended, late = map(bool, self.ranks.agree([bool(self.session and over(self.session)), late]))
+            if ended or late:
+                return ended
+            if self.session:
+                self.session.wait(heard, min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
+
+    def has_version(self, session: ClientSession) -> bool:  # noqa: ARG002
+        """Whether a version is here."""
+        return self.meter.version > 0
+
+    def has_begun(self, session: ClientSession) -> bool:
+        """Whether a version is here, or this cluster brings the first."""
+        return self.meter.version > 0 or (session.brings_first and session.pushing)
+
+    def has_settled(self, session: ClientSession) -> bool:
+        """Whether nothing is under way, or nothing can be."""
+        return not session.registered or not (session.pushing or session.pulling)
+
+    def has_given_all(self, session: ClientSession) -> bool:
+        """Whether nothing is under way, and nothing left to give."""
+        return session.registered and not (session.pushing or session.pulling) and not self._tokens.some

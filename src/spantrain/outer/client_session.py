@@ -1,0 +1,374 @@
+"""A cluster's end of the outer optimizer while its loop trains: hears the master and the wire, and gets things done.
+
+Di-PS, 3.2 and 4.2, by the decisions of `policy.outer.client`. Here they meet real threads: commands come from the
+link's, layers from the wire's, and the loop comes by between two steps to take a version that is there whole, and to
+ask for a push. Nobody waits here for the network but the loop, where it asks to.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import OuterCommand, SendLayer, SkipPush, UseVersion
+from spantrain.core.outer_events import OuterEvent, Progress, Ticket, Transfer, Way
+from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
+from spantrain.errors import SpanTrainError
+from spantrain.outer.client_hands import ClientHands
+from spantrain.outer.client_metrics import ClientMeter
+from spantrain.outer.cluster import TakenPush
+from spantrain.outer.leases import LeasedChunks
+from spantrain.outer.link import LinkLike, MasterWelcome
+from spantrain.outer.numerics import Tensors
+from spantrain.policy.outer.client import ClientPhase, OuterClient, Said
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.layers_interface import LayerKey
+
+__all__ = ["ClientSession", "News", "WireLike"]
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 8.0
+
+
+class WireLike(Protocol):
+    """What a client needs of the data plane; tests may give it another."""
+
+    def set_peers(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Talk to these."""
+
+    def expect(self, peer: str, key: LayerKey, parameters: tuple[ParameterSpec, ...]) -> None:
+        """Take in a layer."""
+
+    def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
+        """Send a layer."""
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop what is left of a push or a pull."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What has come since the loop came by last; first a push that came to nothing, then a version."""
+
+    skipped: bool = False
+    version: int | None = None
+    """None: no version has come."""
+    tensors: Tensors | None = None
+    counted: bool = False
+    """Whether the version counts the last push."""
+
+
+class ClientSession:
+    """Hears link and wire (`LinkListener`, `WireListener`), and the training loop."""
+
+    def __init__(
+        self, cluster: str, layers: tuple[Layer, ...], *, workers: Mapping[str, tuple[int, ...]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Begin without a connection; `workers`: who sends and gets which layers, by default the leader all."""
+        self._cluster, self._layers, self._clock = cluster, layers, clock
+        self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
+        self._hands = ClientHands(cluster)
+        self._link: LinkLike | None = None
+        self._wire: WireLike | None = None
+        self.changed = threading.Condition()
+        """Held for all below; notified whenever something was heard."""
+        self.heard = 0
+        """How often that was."""
+        self.chunks = LeasedChunks()
+        self.meter = ClientMeter(clock)
+        self.data: MasterWelcome | None = None
+        """The last welcome."""
+        self.registered = False
+        self.brings_first = False
+        """Whether the push under way brings the first parameters."""
+        self._wants_first = False
+        self._taken: TakenPush | None = None
+        self._told: tuple[Progress, ...] = ()
+        self._base_version = 0
+        self._coming: dict[int, Tensors] = {}
+        self._moves: dict[LayerKey, Transfer] = {}
+        self._news = News()
+        self._pause_s, self._again_s = _PAUSE_S, 0.0
+        self._warned: set[str] = set()
+
+    def connect(self, link: LinkLike, wire: WireLike) -> None:
+        """Talk by these from now on."""
+        self._link, self._wire = link, wire
+
+    def close(self) -> None:
+        """Say goodbye, and end; link and wire are closed here."""
+        with self.changed:
+            if self.registered:
+                self._tell(on.ClusterLeft(cluster=self._cluster))
+        self._hands.close()
+        if self._link:
+            self._link.close()
+        if self._wire:
+            self._wire.close()
+
+    # From the loop.
+
+    def take_news(self) -> News:
+        """Return what has come since the last call."""
+        with self.changed:
+            news, self._news = self._news, News()
+            if news.version is not None:
+                self.meter.version = news.version
+            return news
+
+    def wait(self, heard: int, limit_s: float) -> None:
+        """Wait until something was heard since `heard` was read, or the time is over."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
+
+    @property
+    def can_push(self) -> bool:
+        """Whether to ask for a push now is of use: connected, none under way, and none refused a moment ago."""
+        free = self._client.phase is ClientPhase.FREE and self._news.version is None and not self._news.skipped
+        return self.registered and free and self._clock() >= self._again_s
+
+    @property
+    def wants_first(self) -> bool:
+        """Whether nobody has brought parameters yet, as far as is known here."""
+        return self._wants_first
+
+    @property
+    def pushing(self) -> bool:
+        """Whether a push has not ended."""
+        return self._client.phase is not ClientPhase.FREE
+
+    @property
+    def pulling(self) -> bool:
+        """Whether a version is coming, or there and not yet taken."""
+        return self._client.pull is not None or self._news.version is not None
+
+    def ask(self, taken: TakenPush, *, tokens: int, took_s: float) -> None:
+        """Ask to push what was taken; `took_s`: how long that took, no shorter is the pause after a refusal."""
+        with self.changed:
+            self._taken, self._told = taken, self.chunks.progress
+            self._pause_s = max(self._pause_s, 10 * took_s)
+            self._carry_out(self._client.ask(tokens=tokens, progress=self._told))
+
+    def ask_for_chunks(self) -> None:
+        """Ask for data, if little is left and nobody has asked."""
+        with self.changed:
+            if self.registered and self.data and self.data.samples and self.chunks.ask(self._clock()):
+                self._tell(on.ChunkAsked(cluster=self._cluster))
+
+    # From the link.
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Take note of a new connection; return the event to register with."""
+        with self.changed:
+            self._hands.connect()
+            self._forget_all()
+            self.data = welcome
+            if welcome.layout is None or welcome.layout.layers != self._layers:
+                self._warn("the master's model has other layers than this cluster's; give all clusters one model")
+                return ()
+            self._do(lambda: self._the_wire.set_peers(welcome.peers))
+            self.chunks.connect()
+            said = self._client.registered(self.chunks.numbers)
+            self._carry_out(said[:-1])
+            registration = said[-1]
+            assert isinstance(registration, on.ClusterRegistered)
+            return (registration,)
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return a sign of life."""
+        return (on.ClusterBeat(cluster=self._cluster),)
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Pass on where shards listen."""
+        with self.changed:
+            self._do(lambda: self._the_wire.set_peers(peers))
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
+        """Register with nothing: a cluster told its layers when it joined."""
+        return ()
+
+    def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
+        """Train on: nothing is pushed until there is a connection again."""
+        with self.changed:
+            self.registered = False
+            self._notify()
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Take a command."""
+        with self.changed:
+            self._note(command)
+            self._carry_out(self._client.on_command(command))
+            self._notify()
+
+    def _note(self, command: OuterCommand) -> None:
+        match command:
+            case do.Welcome():
+                self.registered, self._wants_first = True, command.version is None
+                self.chunks.keep(command.leases)
+                self._again_s = 0.0
+            case do.StartPush():
+                self._pause_s, self.brings_first = _PAUSE_S, command.parameters
+                self.meter.begin("push")
+            case do.RefusePush(push=Ticket() as push) | do.SkipRound(push=push):
+                self._forget(push)
+            case do.StartPull():
+                self._wants_first = False
+                self._coming = {}
+                self.meter.begin("pull")
+            case do.EndPull():
+                self._coming = {}
+                self._forget(command.pull)
+                self.meter.end("pull")
+            case do.LeaseChunk():
+                self.chunks.hold(command.lease)
+            case do.LeaseNothing():
+                self.chunks.nothing(self._clock(), finished=command.finished)
+            case do.Move(way=Way.PULL):
+                self._expect(command.transfer)
+
+    def _expect(self, transfer: Transfer) -> None:
+        pull = self._client.pull
+        if transfer.worker != self._cluster or pull is None or transfer.ticket != pull.pull:
+            return
+        key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        self._moves[key] = transfer
+        specs = self._layers[transfer.layer].parameters
+
+        def expect() -> None:
+            try:
+                self._the_wire.expect(transfer.shard, key, specs)
+            except (SpanTrainError, ValueError) as error:
+                self.lost(transfer.shard, key, str(error))
+
+        self._do(expect)
+
+    # From the wire.
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:  # noqa: ARG002
+        """Take a layer of a version."""
+        with self.changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is None:
+                return
+            self._coming[key.layer] = tensors
+            self._carry_out(self._client.arrived(transfer))
+            self._notify()
+
+    def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
+        """Note that a layer of a push has left."""
+        with self.changed:
+            transfer = self._moves.pop(key, None)
+            if transfer:
+                self._carry_out(self._client.sent(transfer))
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
+        """Tell the master that a layer did not come, or could not be sent."""
+        with self.changed:
+            transfer = self._moves.pop(key, None)
+            if transfer:
+                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+
+    def _notify(self) -> None:
+        self.heard += 1
+        self.changed.notify_all()
+
+    # What was decided.
+
+    def _carry_out(self, said: list[Said]) -> None:
+        for one in said:
+            match one:
+                case SendLayer():
+                    self._send(one)
+                case SkipPush():
+                    self._skip(one.reason)
+                case UseVersion():
+                    self._use(one)
+                case _:
+                    self._tell(one)
+                    if isinstance(one, on.PushSent):
+                        self.meter.end("push")
+                    if isinstance(one, on.PushAsked):
+                        self._base_version = one.base_version
+
+    def _send(self, command: SendLayer) -> None:
+        transfer, taken = command.transfer, self._taken
+        if transfer.worker != self._cluster or taken is None:
+            return
+        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        self._moves[key] = transfer
+        names = tuple(one.name for one in self._layers[transfer.layer].parameters)
+
+        def send() -> None:
+            try:
+                self._the_wire.send(transfer.shard, key, taken.tensors(names, parameters=command.parameters))
+            except (SpanTrainError, ValueError) as error:
+                self.lost(transfer.shard, key, str(error))
+
+        self._do(send)
+
+    def _skip(self, reason: str) -> None:
+        self.meter.end("push")
+        self.meter.skip(reason)
+        self._news = News(skipped=True, version=self._news.version, tensors=self._news.tensors)
+        self._taken, self.brings_first = None, False
+        self._again_s = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE_S, self._pause_s))
+
+    def _use(self, command: UseVersion) -> None:
+        self.meter.end("pull")
+        if command.counted:
+            self.meter.count(base_version=self._base_version, version=command.version)
+            self.chunks.count(self._told)
+            self._taken, self.brings_first = None, False
+        tensors = {name: one for layer in self._coming.values() for name, one in layer.items()}
+        before, self._coming = self._news, {}
+        self._news = News(
+            skipped=before.skipped,
+            version=command.version,
+            tensors=tensors,
+            counted=command.counted or before.counted,
+        )
+
+    def _forget(self, ticket: Ticket) -> None:
+        self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
+        self._do(lambda: self._the_wire.forget(ticket))
+
+    def _forget_all(self) -> None:
+        self._coming = {}
+        self.registered = False
+        self.meter.end("push")
+        self.meter.end("pull")
+        for ticket in {key.ticket for key in self._moves}:
+            self._forget(ticket)
+
+    def _tell(self, event: OuterEvent) -> None:
+        self._do(lambda: self._the_link.tell(event))
+
+    def _do(self, piece: Callable[[], None]) -> None:
+        self._hands.do(piece)
+
+    @property
+    def _the_link(self) -> LinkLike:
+        assert self._link, "connect first"
+        return self._link
+
+    @property
+    def _the_wire(self) -> WireLike:
+        assert self._wire, "connect first"
+        return self._wire
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned and len(self._warned) < 20:
+            self._warned.add(text)
+            _LOG.warning("cluster %s: %s", self._cluster, text)

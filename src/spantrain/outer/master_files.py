@@ -1,0 +1,141 @@
+"""What outlives a master, in a folder of its own: who it is, the model's layout, and its small state.
+
+credentials.json  its certificate, authority and token
+token             the token alone, for whoever starts shards and clusters
+layout.json       the model, as the first cluster described it, and which shard holds what
+state.json        versions, tokens, the guard's numbers, leases of chunks
+lock              held while a master runs
+
+All are for their owner's eyes, and written so that they are never half there.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from spantrain.config.json_codec import from_json, parse_json, render_json, to_json
+from spantrain.core.outer_layers import ShardLayout
+from spantrain.errors import SpanTrainError, UsageError
+from spantrain.outer.master_config import MasterConfig
+from spantrain.policy.outer.settings import MasterState
+from spantrain.transport.control.credentials import Credentials
+from spantrain.transport.control.private_file import make_private_folder, read_private, write_private
+
+__all__ = ["MasterFiles", "StateNotKept", "token_file"]
+
+T = TypeVar("T")
+_REMEDY = "take it from a copy, or begin with another folder"
+
+
+class StateNotKept(SpanTrainError):
+    """The master's state could not be written: it must not go on, or it might promise what it then forgets."""
+
+
+def token_file(state_dir: Path) -> Path:
+    """Return where a master with this folder writes its token."""
+    return state_dir / "token"
+
+
+class MasterFiles:
+    """The folder, for one master at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder; make it if it is not there.
+
+        Raises:
+            UsageError: another master has it, or it cannot be made or written, or is damaged.
+        """
+        make_private_folder(folder)
+        self._folder = folder
+        self._lock: int | None = _locked(folder / "lock")
+        try:
+            self.credentials = Credentials.kept_in(folder / "credentials.json")
+            """Who this master is."""
+            write_private(token_file(folder), self.credentials.token.text + "\n")
+        except UsageError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the folder to others; once more does nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load_layout(self, config: MasterConfig) -> ShardLayout | None:
+        """Return the layout; None if no cluster has described the model yet.
+
+        Raises:
+            UsageError: it is damaged, or of other shards than these.
+        """
+        path = self._folder / "layout.json"
+        layout = _read(path, ShardLayout)
+        if layout is not None and layout.shards != config.shards:
+            raise UsageError(
+                f"{path}: the model is divided over {', '.join(layout.shards)}, not over {', '.join(config.shards)}; "
+                "start the master with those shards, or begin with another folder"
+            )
+        return layout
+
+    def save_layout(self, layout: ShardLayout) -> None:
+        """Keep the layout.
+
+        Raises:
+            StateNotKept: it cannot be written.
+        """
+        self._write("layout.json", layout)
+
+    def load_state(self, config: MasterConfig) -> MasterState:
+        """Return the state; that of a master that begins, if there is none.
+
+        Raises:
+            UsageError: it is damaged, or of other data than these.
+        """
+        path = self._folder / "state.json"
+        begun, state = config.first_state(), _read(path, MasterState)
+        if state is None:
+            return begun
+        kept = state.chunks.chunk_samples if state.chunks else ()
+        wanted = begun.chunks.chunk_samples if begun.chunks else ()
+        if kept != wanted:
+            raise UsageError(
+                f"{path}: is of data of {sum(kept)} samples in {len(kept)} chunks, not of {sum(wanted)} in "
+                f"{len(wanted)}; start the master with those, or begin with another folder"
+            )
+        return state
+
+    def save_state(self, state: MasterState) -> None:
+        """Keep the state.
+
+        Raises:
+            StateNotKept: it cannot be written.
+        """
+        self._write("state.json", state)
+
+    def _write(self, name: str, value: object) -> None:
+        try:
+            write_private(self._folder / name, render_json(to_json(value)) + "\n")
+        except UsageError as error:
+            raise StateNotKept(str(error)) from None
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    text = read_private(path)
+    if text is None:
+        return None
+    plain = parse_json(text, str(path), error=UsageError, remedy=_REMEDY)
+    return from_json(kind, plain, str(path), error=UsageError)
+
+
+def _locked(path: Path) -> int:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UsageError(f"{path.parent}: another master runs with this folder; stop it, or take another") from None
+    return lock

@@ -1,0 +1,335 @@
+"""A shard as it runs: takes and gives layers, does what the master commands, keeps snapshots, comes back after loss.
+
+Di-PS, 3.1 and 4.2. Kept: data and control by separate ways, a thread for each layer in flight, several snapshots of the
+newest versions. Decided here: the master's commands are carried out in order by one thread; layers go and come beside
+them, and each push is measured as it comes; what belongs to an earlier connection to the master is dropped.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import OuterCommand
+from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
+from spantrain.core.outer_layers import ShardLayout
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.outer.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
+from spantrain.outer.numerics import OuterRule
+from spantrain.outer.shard import OuterShard, ShardCommand
+from spantrain.outer.shard_snapshots import SnapshotWriter
+from spantrain.outer.snapshots import SnapshotStore
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.layers import LayerCounters, LayerKey, LayerLimits, LayerWire
+from spantrain.transport.layers_pool import BufferPool
+
+__all__ = ["LinkMaker", "ShardServer", "StartedLink", "master_link"]
+
+_LOG = logging.getLogger(__name__)
+_Order = tuple[int, do.Move | ShardCommand]
+"""Number of the connection that it came by, and a command."""
+
+
+class StartedLink(LinkLike, Protocol):
+    """A link that begins when it is told to."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+
+LinkMaker = Callable[[MemberFacts, LinkListener], StartedLink]
+"""Makes a shard's link to the master, of what it says of itself and who listens."""
+
+
+def master_link(*, address: str, token: str, name: str) -> LinkMaker:
+    """Return what makes a shard's link to a real master."""
+    return lambda facts, listener: MasterLink(
+        address=address, token=token, member=name, facts=facts, listener=listener
+    )  # fmt: skip
+
+
+class ShardServer:
+    """One shard, from `start` to `close`: it has threads for the link, the wire, commands, and files."""
+
+    def __init__(
+        self, *, name: str, bind: str, snapshots: SnapshotStore, link_of: LinkMaker, host: str = "",
+        encrypted: bool = True, limits: LayerLimits | None = None,
+    ) -> None:  # fmt: skip
+        """Listen for layers at `bind`, like `tcp://0.0.0.0:0`; others dial `host`, if that is another.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        self._name, self._snapshots = name, snapshots
+        self._lock = threading.Lock()
+        """Of what follows; held for moments."""
+        self._connection = 0
+        self._moving: dict[tuple[str, LayerKey], Transfer] = {}
+        self._busy = threading.Lock()
+        """Held while a command is carried out, and while the shard registers."""
+        self._shard: OuterShard | None = None
+        self._layout: ShardLayout | None = None
+        self._rule = OuterRule()
+        self._failed = threading.Event()
+        self.failure: str | None = None
+        """Why it cannot go on; None while it can."""
+        self._closed = False
+        self._pool = BufferPool()
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._wire = LayerWire(
+            name=name, bind=bind, keypair=KeyPair.generate() if encrypted else None, listener=self, limits=limits,
+            pool=self._pool,
+        )  # fmt: skip
+        self.endpoint = _reached_by(self._wire.endpoint, host)
+        """Where clusters dial it for layers."""
+        self._writer = SnapshotWriter(snapshots, name=name, saved=self._saved)
+        facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
+        self._link = link_of(facts, self)
+        self._thread = threading.Thread(target=self._run, name=f"commands of {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once, also where no master is there."""
+        self._thread.start()
+        self._link.start()
+
+    def __enter__(self) -> "ShardServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int | None:
+        """What it serves; None before there is something."""
+        shard = self._shard
+        serving = shard.serving if shard is not None else None
+        return serving.version if serving is not None else None
+
+    def counters(self) -> LayerCounters:
+        """Return what its wire has done."""
+        return self._wire.counters()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it cannot go on; return whether that came to be."""
+        return self._failed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop, and write the version that is served down, if it is not; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close()
+        self._orders.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._wire.close()
+        self._writer.close(self._shard.serving if self._shard is not None else None)
+
+    # What the link tells.
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Begin a connection: all of earlier ones is forgotten."""
+        with self._busy:
+            with self._lock:
+                self._connection += 1
+                ended = {key.ticket for _, key in self._moving}
+                self._moving.clear()
+            for ticket in ended:
+                self._wire.forget(ticket)
+            self.peers_changed(welcome.peers)
+            self._rule = welcome.rule
+            return self._register(welcome.layout)
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:
+        """Take note of the layout, and register."""
+        with self._busy:
+            return self._register(layout)
+
+    def _register(self, layout: ShardLayout | None) -> tuple[OuterEvent, ...]:
+        if layout is None:
+            return ()
+        if self._name not in layout.shards:
+            raise ProtocolError(
+                f"{self._name}: the master's shards are {', '.join(layout.shards)}; start this one with one's name"
+            )
+        if self._shard is None or layout != self._layout:
+            self._layout = layout
+            self._shard = OuterShard(
+                self._name, layout, snapshots=self._snapshots, rule=self._rule, pool=self._pool
+            )  # fmt: skip
+        return (self._shard.registered(),)
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return a sign of life, with the versions that it can restore."""
+        shard = self._shard
+        return (on.ShardBeat(shard=self._name, versions=shard.restorable),) if shard is not None else ()
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Let these workers, and no others, dial."""
+        self._wire.set_peers(peers)
+
+    def disconnected(self, reason: str) -> None:
+        """Go on serving what is under way; a new connection begins anew."""
+        _LOG.info("%s has no connection to the master: %s", self._name, reason)
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Take a command: begin to take in a layer at once, carry the others out in order."""
+        match command:
+            case do.Move(way=Way.PUSH):
+                self._expect(command.transfer)
+            case do.Forget():
+                self._forget(command.ticket)
+                self._order(command)
+            case do.Move():
+                if not self._give(command, late=False):
+                    self._order(command)
+            case do.CheckPush() | do.Measure() | do.Combine() | do.Stage() | do.Commit() | do.Restore():
+                self._order(command)
+            case _:
+                _LOG.warning("%s was told what is for others: %s", self._name, type(command).__name__)
+
+    def _order(self, command: do.Move | ShardCommand) -> None:
+        with self._lock:
+            self._orders.put((self._connection, command))
+
+    # Layers.
+
+    def _expect(self, transfer: Transfer) -> None:
+        shard = self._shard
+        assert shard is not None, "the master commands only shards that have registered"
+        key = _key(Way.PUSH, transfer)
+        with self._lock:
+            self._moving[transfer.worker, key] = transfer
+        try:
+            if transfer.layer not in shard.layers:
+                raise ProtocolError(f"layer {transfer.layer} is not held here")
+            self._wire.expect(transfer.worker, key, shard.layers[transfer.layer].parameters)
+        except (ProtocolError, ValueError) as error:
+            self.lost(transfer.worker, key, str(error))
+
+    def _give(self, command: do.Move, *, late: bool) -> bool:
+        """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
+        shard, transfer = self._shard, command.transfer
+        assert shard is not None, "the master commands only shards that have registered"
+        key = _key(Way.PULL, transfer)
+        try:
+            tensors = shard.give(command.version, transfer.layer)
+        except ProtocolError as error:
+            if late:
+                self._link.tell(on.TransferLost(way=Way.PULL, transfer=transfer, reason=str(error)))
+            return False
+        with self._lock:
+            self._moving[transfer.worker, key] = transfer
+        try:
+            self._wire.send(transfer.worker, key, tensors)
+        except (ProtocolError, ValueError) as error:
+            self.lost(transfer.worker, key, str(error))
+        return True
+
+    def _forget(self, ticket: Ticket) -> None:
+        with self._lock:
+            for one in [one for one in self._moving if one[1].ticket == ticket]:
+                del self._moving[one]
+        self._wire.forget(ticket)
+
+    def _moved(self, peer: str, key: LayerKey) -> tuple[int, Transfer | None]:
+        with self._lock:
+            return self._connection, self._moving.pop((peer, key), None)
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a layer of a push, and measure it; called by the wire's threads."""
+        connection, transfer = self._moved(peer, key)
+        shard = self._shard
+        if transfer is None or shard is None:
+            return
+        event: OuterEvent = on.Moved(way=Way.PUSH, transfer=transfer)
+        try:
+            shard.take(key.ticket, key.layer, tensors)
+        except ProtocolError as error:
+            event = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
+        with self._lock:
+            if connection == self._connection:
+                self._link.tell(event)
+                return
+            self._orders.put((self._connection, do.Forget(shard=self._name, ticket=key.ticket, reason="it is old")))
+
+    def sent(self, peer: str, key: LayerKey) -> None:
+        """Take note that a worker has a layer; it tells the master itself."""
+        self._moved(peer, key)
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:
+        """Tell the master that a layer did not come, or could not be sent."""
+        _, transfer = self._moved(peer, key)
+        if transfer is not None:
+            self._link.tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+
+    # Commands.
+
+    def _run(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                connection, command = order
+                with self._busy:
+                    if connection == self._connection:
+                        self._carry_out(command)
+        finally:
+            if not self._closed:
+                self._fail("its thread for commands has ended; the log says why")
+
+    def _carry_out(self, command: do.Move | ShardCommand) -> None:
+        if isinstance(command, do.Move):
+            self._give(command, late=True)
+            return
+        shard = self._shard
+        assert shard is not None, "the master commands only shards that have registered"
+        try:
+            answer = shard.on_command(command)
+        except ConfigError as error:
+            self._fail(str(error))
+            return
+        except ProtocolError as error:
+            self._link.register_again(str(error))
+            return
+        if isinstance(answer, on.ShardRegistered):
+            self._link.register_again("it does not have what it was told to restore")
+        elif answer is not None:
+            self._link.tell(answer)
+        if isinstance(answer, on.Committed | on.Restored):
+            self._write_down(shard)
+
+    def _write_down(self, shard: OuterShard) -> None:
+        serving = shard.serving
+        if serving is not None and serving.version not in self._snapshots.versions:
+            self._writer.offer(serving)
+
+    def _saved(self, version: int) -> None:
+        _LOG.debug("%s has written version %d down", self._name, version)
+        self._link.tell(*self.beat())
+
+    def _fail(self, reason: str) -> None:
+        _LOG.error("%s cannot go on: %s", self._name, reason)
+        self.failure = reason
+        self._failed.set()
+
+
+def _key(way: Way, transfer: Transfer) -> LayerKey:
+    return LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
+
+
+def _reached_by(endpoint: str, host: str) -> str:
+    """Return an endpoint with another host, if one is given.
+
+    >>> _reached_by("tcp://0.0.0.0:5000", "shard-0.example")
+    'tcp://shard-0.example:5000'
+    """
+    if not host:
+        return endpoint
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(endpoint).port}"

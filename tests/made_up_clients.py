@@ -1,0 +1,307 @@
+"""A master and shards of one process for real clients: real tensors, real policies, one thread, faults on demand."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patience import PATIENCE_S
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_events import Way
+from spantrain.core.outer_layers import Layer
+from spantrain.outer.link import MasterWelcome
+from spantrain.outer.numerics import OuterRule
+from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.shard import OuterShard
+from spantrain.outer.snapshots import MemorySnapshots
+from spantrain.policy.outer.chunks import ChunkState
+from spantrain.policy.outer.layout import divide
+from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.settings import MasterState, OuterSettings
+from spantrain.transport.layers_interface import LayerKey
+
+EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
+"""With it the shards hold the mean of what clusters have."""
+
+
+class MadeUpServer:
+    """Everything happens in one thread, in order; `hook` sees each command on its way and may call faults below."""
+
+    def __init__(
+        self, *, shards: int = 2, rule: OuterRule = EXACT, settings: OuterSettings | None = None,
+        samples: int = 0, chunks: int = 0, passes: int | None = 1,
+    ) -> None:  # fmt: skip
+        self.rule, self.settings = rule, settings or OuterSettings(clip_norm=None, grace_s=0.0)
+        self.names = [f"s{k}" for k in range(shards)]
+        self.samples, self.chunks = samples, chunks
+        self.saved = MasterState(chunks=ChunkState.of(samples, chunks, passes=passes) if samples else None)
+        self.master: OuterMaster | None = None
+        self.shards: dict[str, OuterShard] = {}
+        self.stores = {name: MemorySnapshots() for name in self.names}
+        self.sessions: dict[str, Any] = {}
+        self.clients: dict[str, Any] = {}
+        """Sessions that are connected, by cluster."""
+        self.away: set[str] = set()
+        """Clusters whose network is cut."""
+        self.known: dict[str, tuple[Layer, ...]] = {}
+        self.hook: Callable[[Any], bool] = lambda command: True
+        """Whether to pass a command on."""
+        self.seen: list[str] = []
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    # For tests.
+
+    def optimizer(self, parameters: Any, cluster: str, *, inner_steps: int = 2, **options: Any) -> OuterOptimizer:
+        connector = MadeUpConnector(self)
+        return OuterOptimizer(
+            parameters, master="", token="", cluster=cluster, inner_steps=inner_steps,
+            options=OuterOptions(connector=connector, **{"wait_for_start_s": PATIENCE_S, **options}),
+        )  # fmt: skip
+
+    def do(self, what: Callable[[], Any]) -> Any:
+        """Do something in the server's thread; wait for it."""
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events.put(lambda: answer.put(what()))
+        return answer.get(timeout=PATIENCE_S)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return self.do(lambda: {n: one for s in self.shards.values() for n, one in s.serving.parameters.items()})
+
+    def close(self) -> None:
+        self._events.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> "MadeUpServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Faults, in the server's thread.
+
+    def cut(self, cluster: str) -> None:
+        """Cut a cluster off."""
+        self.away.add(cluster)
+        session = self.clients.pop(cluster, None)
+        if session:
+            session.disconnected("cut off")
+
+    def mend(self, cluster: str) -> None:
+        self.away.discard(cluster)
+        self._join(cluster, self.sessions[cluster])
+
+    def restart_shard(self, name: str) -> None:
+        """Lose a shard's memory; its snapshots hold what it served."""
+        assert self.master
+        self.shards[name] = OuterShard(name, self.master._layout, rule=self.rule, snapshots=self.stores[name])
+        self._tell(on.ShardLost(shard=name, reason="killed"))
+        self._tell(self.shards[name].registered())
+
+    def restart_master(self) -> None:
+        assert self.master
+        layout = self.master._layout
+        self.master = OuterMaster(layout, self.settings, self.saved, now_s=time.monotonic())
+        for shard in self.shards.values():
+            self._tell(shard.registered())
+        for cluster, session in list(self.clients.items()):
+            session.disconnected("the master was killed")
+            self._join(cluster, session)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            wake_s = self.master.wake_s if self.master else None
+            left_s = None if wake_s is None else max(0.0, wake_s - time.monotonic())
+            try:
+                piece = self._events.get(timeout=left_s)
+            except queue.Empty:
+                self._tell(on.Ticked())
+                continue
+            if piece is None:
+                return
+            piece()
+
+    def post(self, piece: Callable[[], Any]) -> None:
+        self._events.put(piece)
+
+    def join(self, cluster: str, session: Any, layers: tuple[Layer, ...]) -> None:
+        self.sessions[cluster] = session
+        self.known[cluster] = layers
+        if cluster not in self.away:
+            self._join(cluster, session)
+
+    def _join(self, cluster: str, session: Any) -> None:
+        if self.master is None:
+            layout = divide(self.known[cluster], self.names)
+            self.master = OuterMaster(layout, self.settings, self.saved, now_s=time.monotonic())
+            for name in self.names:
+                self.shards[name] = OuterShard(name, layout, rule=self.rule, snapshots=self.stores[name])
+                self._tell(self.shards[name].registered())
+        welcome = MasterWelcome(
+            layout=self.master._layout, rule=self.rule, settings=self.settings, peers=(),
+            samples=self.samples, chunks=self.chunks,
+        )  # fmt: skip
+        self.clients[cluster] = session
+        for event in session.joined(welcome):
+            self._tell(event)
+
+    def hear(self, cluster: str, session: Any, events: Iterable[Any]) -> None:
+        """Take what a cluster tells, if it is connected."""
+        if self.clients.get(cluster) is session:
+            for event in events:
+                self._tell(event)
+
+    def _tell(self, event: Any) -> None:
+        assert self.master
+        self.seen.append(type(event).__name__)
+        for command in self.master.on_event(time.monotonic(), event):
+            if isinstance(command, do.Save):
+                self.saved = self.master.state
+            elif self.hook(command):
+                self._pass(command)
+
+    def _pass(self, command: Any) -> None:
+        if isinstance(command, do.Move):
+            self._to_cluster(command.transfer.cluster, command)
+        elif hasattr(command, "cluster"):
+            self._to_cluster(command.cluster, command)
+        elif hasattr(command, "shard"):
+            shard = self.shards[command.shard]
+            answer = shard.on_command(command)
+            if isinstance(command, do.Commit) and shard.serving:
+                self.stores[command.shard].save(shard.serving)
+            if answer:
+                self.post(lambda: self._tell(answer))
+
+    def _to_cluster(self, cluster: str, command: Any) -> None:
+        if cluster in self.clients:
+            self.clients[cluster].commanded(command)
+
+
+class MadeUpConnector:
+    """Link and wire of one client."""
+
+    def __init__(self, server: MadeUpServer) -> None:
+        self.server = server
+
+    def connect(self, session: Any, cluster: str, layers: tuple[Layer, ...]) -> tuple[Any, Any]:
+        self.session, self.cluster, self.layers = session, cluster, layers
+        return self, MadeUpWire(self)
+
+    def start(self) -> None:
+        self.server.post(lambda: self.server.join(self.cluster, self.session, self.layers))
+
+    def tell(self, *events: Any) -> None:
+        self.server.post(lambda: self.server.hear(self.cluster, self.session, events))
+
+    def register_again(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def close(self) -> None:
+        self.server.post(lambda: self.server.clients.pop(self.cluster, None))
+
+
+class MadeUpWire:
+    """Hands layers over in the server's thread."""
+
+    def __init__(self, of: MadeUpConnector) -> None:
+        self.of = of
+        self.wanted: dict[LayerKey, Any] = {}
+
+    def set_peers(self, peers: Any) -> None:
+        pass
+
+    def expect(self, peer: str, key: LayerKey, parameters: Any) -> None:
+        self.of.server.post(lambda: self._give(peer, key))
+
+    def _give(self, peer: str, key: LayerKey) -> None:
+        server = self.of.server
+        if self.of.cluster not in server.clients:
+            return
+        pull = next((one for one in server.master._exchanges if one.ticket == key.ticket), None)
+        if pull is not None:
+            tensors = server.shards[peer].give(pull.version, key.layer)
+            self.of.session.arrived(peer, key, {name: one.clone() for name, one in tensors.items()})
+
+    def send(self, peer: str, key: LayerKey, tensors: Any) -> None:
+        copies = {name: one.clone() for name, one in tensors.items()}
+        self.of.server.post(lambda: self._take(peer, key, copies))
+
+    def _take(self, peer: str, key: LayerKey, tensors: Any) -> None:
+        server = self.of.server
+        exchange = next((one for one in server.master._exchanges if one.ticket == key.ticket), None)
+        if self.of.cluster not in server.clients or exchange is None:
+            return
+        server.shards[peer].take(key.ticket, key.layer, tensors)
+        transfer = on.Transfer(
+            ticket=key.ticket, cluster=self.of.cluster, worker=self.of.cluster, layer=key.layer, shard=peer,
+            size_bytes=self.of.layers[key.layer].size_bytes,
+        )  # fmt: skip
+        self.of.session.sent(peer, key)
+        server._tell(on.Moved(way=Way.PUSH, transfer=transfer))
+
+    def forget(self, ticket: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def small_model(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+
+
+def batch_of(number: int) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(number)
+    return torch.randn(8, 4, generator=chance), torch.randn(8, 2, generator=chance)
+
+
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+    inputs, targets = batch_of(number)
+    optimizer.zero_grad()
+    loss = (model(inputs) - targets).square().mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def alone(steps: int) -> dict[str, torch.Tensor]:
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for number in range(steps):
+        train_step(model, inner, number)
+    return dict(model.named_parameters())
+
+
+def close(one: Any, other: Any, *, by: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor.detach(), other[name].detach(), rtol=by, atol=by)
+
+
+def diloco(rounds: int, tokens: dict[str, int]) -> dict[str, torch.Tensor]:
+    shared = small_model(0)
+    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.8, nesterov=True)
+    models = {name: small_model(0) for name in tokens}
+    for k in range(rounds):
+        for name, model in models.items():
+            model.load_state_dict(shared.state_dict())
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            for number in (2 * k, 2 * k + 1):
+                train_step(model, inner, number + 100 * ord(name))
+        whole = sum(tokens.values())
+        for index, one in enumerate(shared.parameters()):
+            ends = {name: list(model.parameters())[index] for name, model in models.items()}
+            one.grad = sum(tokens[name] / whole * (one.detach() - end.detach()) for name, end in ends.items())
+        outer.step()
+    return dict(shared.named_parameters())

@@ -1,0 +1,246 @@
+"""Real shards and made-up clusters on loopback, with a master in this process: whole rounds through real sockets."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from layer_wires import patient
+from made_up_rounds import layers_of, random_tensors
+from patience import PATIENCE_S
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import SendLayer, SkipPush, UseVersion
+from spantrain.core.outer_events import Transfer, Way
+from spantrain.outer.link import LinkListener, MasterWelcome, MemberFacts
+from spantrain.outer.numerics import OuterRule
+from spantrain.outer.shard_server import ShardServer
+from spantrain.outer.snapshots import FolderSnapshots, SnapshotStore
+from spantrain.policy.outer.client import OuterClient
+from spantrain.policy.outer.layout import divide
+from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.settings import MasterState, OuterSettings
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.keys import KeyPair
+from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class FakeLink:
+    """A shard's link that hands all to the household's one thread."""
+
+    def __init__(self, household: "Household", name: str, facts: MemberFacts, listener: LinkListener) -> None:
+        self.household, self.name, self.facts, self.listener = household, name, facts, listener
+        self.closed = False
+
+    def start(self) -> None:
+        self.household.inbox.put(("join", self))
+
+    def tell(self, *events: Any) -> None:
+        if not self.closed:
+            self.household.inbox.put(("tell", (self, events)))
+
+    def register_again(self, reason: str) -> None:
+        self.household.inbox.put(("join", self))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeCluster:
+    """A cluster of one process: the real policy and the real wire, and tensors that are what they are told to be."""
+
+    def __init__(self, household: "Household", name: str) -> None:
+        self.household, self.name = household, name
+        layers = tuple(range(len(household.layout.layers)))
+        self.client = OuterClient(name, {name: layers})
+        self.keys = KeyPair.generate() if household.encrypted else None
+        self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=household.limits)
+        self.moves: dict[LayerKey, Transfer] = {}
+        self.pushed: Tensors = {}
+        self.came: dict[str, torch.Tensor] = {}
+        self.used: list[int] = []
+        self.skipped: list[str] = []
+        self.lost_layers: list[str] = []
+
+    @property
+    def address(self) -> PeerAddress:
+        return PeerAddress(name=self.name, endpoint="", public_key=self.wire.public_key)
+
+    def ask(self, tensors: Tensors, tokens: int) -> None:
+        self.pushed = tensors
+        self.say(self.client.ask(tokens=tokens))
+
+    def say(self, said: Sequence[Any]) -> None:
+        for one in said:
+            match one:
+                case SendLayer():
+                    self._send(one.transfer)
+                case SkipPush():
+                    self.skipped.append(one.reason)
+                case UseVersion():
+                    self.used.append(one.version)
+                case _:
+                    self.household.inbox.put(("event", one))
+
+    def _send(self, transfer: Transfer) -> None:
+        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        self.moves[key] = transfer
+        names = [one.name for one in self.household.layout.layers[transfer.layer].parameters]
+        self.wire.send(transfer.shard, key, {name: self.pushed[name] for name in names})
+
+    def commanded(self, command: Any) -> None:
+        if isinstance(command, do.Move) and command.way is Way.PULL:
+            transfer = command.transfer
+            key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+            self.moves[key] = transfer
+            self.wire.expect(transfer.shard, key, self.household.layout.layers[transfer.layer].parameters)
+        elif isinstance(command, do.RegisterAgain):
+            self.say(self.client.registered())
+        else:
+            self.say(self.client.on_command(command))
+
+    # From the wire's threads.
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:
+        self.household.inbox.put(("arrived", (self, key, tensors)))
+
+    def sent(self, peer: str, key: LayerKey) -> None:
+        self.household.inbox.put(("sent", (self, key)))
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:
+        self.household.inbox.put(("lost", (self, key, reason)))
+
+
+class Household(contextlib.ExitStack):
+    """A master, its shards and clusters; all that is said goes through one queue, which `until` empties."""
+
+    def __init__(
+        self, parameters: Tensors, *, shards: int, clusters: str, folder: Path | None = None, encrypted: bool = True,
+        settings: OuterSettings | None = None, rule: OuterRule | None = None, limits: LayerLimits | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.encrypted, self.limits, self.folder = encrypted, limits or patient(), folder
+        self.layout = divide(layers_of(parameters), [f"s{k}" for k in range(shards)])
+        self.settings = settings or OuterSettings(grace_s=1e6, lost_after_s=1e6)
+        self.rule = rule or OuterRule()
+        self.saved = MasterState()
+        self.heard: list[Any] = []
+        self.inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.links: dict[str, FakeLink] = {}
+        self.shards: dict[str, ShardServer] = {}
+        self.clusters: dict[str, FakeCluster] = {}
+        self.master = OuterMaster(self.layout, self.settings, now_s=0.0)
+        for name in clusters:
+            cluster = self.clusters[name] = FakeCluster(self, name)
+            self.callback(cluster.wire.close)
+        for name in self.layout.shards:
+            self.start_shard(name)
+        for cluster in self.clusters.values():
+            cluster.say(cluster.client.registered())
+
+    def start_shard(self, name: str, snapshots: SnapshotStore | None = None) -> None:
+        assert self.folder is not None or snapshots is not None
+        store = snapshots or FolderSnapshots(self.folder / name)
+        server = ShardServer(
+            name=name, bind="tcp://127.0.0.1:0", snapshots=store, encrypted=self.encrypted, limits=self.limits,
+            link_of=lambda facts, listener: FakeLink(self, name, facts, listener),
+        )  # fmt: skip
+        self.shards[name] = server
+        self.callback(server.close)
+        server.start()
+
+    def start_master(self) -> None:
+        """Start it from what it saved last; all come again."""
+        self.master = OuterMaster(self.layout, self.settings, self.saved, now_s=0.0)
+        self.links = {name: link for name, link in self.links.items() if not link.closed}
+        for link in list(self.links.values()):
+            self._join(link)
+        for cluster in self.clusters.values():
+            cluster.say(cluster.client.registered())
+
+    def _join(self, link: FakeLink) -> None:
+        self.links[link.name] = link
+        peers = tuple(cluster.address for cluster in self.clusters.values())
+        welcome = MasterWelcome(layout=self.layout, rule=self.rule, settings=self.settings, peers=peers)
+        known = [
+            PeerAddress(name=one.name, endpoint=one.facts.endpoint, public_key=one.facts.public_key)
+            for one in self.links.values()
+        ]
+        for cluster in self.clusters.values():
+            cluster.wire.set_peers(known)
+        for event in link.listener.joined(welcome):
+            self._event(event)
+
+    def _event(self, event: Any) -> None:
+        self.heard.append(event)
+        for command in self.master.on_event(0.0, event):
+            if isinstance(command, do.Save):
+                self.saved = self.master.state
+            elif isinstance(command, do.Move):
+                self.links[command.transfer.shard].listener.commanded(command)
+                self.clusters[command.transfer.cluster].commanded(command)
+            elif hasattr(command, "shard"):
+                self.links[command.shard].listener.commanded(command)
+            else:
+                name = command.member if isinstance(command, do.RegisterAgain) else command.cluster
+                self.clusters[name].commanded(command)
+
+    def _handle(self, kind: str, what: Any) -> None:
+        if kind == "join":
+            self._join(what)
+        elif kind == "event":
+            self._event(what)
+        elif kind == "tell":
+            link, events = what
+            for event in events if self.links.get(link.name) is link else ():
+                self._event(event)
+        else:
+            self._of_wire(kind, *what)
+
+    def _of_wire(self, kind: str, cluster: FakeCluster, key: LayerKey, *more: Any) -> None:
+        if kind == "sent":
+            cluster.say(cluster.client.sent(cluster.moves[key]))
+        elif kind == "arrived":
+            cluster.came.update(more[0])
+            cluster.say(cluster.client.arrived(cluster.moves[key]))
+        else:
+            cluster.lost_layers.append(more[0])
+            cluster.say([on.TransferLost(way=key.way, transfer=cluster.moves[key], reason=more[0])])
+
+    def until(self, holds: Callable[[], Any]) -> None:
+        """Let everything be said until something has come true."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, "it never came true"
+            self._handle(*self.inbox.get(timeout=left_s))
+
+    def round(self, tensors: Mapping[str, Tensors], *, tokens: int = 10) -> None:
+        """Let all clusters push, and wait until each uses the new version."""
+        target = self.master.state.version + 1
+        for name, cluster in self.clusters.items():
+            cluster.ask(tensors[name], tokens)
+        self.until(lambda: all(one.used[-1] >= target for one in self.clusters.values()))
+
+    def seed(self, tensors: Tensors) -> None:
+        """Bring the first parameters."""
+        first = next(iter(self.clusters.values()))
+        self.until(lambda: len(self.links) == len(self.layout.shards))
+        first.ask(tensors, 0)
+        self.until(lambda: all(cluster.used for cluster in self.clusters.values()))
+
+
+def threads() -> set[threading.Thread]:
+    """Those of this process, but for the one that pyzmq starts once for all."""
+    return {thread for thread in threading.enumerate() if "zmq.utils" not in str(type(thread))}
+
+
+def some_tensors(seed: int, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    return random_tensors(seed, scale=scale)

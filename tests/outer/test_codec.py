@@ -1,0 +1,199 @@
+"""Any event and any command comes back as it was; what is malformed is refused by name."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import OuterCommand
+from spantrain.core.outer_events import OuterEvent, Ticket
+from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout, ShardRun
+from spantrain.errors import ProtocolError
+from spantrain.outer.codec import (
+    decode_command,
+    decode_event,
+    decode_value,
+    encode_command,
+    encode_event,
+    encode_value,
+)
+from spantrain.outer.numerics import OuterRule
+from spantrain.policy.outer.settings import OuterSettings
+from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.interface import PeerAddress
+
+LIMIT = 1 << 20
+counts = st.integers(0, 2**40)
+tickets = st.builds(Ticket, counts, counts)
+PLAIN = {
+    int: counts,
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=8),
+    bool: st.booleans(),
+    Ticket: tickets,
+    on.Lease: st.builds(
+        on.Lease, number=counts, cluster=st.text(max_size=4), chunk=counts, data_pass=counts,
+        begin=st.integers(0, 9), end=st.integers(10, 99),
+    ),
+    do.Weight: st.builds(do.Weight, push=tickets, part=st.floats(1e-9, 1.0)),
+}  # fmt: skip
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    if kind in PLAIN:
+        return PLAIN[kind]
+    origin, hints = get_origin(kind), get_args(kind)
+    if origin is types.UnionType:
+        return st.none() | values_of(hints[0])
+    if origin is tuple:
+        return st.lists(values_of(hints[0]), max_size=3).map(tuple)
+    if origin is Mapping:
+        return st.dictionaries(values_of(hints[0]), values_of(hints[1]), max_size=3)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from(list(kind))
+    assert is_dataclass(kind)
+    parts = {name: values_of(hint) for name, hint in get_type_hints(kind).items()}
+    if kind is do.Stage:
+        parts |= {"scale": st.floats(0, 1), "part": st.floats(1e-9, 1.0)}
+    return st.builds(kind, **parts)
+
+
+events = st.one_of(*(values_of(kind) for kind in get_args(OuterEvent)))
+commands = st.one_of(*(values_of(kind) for kind in get_args(OuterCommand)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(events)
+def test_an_event_comes_back(event: OuterEvent) -> None:
+    assert decode_event(decode(encode(encode_event(event), limit_bytes=LIMIT), limit_bytes=LIMIT)) == event
+
+
+@settings(deadline=None, max_examples=150)
+@given(commands)
+def test_a_command_comes_back(command: OuterCommand) -> None:
+    assert decode_command(decode(encode(encode_command(command), limit_bytes=LIMIT), limit_bytes=LIMIT)) == command
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(events, st.data())
+def test_whatever_one_field_becomes_is_read_or_refused(event: OuterEvent, data: st.DataObject) -> None:
+    plain = encode_event(event)
+    plain[data.draw(st.sampled_from([*plain, "new"]))] = data.draw(anything)
+    try:
+        read = decode_event(plain)
+    except ProtocolError:
+        return
+    assert isinstance(read, get_args(OuterEvent))
+
+
+@settings(deadline=None, max_examples=100)
+@given(events, st.data())
+def test_a_field_that_is_missing_is_named(event: OuterEvent, data: st.DataObject) -> None:
+    plain = encode_event(event)
+    names = [field.name for field in fields(event)]
+    if names:
+        name = data.draw(st.sampled_from(names))
+        del plain[name]
+        with pytest.raises(ProtocolError, match=f"missing: {name}"):
+            decode_event(plain)
+
+
+PUSH = {"kind": "PushAsked", "cluster": "a", "base_version": 1, "tokens": 5, "progress": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "Popen"}, r"unknown event 'Popen'"),
+        ({"kind": "StartPush"}, r"unknown event 'StartPush'"),
+        ({"kind": ["PushAsked"]}, r"unknown event a list"),
+        ({"extra": 1}, r"PushAsked: fields unknown: 'extra'"),
+        ({"cluster": 7}, r"PushAsked.cluster: must be text, got 7"),
+        ({"cluster": "x" * 70_000}, r"PushAsked.cluster: may have 65536 characters, got 70000"),
+        ({"tokens": True}, r"PushAsked.tokens: must be a whole number of 64 bits, got True"),
+        ({"tokens": 1.0}, r"PushAsked.tokens: must be a whole number"),
+        ({"tokens": 2**63}, r"PushAsked.tokens: must be a whole number of 64 bits"),
+        ({"tokens": 10**5000}, r"got a number of over 70 bits"),
+        ({"tokens": -1}, r"PushAsked: a: tokens and version must not be negative"),
+        ({"progress": {}}, r"PushAsked.progress: must be a list, got an object"),
+        ({"progress": [{"lease": 1, "upto": "2"}]}, r"PushAsked.progress\[0\].upto: must be a whole number"),
+        ({"progress": [0] * 200_001}, r"PushAsked.progress: may have 200000 entries"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        decode_event({**PUSH, **change})
+
+
+@pytest.mark.parametrize("data", [None, [], "PushSent", 3, b"x"])
+def test_an_event_is_an_object(data: object) -> None:
+    with pytest.raises(ProtocolError, match="must be an object"):
+        decode_event(data)
+    with pytest.raises(ProtocolError, match="must be an object"):
+        decode_command(data)
+
+
+@pytest.mark.parametrize("ticket", ["2", "2.", "a.b", "-1.2", "1.2.3", "9" * 39 + ".1.", 2.17, None])
+def test_a_ticket_is_two_numbers(ticket: object) -> None:
+    with pytest.raises(ProtocolError, match=r"PushSent.push: must be a ticket like 2.17"):
+        decode_event({"kind": "PushSent", "cluster": "a", "push": ticket})
+
+
+def test_norms_that_are_not_finite_are_told() -> None:
+    event = on.NormsMeasured(shard="s0", update=Ticket(1, 2), squares={Ticket(1, 1): (float("nan"), float("inf"))})
+    read = decode_event(decode(encode(encode_event(event), limit_bytes=LIMIT), limit_bytes=LIMIT))
+    assert isinstance(read, on.NormsMeasured)
+    assert repr(read) == repr(event)
+
+
+def test_two_texts_of_one_ticket_are_one_key_twice() -> None:
+    plain = {"kind": "NormsMeasured", "shard": "s0", "update": "1.2", "squares": {"1.1": [], "01.1": []}}
+    with pytest.raises(ProtocolError, match="a key is given twice"):
+        decode_event(plain)
+
+
+LAYOUT = ShardLayout(
+    layers=(
+        Layer(name="0", parameters=(ParameterSpec(name="0.w", shape=(2, 3), dtype="bfloat16"),)),
+        Layer(name="1", parameters=(ParameterSpec(name="1.w", shape=()), ParameterSpec(name="1.b", shape=(3,)))),
+    ),
+    runs=(ShardRun(shard="s0", first=0, end=1), ShardRun(shard="s1", first=1, end=2)),
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        LAYOUT,
+        PeerAddress(name="a", endpoint="tcp://[::1]:5", public_key=""),
+        OuterRule(),
+        OuterSettings(clip_norm=None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_values_come_back(value: Any) -> None:
+    assert decode_value(type(value), encode_value(value), "it") == value
+
+
+def test_a_layout_that_is_none_is_refused_with_its_reason() -> None:
+    plain = encode_value(LAYOUT)
+    plain["runs"][1]["first"] = 0
+    with pytest.raises(ProtocolError, match="layout: runs must hold each of 2 layers once"):
+        decode_value(ShardLayout, plain, "layout")
+    plain = encode_value(LAYOUT)
+    plain["layers"][0]["parameters"][0]["dtype"] = "object"
+    with pytest.raises(ProtocolError, match=r"layout.layers\[0\].parameters\[0\]: parameter 0.w: dtype must be one of"):
+        decode_value(ShardLayout, plain, "layout")

@@ -1,0 +1,178 @@
+"""Data that the master leases: each sample is counted once, whatever becomes of pushes, clusters and connections."""
+
+import threading
+
+import pytest
+
+from made_up_clients import MadeUpServer, small_model
+from patience import PATIENCE_S
+from spantrain.core.outer_events import Lease, Progress
+from spantrain.errors import UsageError
+from spantrain.outer.leases import ChunkOrder, LeasedChunks, Span
+from spantrain.policy.outer.chunks import ChunkState
+
+
+def lease(number: int, *, begin: int = 0, end: int = 10) -> Lease:
+    return Lease(number=number, cluster="a", chunk=number, data_pass=0, begin=begin, end=end)
+
+
+def test_samples_are_handed_out_in_order_and_told_when_trained_on():
+    chunks = LeasedChunks()
+    chunks.hold(lease(0))
+    chunks.hold(lease(1, begin=4))
+    assert [(one.chunk, one.begin, one.end) for one in chunks.hand_out(12)] == [(0, 0, 10), (1, 4, 6)]
+    assert chunks.progress == ()
+    chunks.train(11)
+    assert chunks.progress == (Progress(lease=0, upto=10), Progress(lease=1, upto=5))
+    chunks.train(None)
+    assert chunks.progress[1].upto == 6
+    chunks.count((Progress(lease=0, upto=10), Progress(lease=1, upto=5)))
+    assert chunks.numbers == (1,)
+    assert chunks.left == 4
+
+
+def test_it_asks_ahead_and_once():
+    chunks = LeasedChunks()
+    assert chunks.ask(0.0)
+    assert not chunks.ask(0.0), "an answer comes first"
+    chunks.hold(lease(0))
+    assert chunks.ask(0.0), "one more, ahead"
+    chunks.hold(lease(1))
+    assert not chunks.ask(0.0)
+    chunks.hand_out(10)
+    assert chunks.ask(0.0)
+    chunks.nothing(5.0, finished=False)
+    assert not chunks.ask(5.5)
+    assert chunks.ask(6.5)
+    chunks.connect()
+    assert chunks.ask(6.5), "what an earlier connection may have lost"
+    chunks.nothing(7.0, finished=True)
+    assert not chunks.ask(100.0)
+
+
+def test_what_others_have_by_now_is_dropped():
+    chunks = LeasedChunks()
+    chunks.hold(lease(0))
+    chunks.hold(lease(1))
+    chunks.hand_out(15)
+    chunks.train(None)
+    chunks.keep((1,))
+    assert chunks.progress == (Progress(lease=1, upto=5),)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_places_in_chunks_are_the_samples_that_the_master_counts(seed):
+    state = ChunkState.of(37, 5)
+    order = ChunkOrder(37, 5, seed=seed)
+    for data_pass in (0, 1):
+        spans = [Span(chunk=k, data_pass=data_pass, begin=0, end=size) for k, size in enumerate(state.chunk_samples)]
+        assert sorted(order.indices(spans)) == list(range(37))
+    if seed is not None:
+        first, again, next_pass = (
+            ChunkOrder(37, 5, seed=seed).indices((Span(chunk=2, data_pass=k, begin=0, end=7),)) for k in (0, 0, 1)
+        )
+        assert first == again != next_pass
+
+
+def test_two_clusters_see_every_sample_of_two_passes_once():
+    models = {"a": small_model(0), "b": small_model(1)}
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    with MadeUpServer(samples=60, chunks=6, passes=2) as server:
+
+        def train(name: str) -> None:
+            with server.optimizer(models[name].named_parameters(), name, inner_steps=3) as outer:
+                for batch in outer.data(60, batch_samples=4):
+                    seen[name] += batch
+                    outer.step(tokens=len(batch))
+                assert outer.metrics.uncounted_samples == 0
+
+        threads = [threading.Thread(target=train, args=(name,)) for name in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert server.master.state.chunks.counted == (20,) * 6
+    assert sorted(seen["a"] + seen["b"]) == sorted([*range(60)] * 2)
+
+
+def test_one_cluster_ends_when_all_is_counted():
+    model = small_model()
+    with (
+        MadeUpServer(samples=50, chunks=4, passes=2) as server,
+        server.optimizer(model.named_parameters(), "a", inner_steps=5) as outer,
+    ):
+        seen = []
+        for batch in outer.data(50, batch_samples=4):
+            seen += batch
+            outer.step(tokens=len(batch))
+        assert sorted(seen) == sorted([*range(50)] * 2)
+        assert server.master.state.chunks.counted == (2 * 12, 2 * 13, 2 * 12, 2 * 13)
+        assert outer.finish(PATIENCE_S)
+
+
+def test_steps_go_on_without_a_master_on_samples_that_do_not_count():
+    model = small_model()
+    with MadeUpServer(samples=50, chunks=4) as server:
+        server.away.add("a")
+        with server.optimizer(model.named_parameters(), "a", wait_for_start_s=0.01, wait_for_data_s=0.01) as outer:
+            loop = iter(outer.data(50, batch_samples=4))
+            for _ in range(3):
+                assert all(0 <= index < 50 for index in next(loop))
+                outer.step(tokens=4)
+            assert outer.metrics.uncounted_samples == 12
+            server.do(lambda: server.mend("a"))
+            seen = []
+            for batch in loop:
+                seen += batch
+                outer.step(tokens=4)
+            uncounted = outer.metrics.uncounted_samples - 12
+            assert sorted(seen[uncounted:]) == list(range(50))
+
+
+def test_a_cluster_that_was_cut_off_goes_on_with_its_chunks():
+    model = small_model()
+    with (
+        MadeUpServer(samples=40, chunks=2) as server,
+        server.optimizer(model.named_parameters(), "a") as outer,
+    ):
+        seen = []
+        for number, batch in enumerate(outer.data(40, batch_samples=4)):
+            seen += batch
+            outer.step(tokens=4)
+            if number == 3:
+                server.do(lambda: server.cut("a"))
+            if number == 4:
+                server.do(lambda: server.mend("a"))
+        assert sorted(seen) == list(range(40))
+        assert server.master.state.chunks.counted == (20, 20)
+
+
+def test_a_loader_that_fetches_ahead_ends_and_may_begin_again():
+    """Where nothing is free it must not wait in the loader: what it fetched would never be trained on."""
+    model = small_model()
+    with (
+        MadeUpServer(samples=40, chunks=2) as server,
+        server.optimizer(model.named_parameters(), "a") as outer,
+    ):
+        batches, seen = outer.data(40, batch_samples=4), []
+        while not batches.finished:
+            fetched: list[list[int]] = []
+            for batch in batches:
+                fetched.append(batch)
+                if len(fetched) > 3:
+                    seen += fetched.pop(0)
+                    outer.step(tokens=4, samples=4)
+            for batch in fetched:
+                seen += batch
+                outer.step(tokens=4, samples=4)
+            assert outer.finish(PATIENCE_S)
+        assert sorted(seen) == list(range(40))
+
+
+def test_data_of_another_length_is_refused():
+    model = small_model()
+    with MadeUpServer() as server, server.optimizer(model.named_parameters(), "a") as outer:
+        with pytest.raises(UsageError, match="does not lease data of 50 samples"):
+            next(iter(outer.data(50, batch_samples=4)))
+        with pytest.raises(UsageError, match="must be at least 1, got 0 and 4"):
+            outer.data(0, batch_samples=4)

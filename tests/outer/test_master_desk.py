@@ -1,0 +1,212 @@
+"""The master apart from network and clock: batches once, state before commands, members that do not fetch, or go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import OuterCommand
+from spantrain.core.outer_events import OuterEvent, Way
+from spantrain.errors import ProtocolError
+from spantrain.outer.codec import decode_command
+from spantrain.outer.link import MasterWelcome, MemberFacts
+from spantrain.outer.master_config import MasterConfig
+from spantrain.outer.master_desk import MasterDesk
+from spantrain.outer.master_files import MasterFiles, StateNotKept
+from spantrain.outer.master_outbox import Outbox
+from spantrain.outer.master_report import status_of
+from spantrain.policy.outer.settings import OuterSettings
+from spantrain.transport.control.codec import decode
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
+
+CONFIG = MasterConfig(
+    shards=("s0",), settings=OuterSettings(grace_s=0.0, lost_after_s=10.0), samples=8, chunks=4, encrypted=False
+)
+
+
+class Desk:
+    """A desk, and what is said to it."""
+
+    def __init__(self, files: MasterFiles, outbox_limit: int = 1000) -> None:
+        self.files = files
+        self.desk = MasterDesk(CONFIG, files, 0.0, outbox_limit=outbox_limit)
+        self.numbers: dict[str, int] = {}
+        self.batches: dict[str, int] = {}
+        self.fetched: dict[str, int] = {}
+
+    def enter(self, name: str, facts: MemberFacts, now_s: float = 0.0) -> MasterWelcome:
+        self.numbers[name], welcome = self.desk.enter(now_s, name, facts)
+        self.batches[name] = self.fetched[name] = 0
+        return welcome
+
+    def tell(self, name: str, *events: OuterEvent, now_s: float = 0.0) -> tuple[str, ...]:
+        self.batches[name] += 1
+        return self.desk.tell(now_s, name, self.numbers[name], self.batches[name], events)
+
+    def fetch(self, name: str) -> list[OuterCommand]:
+        outbox = self.desk.outbox(0.0, name, self.numbers[name])
+        first, bodies = outbox.take(self.fetched[name], timeout_s=0.0)
+        self.fetched[name] = first + len(bodies) - 1
+        notices = [decode(body, limit_bytes=MESSAGE_LIMIT_BYTES) for body in bodies]
+        return [decode_command(notice["command"]) for notice in notices if "command" in notice]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[MasterFiles]:
+    made = MasterFiles(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def ready(files: MasterFiles, workers: dict[str, tuple[int, ...]] | None = None, **more: Any) -> Desk:
+    desk = Desk(files, **more)
+    desk.enter("s0", shard_facts())
+    desk.enter("a", cluster_facts())
+    for name in workers or {}:
+        if name != "a":
+            desk.enter(name, MemberFacts(kind="worker", public_key=""))
+    assert not desk.tell("s0", on.ShardRegistered(shard="s0", versions=()))
+    assert not desk.tell("a", on.ClusterRegistered(cluster="a", workers=workers or {"a": WHOLE}))
+    return desk
+
+
+def moves(commands: list[OuterCommand]) -> list[do.Move]:
+    return [command for command in commands if isinstance(command, do.Move)]
+
+
+def test_a_batch_that_comes_twice_counts_once(files: MasterFiles) -> None:
+    desk = ready(files)
+    asked = on.ChunkAsked(cluster="a")
+    for _ in range(3):
+        assert desk.desk.tell(0.0, "a", desk.numbers["a"], 2, (asked,)) == ()
+    leases = [command for command in desk.fetch("a") if isinstance(command, do.LeaseChunk)]
+    assert [lease.lease.number for lease in leases] == [0]
+
+
+def test_what_was_not_fetched_is_given_again(files: MasterFiles) -> None:
+    desk = ready(files)
+    first = desk.fetch("a")
+    assert [type(command) for command in first] == [do.Welcome]
+    desk.fetched["a"] = 0
+    with pytest.raises(RemoteRefusal, match="no notice 9"):
+        desk.desk.outbox(0.0, "a", desk.numbers["a"]).take(9, timeout_s=0.0)
+    assert desk.fetch("a") == first
+    desk.tell("a", on.ChunkAsked(cluster="a"))
+    assert [type(command) for command in desk.fetch("a")] == [do.LeaseChunk]
+
+
+def test_the_state_is_kept_before_any_command_that_needs_it(files: MasterFiles) -> None:
+    desk = ready(files)
+    desk.tell("a", on.ChunkAsked(cluster="a"))
+    assert desk.fetch("a")
+    kept = files.load_state(CONFIG)
+    assert kept.chunks
+    assert [lease.cluster for lease in kept.chunks.leases] == ["a"]
+    assert kept.epoch == 1
+
+
+def test_a_state_that_cannot_be_kept_gives_no_command(files: MasterFiles, tmp_path: Path) -> None:
+    desk = ready(files)
+    desk.fetch("a")
+    (tmp_path / "state" / "state.json").unlink()
+    (tmp_path / "state" / "state.json").mkdir()
+    with pytest.raises(StateNotKept, match=r"state\.json: cannot be written"):
+        desk.tell("a", on.ChunkAsked(cluster="a"))
+    assert desk.fetch("a") == []
+
+
+def test_who_does_not_fetch_is_dropped_and_nobody_else(files: MasterFiles) -> None:
+    desk = ready(files, outbox_limit=3)
+    assert desk.desk.master
+    for _ in range(4):
+        desk.tell("a", on.ChunkAsked(cluster="a"))
+        if "a" not in desk.desk.master.clusters:
+            break
+    assert desk.desk.master.clusters == ()
+    assert desk.desk.refusals == {"does_not_fetch": 1}
+    with pytest.raises(RemoteRefusal, match="connection 2 of a has ended"):
+        desk.tell("a", on.ClusterBeat(cluster="a"))
+    assert desk.desk.master.shards.present == ("s0",)
+    assert desk.enter("a", cluster_facts()).layout is not None
+
+
+def test_a_move_reaches_the_shard_the_worker_and_the_leader(files: MasterFiles) -> None:
+    desk = ready(files, {"a": WHOLE[:2], "a/w1": WHOLE[2:]})
+    desk.tell("a", on.PushAsked(cluster="a", base_version=0, tokens=0))
+    told = {name: moves(desk.fetch(name)) for name in ("s0", "a", "a/w1")}
+    assert len(told["s0"]) == CONFIG.settings.shard_slots
+    assert told["a"] == told["s0"]
+    assert told["a/w1"] == [one for one in told["s0"] if one.transfer.worker == "a/w1"] != []
+
+
+def test_a_push_over_a_worker_that_is_not_there_comes_to_nothing_at_once(files: MasterFiles) -> None:
+    desk = ready(files, {"a": WHOLE[:2], "a/w1": WHOLE[2:]})
+    desk.desk.leave(1.0, "a/w1", "it left")
+    desk.fetch("a")
+    desk.tell("a", on.PushAsked(cluster="a", base_version=0, tokens=0))
+    refusals = [command for command in desk.fetch("a") if isinstance(command, do.RefusePush)]
+    assert [one.reason for one in refusals] == ["layer 2: worker a/w1 is not connected"]
+
+
+def test_a_push_ends_when_one_of_its_workers_goes(files: MasterFiles) -> None:
+    desk = ready(files, {"a": WHOLE[:2], "a/w1": WHOLE[2:]})
+    desk.tell("a", on.PushAsked(cluster="a", base_version=0, tokens=0))
+    desk.fetch("a")
+    desk.desk.leave(1.0, "a/w1", "it left")
+    assert [type(command) for command in desk.fetch("a")] == [do.RefusePush]
+
+
+def test_the_silent_are_dropped_and_the_others_told_of_their_peers(files: MasterFiles) -> None:
+    desk = ready(files)
+    desk.tell("s0", on.ShardBeat(shard="s0", versions=()), now_s=9.0)
+    assert desk.desk.wake_s == 10.0
+    desk.desk.tick(10.0)
+    status = status_of(desk.desk, address="x:1", now_s=10.0)
+    assert [one.state for one in status.clusters] == []
+    assert [one.state for one in status.shards] == ["ready"]
+    outbox = desk.desk.outbox(10.0, "s0", desk.numbers["s0"])
+    _, bodies = outbox.take(0, timeout_s=0.0)
+    peers = [decode(body, limit_bytes=MESSAGE_LIMIT_BYTES).get("peers") for body in bodies]
+    assert [[one["name"] for one in told] for told in peers if told is not None] == [["a"], []]
+
+
+def test_registering_twice_needs_a_new_connection(files: MasterFiles) -> None:
+    desk = ready(files)
+    with pytest.raises(RemoteRefusal, match="has registered on this connection"):
+        desk.tell("s0", on.ShardRegistered(shard="s0", versions=()))
+
+
+def test_what_is_said_before_registering_is_dropped_and_counted(files: MasterFiles) -> None:
+    desk = Desk(files)
+    desk.enter("s0", shard_facts())
+    assert desk.tell("s0", on.ShardRegistered(shard="s0", versions=())) == (
+        "s0: ShardRegistered before any cluster described the model",
+    )
+    desk.enter("a", cluster_facts())
+    assert desk.tell("a", on.PullAsked(cluster="a")) == ()
+    assert desk.desk.dropped == {"PullAsked before registering": 1}
+    bad = on.ClusterRegistered(cluster="a", workers={"a": (0,)})
+    assert desk.tell("a", bad)[0].startswith("a: its workers must hold each of 5 layers once")
+    assert desk.tell("a", on.PullAsked(cluster="a")) == ()
+    assert desk.desk.refusals == {"no_model": 1, "impossible": 1}
+
+
+def test_rates_are_those_of_layers_that_arrived(files: MasterFiles) -> None:
+    desk = ready(files)
+    desk.tell("a", on.PushAsked(cluster="a", base_version=0, tokens=0), now_s=1.0)
+    (first, *_) = moves(desk.fetch("s0"))
+    status = status_of(desk.desk, address="x:1", now_s=1.5)
+    assert {(one.layer, one.since_s) for one in status.transfers} == {(0, 0.5), (1, 0.5)}
+    desk.tell("s0", on.Moved(way=Way.PUSH, transfer=first.transfer), now_s=3.0)
+    (link,) = status_of(desk.desk, address="x:1", now_s=3.0).links
+    assert (link.cluster, link.shard, link.way, link.layers) == ("a", "s0", "push", 1)
+    assert link.bytes_per_s == LAYERS[0].size_bytes / 2.0
+
+
+def test_a_notice_over_the_limit_is_no_message() -> None:
+    with pytest.raises(ProtocolError, match="send less"):
+        Outbox(limit=1).put({"x": bytes(MESSAGE_LIMIT_BYTES)})

@@ -1,0 +1,127 @@
+"""Clusters, master and shards over real sockets."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from made_up_clients import EXACT, alone, close, diloco, small_model, train_step
+from patience import PATIENCE_S
+from spantrain.errors import UsageError
+from spantrain.outer.local import LocalParameterServer
+from spantrain.outer.master_config import MasterConfig
+from spantrain.outer.master_server import MasterServer
+from spantrain.outer.numerics import OuterRule
+from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.shard_server import ShardServer, master_link
+from spantrain.outer.snapshots import FolderSnapshots
+from spantrain.policy.outer.settings import OuterSettings
+
+
+def config(*, rule: OuterRule = EXACT, grace_s: float = 0.0, **more: object) -> MasterConfig:
+    return MasterConfig(shards=("s0", "s1"), rule=rule, settings=OuterSettings(clip_norm=None, grace_s=grace_s), **more)
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = threading.active_count()
+    options = OuterOptions(wait_for_start_s=PATIENCE_S, encrypted=encrypted)
+    with (
+        LocalParameterServer(config(encrypted=encrypted)) as server,
+        OuterOptimizer(
+            model.named_parameters(), master=server.address, token=server.token, cluster="a", inner_steps=3,
+            options=options,
+        ) as outer,
+    ):  # fmt: skip
+        for number in range(12):
+            train_step(model, inner, number)
+            outer.step(tokens=8)
+        assert outer.finish(PATIENCE_S)
+        close(dict(model.named_parameters()), alone(12))
+        assert outer.metrics.version == server.status().version
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("master", "token", "cluster", "told"),
+    [
+        ("nowhere", None, "a", "nowhere"),
+        ("m:1", "st1abc", "a", "token is cut or mistyped"),
+        ("m:1", None, "a b", "a b"),
+    ],
+)
+def test_what_can_never_join_is_refused_at_once(master, token, cluster, told):
+    with (
+        LocalParameterServer(config()) as server,
+        pytest.raises(UsageError, match=told),
+        OuterOptimizer(small_model().named_parameters(), master=master, token=token or server.token, cluster=cluster),
+    ):
+        pass
+
+
+def test_synchronous_clusters_are_diloco():
+    rule, tokens, rounds = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
+    models = {"a": small_model(0), "b": small_model(1)}
+    options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S, overlap=False)
+    with LocalParameterServer(config(rule=rule, grace_s=1e6)) as server, ExitStack() as stack:
+        outers = {
+            name: stack.enter_context(
+                OuterOptimizer(
+                    model.named_parameters(), master=server.address, token=server.token, cluster=name, inner_steps=2,
+                    options=options,
+                )
+            )
+            for name, model in models.items()
+        }  # fmt: skip
+
+        def train(name: str) -> None:
+            inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
+            for number in range(2 * rounds):
+                train_step(models[name], inner, number + 100 * ord(name))
+                outers[name].step(tokens=tokens[name])
+
+        threads = [threading.Thread(target=train, args=(name,)) for name in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    for model in models.values():
+        close(dict(model.named_parameters()), diloco(rounds, tokens), by=1e-6)
+
+
+@pytest.mark.parametrize("what", ["shard", "master"])
+def test_what_died_and_came_back_has_all_that_was_learned(what, tmp_path):
+    """Steps go on meanwhile; the shard has its snapshots, the master its state."""
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with ExitStack() as stack:
+        master = stack.enter_context(MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "m", config=config()))
+        shards = {name: stack.enter_context(shard_of(name, master, tmp_path)) for name in ("s0", "s1")}
+        outer = stack.enter_context(
+            OuterOptimizer(
+                model.named_parameters(), master=master.address, token=master.token, cluster="a", inner_steps=2,
+                options=OuterOptions(wait_for_start_s=PATIENCE_S),
+            )
+        )  # fmt: skip
+        for number in range(12):
+            if number == 5:
+                (shards["s1"] if what == "shard" else master).close()
+            if number == 9 and what == "shard":
+                stack.enter_context(shard_of("s1", master, tmp_path))
+            if number == 9 and what == "master":
+                stack.enter_context(MasterServer(bind=master.address, state_dir=tmp_path / "m", config=config()))
+            train_step(model, inner, number)
+            outer.step(tokens=8)
+        assert outer.finish(PATIENCE_S)
+        close(dict(model.named_parameters()), alone(12))
+
+
+def shard_of(name: str, master: MasterServer, folder: Path) -> ShardServer:
+    return ShardServer(
+        name=name, bind="tcp://127.0.0.1:0", snapshots=FolderSnapshots(folder / name),
+        link_of=master_link(address=master.address, token=master.token, name=name),
+    )  # fmt: skip
