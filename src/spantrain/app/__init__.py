@@ -50,6 +50,21 @@ compare_traffic  what a step sends, by the testbed's counters
 compare_figures  rows, bounds, setting: what a comparison found
 compare_bounds   what no method can pass
 compare_picture  a bar for each method
+outer_setup   what outer.yaml says, as the master takes it
+outer_where   where the outer optimizer's master is, and the token to join it with
+outer_serve   its master, or a shard, in this process
+outer_household   processes that are started again when they end, and end together
+outer_up      master and shards on this machine
+outer_run     become a cluster's command
+outer_place   where shards belong
+outer_demo    the demonstration of the outer optimizer
+outer_demo_orders      its places, links and numbers, and what each process is told
+outer_demo_processes   its processes
+outer_demo_roles       what each of them is
+outer_demo_training    how a cluster of it trains
+outer_demo_model       what it trains
+outer_demo_record      what was heard of them: rows, curves, figures
+outer_demo_picture     its losses as a picture
 demo        all of it in one go, on the demonstration's cluster
 worker      serve one device of this machine to a coordinator
 reporter    what a use case tells the person who waits

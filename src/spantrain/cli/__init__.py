@@ -13,6 +13,10 @@ compare     other frameworks and other planners beside ours
 export      weights for others, and weights of others
 validate    how far predictions are from what was measured: runs of others, or a run of ours
 schedule    look at an order of work, and check one
+outer       clusters that never wait for each other: master, shards, their status, a cluster's command
+outer_options  its options
+outer_tables   how its master stands, where shards belong
+outer_demo     its demonstration: a table that lives, and what came out
 testbed     the commands that build, change and end an emulated network
 testbed_traffic  traces that its links follow, and competing traffic on them
 options     options that several commands share

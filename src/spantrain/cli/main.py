@@ -6,7 +6,7 @@ import sys
 import typer
 
 from spantrain import __version__
-from spantrain.cli import commands, schedule, testbed
+from spantrain.cli import commands, outer, schedule, testbed
 from spantrain.cli.compare import compare
 from spantrain.cli.explain import explain
 from spantrain.cli.export import export, import_
@@ -37,6 +37,7 @@ app.command("export")(export)
 app.command("import")(import_)
 app.command("validate")(validate)
 app.command("worker")(commands.worker)
+app.add_typer(outer.app, name="outer")
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(testbed.app, name="testbed")
 

@@ -18,5 +18,9 @@ artefacts     profile.json and plan.json
 reference         a folder of measured runs of others, with profiles and links, read strictly
 reference_fields  the strict reader of one JSON value
 reference_types   what such a folder says
+outer         outer.yaml: master, shards and numbers of the outer optimizer
+outer_rows    where its master and shards are
+outer_numbers   how often clusters exchange, how a step is made, how the master decides
+outer_places  where shards could be
 decision_log  decisions.jsonl: what policies heard and answered
 """

@@ -1,0 +1,38 @@
+"""What outer.yaml says, as the master and the shards take it; what it leaves out is as they do by themselves."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from spantrain.config.outer import OuterConfig
+from spantrain.outer.master_config import MasterConfig
+from spantrain.outer.numerics import OuterRule
+from spantrain.policy.outer.guard import GuardSettings
+from spantrain.policy.outer.settings import OuterSettings
+
+__all__ = ["master_config"]
+
+
+def master_config(config: OuterConfig) -> MasterConfig:
+    """Return what the master is told."""
+    data = config.data
+    return MasterConfig(
+        shards=tuple(shard.name for shard in config.shards),
+        settings=_settings(config),
+        rule=replace(OuterRule(), **_given(asdict(config.numbers.rule))),
+        samples=data.samples if data else 0,
+        chunks=data.chunks if data else 0,
+        passes=data.passes if data else None,
+        encrypted=config.encrypted,
+    )
+
+
+def _settings(config: OuterConfig) -> OuterSettings:
+    given = asdict(config.numbers.settings)
+    clipped = given.pop("clipped")
+    guard = replace(GuardSettings(), **_given(asdict(config.numbers.guard)))
+    settings = replace(OuterSettings(guard=guard), **_given(given))
+    return settings if clipped else replace(settings, clip_norm=None)
+
+
+def _given(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in numbers.items() if value is not None}

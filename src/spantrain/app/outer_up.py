@@ -1,0 +1,60 @@
+"""Master and shards of an outer.yaml on this machine, kept up until told to stop."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spantrain.app.outer_household import OuterHousehold
+from spantrain.app.outer_where import address_file, token_file
+from spantrain.config.outer import OuterConfig
+from spantrain.transport.control.private_file import make_private_folder
+
+__all__ = ["OuterUp", "keep_up"]
+
+_MASTER = "master"
+_LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterUp:
+    """A master that can be joined."""
+
+    address: str
+    token: str
+    token_file: Path
+    logs: Path
+
+
+def keep_up(
+    config: OuterConfig,
+    config_path: Path,
+    stop: threading.Event,
+    *,
+    ready: Callable[[OuterUp], None],
+    note: Callable[[str], None],
+) -> None:
+    """Run them, start again what ends, until told to stop; `ready` hears once that the master can be joined.
+
+    Raises:
+        WorkerError: one of them does not take what the file says.
+    """
+    logs = config.master.state / "logs"
+    make_private_folder(config.master.state)
+    written = address_file(config.master)
+    written.unlink(missing_ok=True)
+    commands: dict[str, tuple[str, ...]] = {_MASTER: ("outer", "master", str(config_path), "--end-with-input")}
+    commands |= {
+        shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
+    }
+    told = False
+    with OuterHousehold(commands, logs, note, may_start=lambda name: name == _MASTER or written.exists()) as household:
+        while not stop.is_set():
+            household.look(time.monotonic())
+            if not told and written.exists():
+                told = True
+                token = token_file(config.master)
+                ready(OuterUp(address=written.read_text().strip(), token=token.read_text().strip(),
+                              token_file=token, logs=logs))  # fmt: skip
+            stop.wait(_LOOK_EVERY_S)

@@ -1,0 +1,59 @@
+"""Master and shards of this machine: started again when they end, in order, and nothing left behind."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from patience import PATIENCE_S
+from spantrain.app.outer_household import OuterHousehold, Restarts
+from spantrain.errors import WorkerError
+
+
+def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
+    restarts = Restarts(first_s=1.0, most_s=4.0, calm_s=10.0)
+    assert [restarts.pause_s("a", ran_s=1.0) for _ in range(4)] == [1.0, 2.0, 4.0, 4.0]
+    assert restarts.pause_s("b", ran_s=1.0) == 1.0
+    assert restarts.pause_s("a", ran_s=10.0) == 1.0
+
+
+def look_until(household: OuterHousehold, done) -> None:
+    """Look, an hour later each time, so that no pause is waited for."""
+    end_s = time.monotonic() + PATIENCE_S
+    hour = 0
+    while not done():
+        assert time.monotonic() < end_s
+        household.look(3600.0 * (hour := hour + 1))
+        time.sleep(0.02)
+
+
+def test_what_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None:
+    notes: list[str] = []
+    commands = {"brief": ("--version",), "long": ("testbed", "--help")}
+    with OuterHousehold(commands, tmp_path / "logs", notes.append) as household:
+        look_until(household, lambda: sum("brief was started again" in note for note in notes) >= 2)
+    assert any("brief ended with status 0; it is started again in 1 s" in note for note in notes)
+    assert household.pid_of("brief") is None
+    assert not [child for child in psutil.Process(os.getpid()).children() if "spantrain" in " ".join(child.cmdline())]
+    assert "spantrain" in household.log_of("brief").read_text()
+
+
+def test_wrong_input_is_not_tried_twice(tmp_path: Path) -> None:
+    household = OuterHousehold({"s9": ("no-such-verb",)}, tmp_path, lambda _: None)
+    with household, pytest.raises(WorkerError, match="s9 ended with status 2"):
+        look_until(household, lambda: False)
+
+
+def test_nothing_starts_before_what_it_needs_is_there(tmp_path: Path) -> None:
+    there: set[str] = set()
+    with OuterHousehold(
+        {"s0": ("--version",)}, tmp_path, lambda _: None, may_start=lambda name: name in there
+    ) as household:
+        household.look(0.0)
+        assert household.pid_of("s0") is None
+        assert not household.log_of("s0").exists()
+        there.add("s0")
+        household.look(1.0)
+        assert household.log_of("s0").exists()
