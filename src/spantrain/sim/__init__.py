@@ -27,5 +27,12 @@ search_improve     makes an order shorter
 search_exhaustive  the best order of a small step
 search_model       a step as plain numbers
 search_run         runs it, hundreds of times
+outer      clusters that never wait for each other: the outer optimizer's master and clients, with faults
+outer_case     who trains over which lines, and what happens meanwhile
+outer_bodies   what clusters and shards hold
+outer_members  a cluster and a shard: what they do, and how long it takes
+outer_lines    lines of members, shared by all that goes over them
+outer_methods  other ways to train over clusters
+outer_result   what came of it
 replay     a live run's decisions made again, with the first difference
 """

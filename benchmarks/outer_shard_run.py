@@ -1,0 +1,277 @@
+"""The conductor of `outer_shard.py`: starts shards and workers, tells them what the master would, takes the time."""
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from spantrain.core.outer_commands import Combine, Commit, Forget, Measure, Move, OuterCommand, Stage, Weight
+from spantrain.core.outer_events import Committed, MeanCombined, Moved, NormsMeasured, Staged, Ticket, Transfer, Way
+from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
+from spantrain.outer.codec import decode_event, encode_command, encode_value
+from spantrain.policy.outer.layout import divide
+from spantrain.policy.outer.transfers import TransferSchedule
+from spantrain.transport.layers import LayerLimits
+
+SIDES = Path(__file__).with_name("outer_shard_sides.py")
+PATIENCE_S = 300.0
+Start = Callable[..., "subprocess.Popen[bytes]"]
+"""(host, argv, **options)"""
+
+
+def here(_: str, argv: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a process on this machine."""
+    return subprocess.Popen(argv, **options)
+
+
+def a_layout(layers: int, layer_mb: float, shards: int) -> ShardLayout:
+    """Layers of one large parameter and one small, over shards."""
+    width = max(1, round((layer_mb * 1e6 / 4) ** 0.5))
+    described = (
+        Layer(
+            name=f"{k}",
+            parameters=(
+                ParameterSpec(name=f"{k}.weight", shape=(width, width)),
+                ParameterSpec(name=f"{k}.bias", shape=(width,)),
+            ),
+        )
+        for k in range(layers)
+    )
+    return divide(tuple(described), [f"s{k}" for k in range(shards)])
+
+
+class Side:
+    """A process, and what it says."""
+
+    def __init__(self, start: Start, host: str, argv: Sequence[str], said: "queue.SimpleQueue[Any]") -> None:
+        words = [sys.executable, str(SIDES), *argv]
+        self.process = start(host, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._said = said
+        self.answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            told = json.loads(line)
+            (self._said if "event" in told or "problem" in told else self.answers).put(told)
+
+    def tell(self, **fields: Any) -> None:
+        """Say a line."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(fields).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for its next line that is no event."""
+        return self.answers.get(timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._thread.join()
+
+
+class Conductor(ExitStack):
+    """Shards and workers of clusters; each worker is a cluster of its own, and holds all layers."""
+
+    def __init__(
+        self, layout: ShardLayout, workers: Sequence[str], *, encrypted: bool = True, limits: LayerLimits | None = None,
+        start: Start = here, address: Callable[[str], str] = lambda _: "127.0.0.1",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.layout, self.workers = layout, tuple(workers)
+        self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._next_ticket = 0
+        self.version = 0
+        folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
+        common = ["--limits", json.dumps(asdict(limits or LayerLimits())), *([] if encrypted else ["--plain"])]
+        self.sides: dict[str, Side] = {}
+        for name in layout.shards:
+            place = ["--bind", f"tcp://{address(name)}:0", "--folder", str(folder / name)]
+            self._open(start, name, ["shard", "--name", name, *place, *common])
+        for name in workers:
+            self._open(start, name, ["worker", "--name", name, *common])
+        peers = {name: {**side.answer()["address"], "name": name} for name, side in self.sides.items()}
+        plain = encode_value(layout)
+        for names, others in ((layout.shards, workers), (workers, layout.shards)):
+            for name in names:
+                self.sides[name].tell(layout=plain, peers=[peers[other] for other in others])
+        for side in self.sides.values():
+            assert side.answer()["ready"]
+
+    def _open(self, start: Start, name: str, argv: Sequence[str]) -> None:
+        self.sides[name] = Side(start, name, argv, self._said)
+        self.callback(self.sides[name].close)
+
+    def ticket(self) -> Ticket:
+        """Return a new one."""
+        self._next_ticket += 1
+        return Ticket(1, self._next_ticket)
+
+    def _tell(self, name: str, command: OuterCommand) -> None:
+        self.sides[name].tell(command=encode_command(command))
+
+    def _event(self) -> tuple[Any, float]:
+        told = self._said.get(timeout=PATIENCE_S)
+        if "problem" in told:
+            raise RuntimeError(told["problem"])
+        event = decode_event(told["event"])
+        if hasattr(event, "reason"):
+            raise RuntimeError(event.reason)
+        return event, told["at_s"]
+
+    # Layers.
+
+    def move_all(
+        self, way: Way, *, workers: Sequence[str] = (), slots: int = 2, scheduled: bool = True
+    ) -> tuple[float, dict[str, Ticket]]:
+        """Have workers push or pull all layers at once; return the seconds that took, and the tickets."""
+        tickets = {name: self.ticket() for name in workers or self.workers}
+        transfers = [
+            Transfer(
+                ticket=ticket, cluster=name, worker=name, layer=k, shard=self.layout.shard_of(k),
+                size_bytes=layer.size_bytes,
+            )
+            for name, ticket in tickets.items()
+            for k, layer in enumerate(self.layout.layers)
+        ]  # fmt: skip
+        line = _Scheduled(self.layout.shards, transfers, slots) if scheduled else _InOrder(transfers, slots)
+        begun_s = ended_s = time.monotonic()
+        left = len(transfers)
+        while left:
+            for transfer in line.begin():
+                move = Move(way=way, transfer=transfer, version=self.version, reason="the benchmark")
+                self._tell(transfer.shard, move)
+                self._tell(transfer.worker, move)
+            event, at_s = self._event()
+            if isinstance(event, Moved):
+                line.end(event.transfer)
+                ended_s = max(ended_s, at_s)
+                left -= 1
+        return ended_s - begun_s, tickets
+
+    def forget(self, tickets: Iterable[Ticket]) -> None:
+        """Free what shards hold of pushes."""
+        for ticket in tickets:
+            for name in self.layout.shards:
+                self._tell(name, Forget(shard=name, ticket=ticket, reason="the benchmark"))
+
+    # Updates.
+
+    def _all(self, command: Any, kind: type) -> float:
+        """Have all shards do something; return the seconds until the last answered."""
+        begun_s = time.monotonic()
+        for name in self.layout.shards:
+            self._tell(name, replace(command, shard=name))
+        times_s = [at_s for event, at_s in (self._event() for _ in self.layout.shards) if isinstance(event, kind)]
+        assert len(times_s) == len(self.layout.shards)
+        return max(times_s) - begun_s
+
+    def update(self, pushes: Sequence[Ticket], *, first: bool = False) -> float:
+        """Make a version of pushes; return the seconds of all its steps."""
+        why, update, number = "the benchmark", self.ticket(), self.version + 1
+        weights = tuple(Weight(push=push, part=1 / len(pushes)) for push in pushes)
+        seconds = self._all(Measure(shard="", update=update, pushes=tuple(pushes), reason=why), NormsMeasured)
+        if not first:
+            seconds += self._all(Combine(shard="", update=update, weights=weights, reason=why), MeanCombined)
+        parameters = pushes[0] if first else None
+        stage = Stage(shard="", update=update, version=number, scale=0.5, parameters=parameters, reason=why)
+        seconds += self._all(stage, Staged)
+        commit = Commit(shard="", version=number, update=update, keep=(), reason=why)
+        seconds += self._all(commit, Committed)
+        self.version = number
+        return seconds
+
+    def seed(self) -> None:
+        """Have the first worker bring the first parameters."""
+        _, tickets = self.move_all(Way.PUSH, workers=self.workers[:1])
+        self.update(list(tickets.values()), first=True)
+
+    def usage(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+        """Return what processes used so far; refuse if one of them refused something."""
+        found = {}
+        for name in names or self.sides:
+            self.sides[name].tell(usage=True)
+            told = self.sides[name].answer()
+            if told["refused"]:
+                raise RuntimeError(f"{name} refused {told['refused']}")
+            found[name] = told["usage"]
+        return found
+
+
+class _Scheduled:
+    """As the master orders them."""
+
+    def __init__(self, shards: Sequence[str], transfers: Sequence[Transfer], slots: int) -> None:
+        self._schedule = TransferSchedule(dict.fromkeys(shards, slots), slots)
+        self._schedule.add(transfers)
+
+    def begin(self) -> Sequence[Transfer]:
+        """Return what to move now."""
+        return self._schedule.begin()
+
+    def end(self, transfer: Transfer) -> None:
+        """Note that one has arrived."""
+        self._schedule.end(transfer)
+
+
+class _InOrder:
+    """Each worker goes through the layers in order, whatever the others do."""
+
+    def __init__(self, transfers: Sequence[Transfer], slots: int) -> None:
+        self._slots = slots
+        self._waiting: Mapping[str, deque[Transfer]] = defaultdict(deque)
+        for transfer in transfers:
+            self._waiting[transfer.worker].append(transfer)
+        self._running: dict[str, int] = defaultdict(int)
+
+    def begin(self) -> Sequence[Transfer]:
+        """Return what to move now."""
+        begun = []
+        for worker, line in self._waiting.items():
+            while line and self._running[worker] < self._slots:
+                self._running[worker] += 1
+                begun.append(line.popleft())
+        return begun
+
+    def end(self, transfer: Transfer) -> None:
+        """Note that one has arrived."""
+        self._running[transfer.worker] -= 1
+
+
+def raw_rate(sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: int) -> float:
+    """Return bytes per second of ZeroMQ alone, from one process to several."""
+    plain = [] if encrypted else ["--plain"]
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        opened = [Side(here, "", ["raw-sink", *plain], said) for _ in range(sinks)]
+        limits = json.dumps({"frame_bytes": frame_bytes})
+        source = Side(here, "", ["raw-source", "--limits", limits, *plain], said)
+        for side in (*opened, source):
+            stack.callback(side.close)
+        places = [side.answer()["address"] for side in opened]
+        source.answer()
+        for frames, more in ((2, {"sinks": places}), (max(4, round(total_bytes / sinks / frame_bytes)), {})):
+            for side in opened:
+                side.tell(frames=frames)
+            source.tell(frames=frames, **more)
+            begun_s = source.answer()["begun_s"]
+            ended_s = max(side.answer()["done_s"] for side in opened)
+        return frames * sinks * frame_bytes / (ended_s - begun_s)

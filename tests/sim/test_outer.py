@@ -1,0 +1,131 @@
+"""The outer optimizer in virtual time: what is counted, who waits, what faults do."""
+
+from dataclasses import replace
+
+import pytest
+
+from spantrain.policy.outer.settings import OuterSettings
+from spantrain.sim.outer import OuterSimulation, simulate_outer
+from spantrain.sim.outer_bodies import PlainBodies
+from spantrain.sim.outer_case import MASTER, Fault, Line, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
+
+LINE = Line(bandwidth_bytes_per_s=1e6, latency_s=0.01)
+MODEL_BYTES = 2_000_000
+
+
+def case_of(*step_s: float, line: Line = LINE, shards: int = 2, **more) -> OuterCase:
+    """Clusters `c0` and so on, shards `s0` and so on."""
+    settings = {"inner_steps": 10, "steps": 100 * len(step_s), "settings": OuterSettings(grace_s=1.0)} | more
+    return OuterCase(
+        clusters=tuple(SimulatedCluster(name=f"c{k}", step_s=one, line=line) for k, one in enumerate(step_s)),
+        shards=tuple(SimulatedShard(name=f"s{k}", line=LINE) for k in range(shards)),
+        layers=equal_layers(5, MODEL_BYTES),
+        **settings,
+    )
+
+
+def learned_steps(simulation: OuterSimulation) -> int:
+    """Steps that the newest version has learned of, the same on all shards."""
+    shards = [member._body for member in simulation.members.values() if hasattr(member, "versions")]
+    contents = {shard._versions[shard.serving] for shard in shards}
+    assert len(contents) == 1
+    return sum(span.end - span.first for span in contents.pop())
+
+
+def test_clusters_of_unequal_speed_train_at_their_own():
+    found = simulate_outer(case_of(1.0, 2.0, 4.0, steps=700))
+    steps = [one.inner_steps for one in found.clusters.values()]
+    assert sum(steps) == 700
+    assert steps == pytest.approx([400, 200, 100], abs=2)
+    assert found.throughput_vs_ideal == pytest.approx(1.0, abs=0.01)
+    assert all(one.stood_still_s < 5.0 for one in found.clusters.values())
+
+
+def test_all_that_was_learned_is_in_the_last_version():
+    simulation = OuterSimulation(case_of(1.0, 1.3, 5.2), PlainBodies())
+    found = simulation.run()
+    assert learned_steps(simulation) == found.tokens_counted == found.tokens == 300
+
+
+def test_tokens_are_steps_times_their_tokens():
+    found = simulate_outer(case_of(1.0, 2.0, tokens_per_step=128))
+    assert found.tokens == found.tokens_counted == 200 * 128
+    assert simulate_outer(case_of(1.0, 2.0, steps=None, seconds=50.0)).tokens == pytest.approx(75, abs=2)
+
+
+def test_a_slow_cluster_is_not_waited_for_and_contributes():
+    found = simulate_outer(case_of(1.0, 1.0, 20.0, steps=820))
+    assert found.clusters["c2"].outer_rounds >= 2
+    assert found.clusters["c2"].mean_staleness > 2 > found.clusters["c0"].mean_staleness
+
+
+def test_copies_are_all_that_a_cluster_stands_still_for():
+    slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.05)
+    found = simulate_outer(case_of(1.0, line=slow, copy_s=0.1))
+    alone = found.clusters["c0"]
+    copies = 2 * alone.outer_rounds + 1
+    assert alone.comm_s > 20.0
+    assert alone.stood_still_s <= copies * 0.1 + 1e-6
+
+
+def test_a_window_without_end_waits_for_all():
+    """Then no version is made of fewer than all clusters."""
+    found = simulate_outer(case_of(1.0, 3.0, settings=OuterSettings(grace_s=500.0)))
+    rounds = {one.outer_rounds for one in found.clusters.values()}
+    assert max(rounds) - min(rounds) <= 2, "one brings the first parameters, one has more left at the end"
+    assert all(one.mean_staleness == 0 for one in found.clusters.values())
+
+
+@pytest.mark.parametrize("at_s", [0.5, 12.0, 14.5, 17.0, 19.9, 21.0, 40.0])
+@pytest.mark.parametrize("member", ["c0", "c1", "s0", "s1", MASTER])
+def test_whatever_dies_training_goes_on_and_nothing_counts_twice(member, at_s):
+    """The bodies assert that no step is in a version twice."""
+    case = case_of(1.0, 1.4, faults=(Fault(member=member, at_s=at_s, down_s=7.0),))
+    case = replace(case, settings=OuterSettings(grace_s=1.0, lost_after_s=4.0, transfer_limit_s=60.0))
+    simulation = OuterSimulation(case, PlainBodies())
+    found = simulation.run()
+    for name, one in found.clusters.items():
+        if name != member:
+            assert one.tokens_lost == 0
+            assert one.stood_still_s < 3.0, "until its first version"
+    assert all(one.outer_rounds > 3 for one in found.clusters.values())
+    if member not in case.layout.shards:
+        assert learned_steps(simulation) == found.tokens_counted
+
+
+def test_a_cluster_that_comes_late_begins_from_the_newest_version():
+    case = case_of(1.0, 1.0)
+    late = replace(case.clusters[1], begins_s=50.0)
+    found = simulate_outer(replace(case, clusters=(case.clusters[0], late)))
+    assert found.clusters["c1"].inner_steps < found.clusters["c0"].inner_steps
+    assert found.tokens == found.tokens_counted
+
+
+def test_the_same_case_gives_the_same_result():
+    case = case_of(1.0, 1.3, 2.0)
+    case = replace(case, clusters=tuple(replace(one, gap=0.5) for one in case.clusters))
+    assert simulate_outer(case) == simulate_outer(case)
+
+
+def test_the_order_of_clusters_in_a_case_changes_nothing():
+    case = case_of(1.0, 1.3, 2.0)
+    one_by_one = tuple(replace(one, begins_s=0.001 * k) for k, one in enumerate(case.clusters))
+    case = replace(case, clusters=one_by_one)
+    other = replace(case, clusters=tuple(reversed(case.clusters)))
+    one, two = simulate_outer(case), simulate_outer(other)
+    assert dict(one.clusters) == dict(two.clusters)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"steps": None}, "either steps or seconds"),
+        ({"inner_steps": 0}, "at least 1"),
+        ({"faults": (Fault(member="nobody", at_s=1.0, down_s=1.0),)}, "nobody"),
+        ({"copy_s": -1.0}, "copy_s"),
+        ({"clusters": ()}, "one cluster at least"),
+    ],
+)
+def test_cases_that_cannot_be_are_refused(change, told):
+    with pytest.raises(ValueError, match=told):
+        replace(case_of(1.0), **change)
