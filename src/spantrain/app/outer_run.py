@@ -11,13 +11,15 @@ __all__ = ["become", "client_environment"]
 def client_environment(
     *, master: str, token: str, cluster: str, inner_steps: int, encrypted: bool
 ) -> Mapping[str, str]:
-    """Return what `OuterOptimizer.from_environment` reads."""
+    """Return what `OuterOptimizer.from_environment` reads, and what gRPC must know before it is loaded."""
     return {
         "SPANTRAIN_OUTER_MASTER": master,
         "SPANTRAIN_OUTER_TOKEN": token,
         "SPANTRAIN_OUTER_CLUSTER": cluster,
         "SPANTRAIN_OUTER_INNER_STEPS": str(inner_steps),
         "SPANTRAIN_OUTER_ENCRYPTED": "1" if encrypted else "0",
+        # Its handlers of fork() would end the workers of a DataLoader, which use no gRPC.
+        "GRPC_ENABLE_FORK_SUPPORT": "false",
     }
 
 
