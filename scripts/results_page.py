@@ -35,6 +35,7 @@ class Benchmark:
 
 _PIPELINE_EMULATED = "Real: parameters, samples, gradients, rounding. Emulated: the pipeline, within one process."
 _TESTBED = "Real: processes, computation, gradients, TCP, encryption. Emulated: the devices' time and the links."
+_POLICIES = "Real: the decisions of master and clients. Simulated: time, links, steps."
 BENCHMARKS = (
     Benchmark(
         name="frameworks-",
@@ -118,6 +119,55 @@ BENCHMARKS = (
         title="Changes of plan between steps",
         script="plan_changes.py",
         shows="how long a run stands still when another plan takes over",
+        emulated=_TESTBED,
+    ),
+    Benchmark(
+        name="outer_throughput_live",
+        title="Clusters that never wait: throughput, live",
+        script="outer_throughput.py --live",
+        shows="tokens a second of ways to train over clusters, on one network",
+        emulated="Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulated: links; inner steps are sleeps.",
+    ),
+    Benchmark(
+        name="outer_throughput",
+        title="Clusters that never wait: throughput, simulated",
+        script="outer_throughput.py",
+        shows="inner steps of ways to train over clusters, by bandwidth and by the clusters' speeds",
+        emulated=_POLICIES,
+    ),
+    Benchmark(
+        name="outer_scaling_live",
+        title="Clusters that never wait: one to seven, live",
+        script="outer_scaling.py --live",
+        shows="what part of each cluster's own speed is left when there are more of them",
+        emulated="Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulated: links; inner steps are sleeps.",
+    ),
+    Benchmark(
+        name="outer_scaling",
+        title="Clusters that never wait: one to seven, simulated",
+        script="outer_scaling.py",
+        shows="what part of each cluster's own speed is left when there are more of them",
+        emulated=_POLICIES,
+    ),
+    Benchmark(
+        name="outer_convergence",
+        title="Clusters that never wait: what they learn",
+        script="outer_convergence.py",
+        shows="held-out loss at the same tokens, and with a cluster that sends what is no gradient",
+        emulated="Real: parameters, gradients, losses, guard, sums, updates, decisions. Simulated: time.",
+    ),
+    Benchmark(
+        name="outer_shard",
+        title="Shards of the outer optimizer",
+        script="outer_shard.py",
+        shows="rates of pushes, pulls and updates, and what a shard holds",
+        emulated="Real: processes, shard servers, TCP, ZeroMQ, encryption, files. Emulated: the shaped link.",
+    ),
+    Benchmark(
+        name="outer_faults",
+        title="Faults of clusters, shards and master",
+        script="outer_faults.py",
+        shows="what happens when one of them is killed in each phase of a round, and when it comes back",
         emulated=_TESTBED,
     ),
 )
