@@ -35,6 +35,7 @@ class Benchmark:
 
 _PIPELINE_EMULATED = "Real: parameters, samples, gradients, rounding. Emulated: the pipeline, within one process."
 _TESTBED = "Real: processes, computation, gradients, TCP, encryption. Emulated: the devices' time and the links."
+_CLUSTERS = "Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulated: links; inner steps are sleeps."
 _POLICIES = "Real: the decisions of master and clients. Simulated: time, links, steps."
 BENCHMARKS = (
     Benchmark(
@@ -126,7 +127,7 @@ BENCHMARKS = (
         title="Clusters that never wait: throughput, live",
         script="outer_throughput.py --live",
         shows="tokens a second of ways to train over clusters, on one network",
-        emulated="Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulated: links; inner steps are sleeps.",
+        emulated=_CLUSTERS,
     ),
     Benchmark(
         name="outer_throughput",
@@ -140,7 +141,7 @@ BENCHMARKS = (
         title="Clusters that never wait: one to seven, live",
         script="outer_scaling.py --live",
         shows="what part of each cluster's own speed is left when there are more of them",
-        emulated="Real: processes, TCP, ZeroMQ, encryption, master and shards. Emulated: links; inner steps are sleeps.",
+        emulated=_CLUSTERS,
     ),
     Benchmark(
         name="outer_scaling",
