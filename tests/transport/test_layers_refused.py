@@ -79,7 +79,7 @@ def opened(key, parameters, number=0):
 
 
 def still_takes(wires, shard, worker, number=99):
-    """A layer of a peer that does as it should."""
+    """A layer of a peer that does as it should; what was refused before has been counted when it is there."""
     shard.expect("a", a_key(number=number), specs(a_layer()))
     worker.send("s", a_key(number=number), a_layer())
     assert same(wires.heard["s"].layer("a", a_key(number=number)), a_layer())
@@ -100,8 +100,8 @@ def test_another_model_is_refused_by_name_at_both_ends(wires, name, shape, dtype
     worker.send("s", a_key(), {name: torch.ones(shape, dtype=getattr(torch, dtype))})
     for heard, peer in ((wires.heard["s"], "a"), (wires.heard["a"], "s")):
         assert re.search(told, heard.reason(peer, a_key()))
-    assert shard.counters().refused == {"not as expected": 1}
     still_takes(wires, shard, worker)
+    assert shard.counters().refused == {"not as expected": 1}
 
 
 def test_a_layer_that_nobody_expects_is_given_up_by_its_sender():
@@ -191,8 +191,8 @@ def test_more_bytes_than_the_layer_has_are_refused(intruder):
     while (answer := control.recv())[:1] != REFUSED:
         pass
     assert decode_refused(answer) == (0, "oversized: more came than the 400 bytes that may")
-    assert shard.counters().refused == {"oversized": 1}
     still_takes(wires, shard, worker)
+    assert shard.counters().refused == {"oversized": 1}
 
 
 def test_pieces_out_of_place_change_nothing(intruder):
@@ -202,8 +202,8 @@ def test_pieces_out_of_place_change_nothing(intruder):
     data.send_multipart([encode_pair(DATA, 0, 100), bytes(300)])
     data.send_multipart([encode_pair(DATA, 0, 0), b"\1" * 400])
     assert wires.heard["s"].layer("b", a_key())["w"].view(torch.uint8).eq(1).all()
-    assert shard.counters().refused == {"malformed": 1}
     still_takes(wires, shard, worker)
+    assert shard.counters().refused == {"malformed": 1}
 
 
 def test_too_much_before_it_is_expected_is_refused(intruder):
@@ -214,8 +214,8 @@ def test_too_much_before_it_is_expected_is_refused(intruder):
         data.send_multipart([encode_pair(DATA, 0, 32 * KIB * k), bytes(32 * KIB)])
     answer = control.recv()
     assert "over 65536 bytes came before it was expected" in decode_refused(answer)[1]
-    assert shard.counters().refused == {"not expected": 1}
     still_takes(wires, shard, worker)
+    assert shard.counters().refused == {"not expected": 1}
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_what_is_not_in_the_protocol_is_counted_and_changes_nothing(intruder, me
     data.send(opened(a_key(), WORDS))
     data.send_multipart([encode_pair(DATA, 0, 0), bytes(400)])
     wires.heard["s"].layer("b", a_key())
-    assert shard.counters().refused == {"malformed": 1}
     still_takes(wires, shard, worker)
+    assert shard.counters().refused == {"malformed": 1}
 
 
 def test_a_frame_over_the_limit_ends_the_connection_and_only_that(intruder):
