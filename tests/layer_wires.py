@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,3 +125,11 @@ def same(got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) ->
     return got.keys() == wanted.keys() and all(
         got[name].dtype == one.dtype and torch.equal(got[name], one) for name, one in wanted.items()
     )
+
+
+def has_refused(wire: LayerWire, wanted: Mapping[str, int]) -> None:
+    """Wait until a wire has counted this: whoever is refused hears of it before, and so does the owner."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (counted := wire.counters().refused) != wanted and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    assert counted == wanted

@@ -10,7 +10,7 @@ import pytest
 import torch
 import zmq
 
-from layer_wires import KIB, Wires, a_key, a_layer, patient, same, specs
+from layer_wires import KIB, Wires, a_key, a_layer, has_refused, patient, same, specs
 from patience import PATIENCE_S
 from spantrain.core.outer_events import Way
 from spantrain.core.outer_layers import ParameterSpec
@@ -79,7 +79,7 @@ def opened(key, parameters, number=0):
 
 
 def still_takes(wires, shard, worker, number=99):
-    """A layer of a peer that does as it should; what was refused before has been counted when it is there."""
+    """A layer of a peer that does as it should."""
     shard.expect("a", a_key(number=number), specs(a_layer()))
     worker.send("s", a_key(number=number), a_layer())
     assert same(wires.heard["s"].layer("a", a_key(number=number)), a_layer())
@@ -101,7 +101,7 @@ def test_another_model_is_refused_by_name_at_both_ends(wires, name, shape, dtype
     for heard, peer in ((wires.heard["s"], "a"), (wires.heard["a"], "s")):
         assert re.search(told, heard.reason(peer, a_key()))
     still_takes(wires, shard, worker)
-    assert shard.counters().refused == {"not as expected": 1}
+    has_refused(shard, {"not as expected": 1})
 
 
 def test_a_layer_that_nobody_expects_is_given_up_by_its_sender():
@@ -151,7 +151,7 @@ def test_a_known_key_cannot_speak_under_another_name(raw):
         sockets[0].send(encode_hello(HELLO, hello))
         sockets[0].send(opened(a_key(), specs(a_layer())))
         assert sockets[0].recv() == RESET
-        assert shard.counters().refused == {"unknown peer": 1, "no greeting": 1}
+        has_refused(shard, {"unknown peer": 1, "no greeting": 1})
         still_takes(wires, shard, worker)
 
 
@@ -163,7 +163,7 @@ def test_a_name_that_is_no_peers_is_refused_without_encryption_too(raw):
         socket.send(encode_hello(HELLO, hello))
         socket.send(encode_pair(DATA, 0, 0))
         assert socket.recv() == RESET
-        assert shard.counters().refused == {"unknown peer": 1, "no greeting": 1}
+        has_refused(shard, {"unknown peer": 1, "no greeting": 1})
         still_takes(wires, shard, worker)
 
 
@@ -192,7 +192,19 @@ def test_more_bytes_than_the_layer_has_are_refused(intruder):
         pass
     assert decode_refused(answer) == (0, "oversized: more came than the 400 bytes that may")
     still_takes(wires, shard, worker)
-    assert shard.counters().refused == {"oversized": 1}
+    has_refused(shard, {"oversized": 1})
+
+
+def test_more_bytes_than_the_layer_has_are_refused_also_if_they_came_before_it_was_expected(intruder):
+    wires, shard, worker, (_, data) = intruder
+    data.send(opened(a_key(), WORDS))
+    data.send_multipart([encode_pair(DATA, 0, 0), bytes(401)])
+    data.send(b"?")  # counted after what came before it
+    has_refused(shard, {"malformed": 1})
+    shard.expect("b", a_key(), WORDS)
+    assert "more came than the 400 bytes that may" in wires.heard["s"].reason("b", a_key())
+    has_refused(shard, {"malformed": 1, "oversized": 1})
+    still_takes(wires, shard, worker)
 
 
 def test_pieces_out_of_place_change_nothing(intruder):
@@ -203,7 +215,7 @@ def test_pieces_out_of_place_change_nothing(intruder):
     data.send_multipart([encode_pair(DATA, 0, 0), b"\1" * 400])
     assert wires.heard["s"].layer("b", a_key())["w"].view(torch.uint8).eq(1).all()
     still_takes(wires, shard, worker)
-    assert shard.counters().refused == {"malformed": 1}
+    has_refused(shard, {"malformed": 1})
 
 
 def test_too_much_before_it_is_expected_is_refused(intruder):
@@ -215,7 +227,7 @@ def test_too_much_before_it_is_expected_is_refused(intruder):
     answer = control.recv()
     assert "over 65536 bytes came before it was expected" in decode_refused(answer)[1]
     still_takes(wires, shard, worker)
-    assert shard.counters().refused == {"not expected": 1}
+    has_refused(shard, {"not expected": 1})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +253,7 @@ def test_what_is_not_in_the_protocol_is_counted_and_changes_nothing(intruder, me
     data.send_multipart([encode_pair(DATA, 0, 0), bytes(400)])
     wires.heard["s"].layer("b", a_key())
     still_takes(wires, shard, worker)
-    assert shard.counters().refused == {"malformed": 1}
+    has_refused(shard, {"malformed": 1})
 
 
 def test_a_frame_over_the_limit_ends_the_connection_and_only_that(intruder):

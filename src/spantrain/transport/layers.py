@@ -23,6 +23,7 @@ from spantrain.transport.layers_departures import Departures, specs_of
 from spantrain.transport.layers_interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers_loop import LayerLoop
 from spantrain.transport.layers_pool import BufferPool
+from spantrain.transport.wire import Refusal
 
 __all__ = ["LayerCounters", "LayerKey", "LayerLimits", "LayerWire", "WireListener"]
 
@@ -88,7 +89,13 @@ class LayerWire:
         wanted = tuple(parameters)
         self._check_size(key, sum(one.size_bytes for one in wanted))
         now_s = time.monotonic()
-        self._order(lambda: self._arrivals.expect(self._loop.link_to(peer), peer, key, wanted, now_s))
+        self._order(lambda: self._expect(peer, key, wanted, now_s))
+
+    def _expect(self, peer: str, key: LayerKey, wanted: tuple[ParameterSpec, ...], now_s: float) -> None:
+        try:
+            self._arrivals.expect(self._loop.link_to(peer), peer, key, wanted, now_s)
+        except Refusal as refusal:  # what came before was not that
+            self._loop.refuse(refusal, peer)
 
     def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
         """Queue a layer; layers to one peer go in the order of the calls. It will be told of as sent or lost.

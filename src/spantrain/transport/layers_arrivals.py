@@ -169,9 +169,6 @@ class Arrivals:
         layer, early = way.coming.get(number), way.early.get(number)
         if layer is not None:
             self._check(layer.key, layer.came_bytes, offset_bytes, piece)
-            most_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
-            if layer.came_bytes + len(piece) > most_bytes:
-                self._give_up(link, way, layer, "oversized", f"more came than the {most_bytes} bytes that may")
             self._take(link, way, layer, piece, now_s)
         elif early is not None:
             self._check(early.opening.key, early.parked_bytes, offset_bytes, piece)
@@ -192,6 +189,14 @@ class Arrivals:
         early.parked_bytes += len(piece)
 
     def _take(self, link: LayerLink, way: _Way, layer: ComingLayer, piece: memoryview, now_s: float) -> None:
+        """Have a piece copied, whether it has just come or was parked.
+
+        Raises:
+            Refusal: it is more than the layer has, or than was granted.
+        """
+        most_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
+        if layer.came_bytes + len(piece) > most_bytes:
+            self._give_up(link, way, layer, "oversized", f"more came than the {most_bytes} bytes that may")
         way.came_s = now_s
         self._count(link.name, len(piece))
         self._copiers.put(layer, piece)
