@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.interface import Limits
 
@@ -176,3 +177,11 @@ def test_sent_intervals_are_reported_once_and_in_order(make_mailbox, key, collec
         assert (interval.peer, interval.size_bytes) == ("b", 4000)
         assert interval.queued_s <= interval.started_s <= interval.acknowledged_s
     assert a.sent_intervals() == []
+
+
+def test_as_many_connections_as_limits_allow_can_be_made(make_mailbox, key, collect):
+    limits = Limits(bulk_connections=16, welcome_s=PATIENCE_S)
+    a, b = make_mailbox("a", limits), make_mailbox("b", limits)
+    introduce(a, b)
+    assert a.send("b", key(1), [torch.zeros(100_000)])
+    assert collect(b, 1)[0].size_bytes == 400_000

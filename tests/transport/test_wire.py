@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.inbox import Inbox
 from spantrain.transport.interface import Limits
 from spantrain.transport.outbox import Outbox, Parcel
@@ -15,7 +16,6 @@ from spantrain.transport.wire import (
     EXPRESS,
     MAX_AHEAD,
     Chunk,
-    Refusal,
     decode_acknowledgement,
     decode_chunk,
     decode_greeting,

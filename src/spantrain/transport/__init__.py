@@ -2,6 +2,7 @@
 
 interface   what a mailbox takes and gives: addresses, messages, limits, counters
 keys        CURVE key pairs
+bounds      what decoders hold what came against: lists, numbers, texts; Refusal
 wire        the bytes of the protocol: encode, decode, check every bound
 exchange    the queues between the threads that send and receive and the one that owns the sockets
 outbox      the sending side of one peer: queue, lanes, credit, what is not acknowledged

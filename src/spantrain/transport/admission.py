@@ -9,7 +9,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
-from spantrain.transport.wire import Refusal
+from spantrain.transport.bounds import Refusal
 
 __all__ = ["Admission"]
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from secrets import randbits
 
 from spantrain.errors import PeerLostError, ProtocolError
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.inbox import Inbox
 from spantrain.transport.interface import Counters, Limits, Message, PeerAddress, PeerCounters, SentInterval
 from spantrain.transport.outbox import Outbox, Parcel
-from spantrain.transport.wire import Acknowledgement, Chunk, Greeting, Refusal
+from spantrain.transport.wire import Acknowledgement, Chunk, Greeting
 
 __all__ = ["Correspondent", "Exchange"]
 

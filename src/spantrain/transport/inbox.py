@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.interface import Limits, Message
 from spantrain.transport.wire import (
     CHUNK_BYTES,
@@ -16,7 +17,6 @@ from spantrain.transport.wire import (
     Acknowledgement,
     Chunk,
     Header,
-    Refusal,
     charge_bytes,
     decode_header,
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 from spantrain.core.outer_events import Ticket
 from spantrain.core.outer_layers import ParameterSpec
 from spantrain.errors import ProtocolError
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_arrivals import Arrivals
@@ -23,7 +24,6 @@ from spantrain.transport.layers_departures import Departures, specs_of
 from spantrain.transport.layers_interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers_loop import LayerLoop
 from spantrain.transport.layers_pool import BufferPool
-from spantrain.transport.wire import Refusal
 
 __all__ = ["LayerCounters", "LayerKey", "LayerLimits", "LayerWire", "WireListener"]
 

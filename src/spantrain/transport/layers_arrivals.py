@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from spantrain.core.outer_events import Ticket
 from spantrain.core.outer_layers import ParameterSpec
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.layers_copiers import ComingLayer, Copiers
 from spantrain.transport.layers_format import DONE, GRANT, Opening, encode_number, encode_pair, encode_refused, unlike
 from spantrain.transport.layers_interface import LayerKey, LayerLimits
 from spantrain.transport.layers_link import LayerLink
 from spantrain.transport.layers_pool import BufferPool
-from spantrain.transport.wire import Refusal
 
 __all__ = ["Arrivals"]
 

@@ -17,8 +17,8 @@ import msgpack
 
 from spantrain.core.outer_events import Ticket, Way
 from spantrain.core.outer_layers import ParameterSpec
+from spantrain.transport.bounds import Refusal, array, text, unpack, whole_number
 from spantrain.transport.layers_interface import LayerKey
-from spantrain.transport.wire import Refusal
 
 __all__ = [
     "BYE",
@@ -98,14 +98,14 @@ def decode_hello(head: bytes) -> LayerHello:
     version, name, session, line, lines, frame_bytes, window_bytes = _unpacked(head[1:], 7)
     if type(version) is not int or version != _VERSION:
         raise Refusal("wrong version", f"this side speaks {_VERSION}, got {version!r:.50}")
-    lines = _int(lines, 2, _MAX_LINES + 1)
+    lines = whole_number(lines, 2, _MAX_LINES + 1)
     return LayerHello(
-        name=_text(name),
-        session=_int(session, 0, _INT63),
-        line=_int(line, 0, lines),
+        name=text(name, _MAX_NAME),
+        session=whole_number(session, 0, _INT63),
+        line=whole_number(line, 0, lines),
         lines=lines,
-        frame_bytes=_int(frame_bytes, 65536, _INT63),
-        window_bytes=_int(window_bytes, 65536, _INT63),
+        frame_bytes=whole_number(frame_bytes, 65536, _INT63),
+        window_bytes=whole_number(window_bytes, 65536, _INT63),
     )
 
 
@@ -138,19 +138,19 @@ def decode_opening(head: bytes) -> Opening:
     epoch, count, way, layer, specs = _unpacked(head[1 + _NUMBER.size :], 5)
     if way not in {one.value for one in Way}:
         raise Refusal("malformed", f"unknown way {way!r:.50}")
-    ticket = Ticket(_int(epoch, 0, _INT63), _int(count, 0, _INT63))
+    ticket = Ticket(whole_number(epoch, 0, _INT63), whole_number(count, 0, _INT63))
     return Opening(
         number=number,
-        key=LayerKey(ticket=ticket, way=Way(way), layer=_int(layer, 0, _INT31)),
-        parameters=tuple(_spec(one) for one in _array(specs, 1, _MAX_PARAMETERS)),
+        key=LayerKey(ticket=ticket, way=Way(way), layer=whole_number(layer, 0, _INT31)),
+        parameters=tuple(_spec(one) for one in array(specs, 1, _MAX_PARAMETERS)),
     )
 
 
 def _spec(entry: Any) -> ParameterSpec:
-    name, dtype, shape = _array(entry, 3, 3)
-    sizes = tuple(_int(size, 1, _INT63) for size in _array(shape, 0, _MAX_DIMENSIONS))
+    name, dtype, shape = array(entry, 3, 3)
+    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, _MAX_DIMENSIONS))
     try:
-        return ParameterSpec(name=_text(name), dtype=_text(dtype), shape=sizes)
+        return ParameterSpec(name=text(name, _MAX_NAME), dtype=text(dtype, _MAX_NAME), shape=sizes)
     except ValueError as error:
         raise Refusal("malformed", str(error)) from error
 
@@ -221,27 +221,4 @@ def _packed(fields: Sequence[object]) -> bytes:
 def _unpacked(data: bytes, length: int) -> list[Any]:
     if len(data) > HEAD_MAX_BYTES:
         raise Refusal("oversized", f"a head of {len(data)} bytes, at most {HEAD_MAX_BYTES} are allowed")
-    bounds = {"max_str_len": _MAX_NAME, "max_array_len": _MAX_PARAMETERS, "max_map_len": 0, "max_bin_len": 0}
-    try:
-        fields = msgpack.unpackb(data, raw=False, max_ext_len=0, **bounds)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal("malformed", f"not msgpack within bounds: {error}") from error
-    return _array(fields, length, length)
-
-
-def _array(value: Any, least: int, most: int) -> list[Any]:
-    if type(value) is not list or not least <= len(value) <= most:
-        raise Refusal("malformed", f"need an array of {least} to {most} entries")
-    return value
-
-
-def _int(value: Any, least: int, end: int) -> int:
-    if type(value) is not int or not least <= value < end:
-        raise Refusal("malformed", f"need a whole number from {least} up to {end}, got {value!r:.50}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or not value or len(value) > _MAX_NAME:
-        raise Refusal("malformed", "need a text that is neither empty nor long")
-    return value
+    return unpack(data, length, max_text=_MAX_NAME, max_entries=_MAX_PARAMETERS)

@@ -7,13 +7,13 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from spantrain.transport.admission import Admission
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_format import BYE, HELLO, RESET, WELCOME, decode_hello, encode_hello
 from spantrain.transport.layers_interface import LayerLimits
 from spantrain.transport.layers_link import HostedLayerLink, layer_socket
 from spantrain.transport.receiver import user_of
-from spantrain.transport.wire import Refusal
 
 __all__ = ["LayerHost"]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_arrivals import Arrivals
@@ -33,7 +34,6 @@ from spantrain.transport.layers_format import (
 from spantrain.transport.layers_host import LayerHost
 from spantrain.transport.layers_interface import LayerLimits
 from spantrain.transport.layers_link import DialledLayerLink, HostedLayerLink, LayerLink
-from spantrain.transport.wire import Refusal
 
 __all__ = ["LayerLoop"]
 

@@ -6,6 +6,7 @@ from typing import Any
 import zmq
 
 from spantrain.transport.admission import Admission
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.exchange import Correspondent, Exchange
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.links import AcceptedLink, Link, set_options
@@ -19,7 +20,6 @@ from spantrain.transport.wire import (
     WELCOME,
     WHO,
     Greeting,
-    Refusal,
     decode_greeting,
     encode_bye,
     encode_greeting,

@@ -9,13 +9,14 @@ from typing import Any
 
 import zmq
 
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.exchange import Correspondent, Exchange
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.links import AcceptedLink, DialledLink, Link
 from spantrain.transport.listener import Listener
 from spantrain.transport.receiver import Receiver
 from spantrain.transport.sender import Sender
-from spantrain.transport.wire import BYE, RESET, WELCOME, WHO, Refusal, decode_bye, decode_greeting, encode_bye
+from spantrain.transport.wire import BYE, RESET, WELCOME, WHO, decode_bye, decode_greeting, encode_bye
 
 __all__ = ["Loop"]
 

@@ -2,9 +2,10 @@
 
 import zmq
 
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.exchange import Exchange
 from spantrain.transport.links import Link, frame_overhead_bytes
-from spantrain.transport.wire import ACK, CHUNK, Refusal, decode_acknowledgement, decode_chunk
+from spantrain.transport.wire import ACK, CHUNK, decode_acknowledgement, decode_chunk
 
 __all__ = ["Receiver", "user_of"]
 

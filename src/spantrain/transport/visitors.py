@@ -10,7 +10,8 @@ from enum import Enum, auto
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from spantrain.transport.wire import MAX_FRAME_BYTES, Refusal
+from spantrain.transport.bounds import Refusal
+from spantrain.transport.wire import MAX_FRAME_BYTES
 
 __all__ = ["Visitors"]
 

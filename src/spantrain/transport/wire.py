@@ -14,7 +14,7 @@ import torch
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
-from spantrain.errors import ProtocolError
+from spantrain.transport.bounds import Refusal, array, text, unpack, whole_number
 
 __all__ = [
     "ACK",
@@ -35,7 +35,6 @@ __all__ = [
     "Greeting",
     "Header",
     "Payload",
-    "Refusal",
     "TensorLayout",
     "charge_bytes",
     "decode_acknowledgement",
@@ -69,6 +68,7 @@ _ALIGNMENT = 64
 _MESSAGE_COST_BYTES = 1024
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME, _MAX_IDS = 256, 16, 256, 65536
 _INT31, _INT63 = 2**31, 2**63
+_BOUNDS = {"max_text": _MAX_NAME, "max_entries": _MAX_IDS}
 _CHUNK_PREFIX = struct.Struct("<BQQI")
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -83,14 +83,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "bool": torch.bool,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Refusal(ProtocolError):
-    """Something from the network breaks a rule; `reason` is what is counted."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,40 +191,6 @@ def encode_header(header: Header) -> bytes:
     return data
 
 
-def _unpack(data: bytes | memoryview, length: int) -> list[Any]:
-    try:
-        fields = msgpack.unpackb(
-            data,
-            raw=False,
-            max_str_len=_MAX_NAME,
-            max_array_len=_MAX_IDS,
-            max_map_len=0,
-            max_bin_len=0,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.UnpackException) as error:
-        raise Refusal("malformed", f"not msgpack within bounds: {error}") from error
-    return _array(fields, length, length)
-
-
-def _array(value: Any, least: int, most: int) -> list[Any]:
-    if type(value) is not list or not least <= len(value) <= most:
-        raise Refusal("malformed", f"need an array of {least} to {most} entries")
-    return value
-
-
-def _int(value: Any, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value < most:
-        raise Refusal("malformed", f"need a whole number from {least} up to {most}, got {value!r:.50}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or not value or len(value) > _MAX_NAME:
-        raise Refusal("malformed", "need a text that is neither empty nor long")
-    return value
-
-
 def _version(value: Any) -> None:
     if type(value) is not int or value != VERSION:
         raise Refusal("wrong version", f"this side speaks {VERSION}, got {value!r:.50}")
@@ -244,21 +202,21 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
     Raises:
         Refusal: it breaks a bound.
     """
-    version, sent_s, address, tensors, payload_bytes = _unpack(data, 5)
+    version, sent_s, address, tensors, payload_bytes = unpack(data, 5, **_BOUNDS)
     _version(version)
     if type(sent_s) is not float:
         raise Refusal("malformed", "sent_s must be a float")
-    generation, step, lane, cut, lo, hi = _array(address, 6, 6)
-    lo = _int(lo, 0, _INT63)
+    generation, step, lane, cut, lo, hi = array(address, 6, 6)
+    lo = whole_number(lo, 0, _INT63)
     key = MessageKey(
-        generation=_int(generation, 0, _INT31),
-        step=_int(step, -1, _INT63),
-        lane=_text(lane),
-        cut=_int(cut, -1, _INT31),
-        span=Span(lo, _int(hi, lo + 1, _INT63)),
+        generation=whole_number(generation, 0, _INT31),
+        step=whole_number(step, -1, _INT63),
+        lane=text(lane, _MAX_NAME),
+        cut=whole_number(cut, -1, _INT31),
+        span=Span(lo, whole_number(hi, lo + 1, _INT63)),
     )
-    layouts, total = _layout([_decode_kind(entry) for entry in _array(tensors, 0, _MAX_TENSORS)])
-    if total != _int(payload_bytes, 0, _INT63):
+    layouts, total = _layout([_decode_kind(entry) for entry in array(tensors, 0, _MAX_TENSORS)])
+    if total != whole_number(payload_bytes, 0, _INT63):
         raise Refusal("malformed", f"{key}: tensors take {total} bytes, the header says {payload_bytes}")
     if total > max_message_bytes:
         raise Refusal("oversized", f"{key}: {total} bytes, at most {max_message_bytes} are allowed")
@@ -266,10 +224,10 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
 
 
 def _decode_kind(entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
-    name, shape = _array(entry, 2, 2)
+    name, shape = array(entry, 2, 2)
     if type(name) is not str or name not in _DTYPES:
         raise Refusal("malformed", f"unknown dtype {name!r:.50}")
-    return _DTYPES[name], tuple(_int(size, 0, _INT31) for size in _array(shape, 0, _MAX_DIMENSIONS))
+    return _DTYPES[name], tuple(whole_number(size, 0, _INT31) for size in array(shape, 0, _MAX_DIMENSIONS))
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
@@ -310,19 +268,21 @@ def encode_greeting(kind: bytes, greeting: Greeting) -> bytes:
 
 def decode_greeting(head: bytes | memoryview) -> Greeting:
     """Read a HELLO or WELCOME."""
-    version, name, session, peer_session, epoch, connection, connections, done, first, granted = _unpack(head[1:], 10)
+    version, name, session, peer_session, epoch, connection, connections, done, first, granted = unpack(
+        head[1:], 10, **_BOUNDS
+    )
     _version(version)
-    connections = _int(connections, 1, _MOST_CONNECTIONS)
+    connections = whole_number(connections, 1, _MOST_CONNECTIONS + 1)
     return Greeting(
-        name=_text(name),
-        session=_int(session, 0, _INT63),
-        peer_session=_int(peer_session, 0, _INT63),
-        epoch=_int(epoch, 0, _INT63),
-        connection=_int(connection, 0, connections),
+        name=text(name, _MAX_NAME),
+        session=whole_number(session, 0, _INT63),
+        peer_session=whole_number(peer_session, 0, _INT63),
+        epoch=whole_number(epoch, 0, _INT63),
+        connection=whole_number(connection, 0, connections),
         connections=connections,
         done=_decode_done(done),
-        first=tuple(_int(number, 1, _INT63) for number in _array(first, 2, 2)),
-        granted_bytes=_int(granted, 0, _INT63),
+        first=tuple(whole_number(number, 1, _INT63) for number in array(first, 2, 2)),
+        granted_bytes=whole_number(granted, 0, _INT63),
     )
 
 
@@ -334,8 +294,8 @@ def encode_acknowledgement(acknowledgement: Acknowledgement) -> bytes:
 
 def decode_acknowledgement(head: bytes | memoryview) -> Acknowledgement:
     """Read an ACK."""
-    done, granted = _unpack(head[1:], 2)
-    return Acknowledgement(done=_decode_done(done), granted_bytes=_int(granted, 0, _INT63))
+    done, granted = unpack(head[1:], 2, **_BOUNDS)
+    return Acknowledgement(done=_decode_done(done), granted_bytes=whole_number(granted, 0, _INT63))
 
 
 def encode_bye(generation: int) -> bytes:
@@ -346,16 +306,16 @@ def encode_bye(generation: int) -> bytes:
 
 def decode_bye(head: bytes | memoryview) -> int:
     """Read the generation of a goodbye."""
-    (generation,) = _unpack(head[1:], 1)
-    return _int(generation, 0, _INT31)
+    (generation,) = unpack(head[1:], 1, **_BOUNDS)
+    return whole_number(generation, 0, _INT31)
 
 
 def _decode_done(value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
     tracks = []
-    for entry in _array(value, 2, 2):
-        upto, later = _array(entry, 2, 2)
-        numbers = tuple(_int(number, 1, _INT63) for number in _array(later, 0, _MAX_IDS))
-        tracks.append((_int(upto, 0, _INT63), numbers))
+    for entry in array(value, 2, 2):
+        upto, later = array(entry, 2, 2)
+        numbers = tuple(whole_number(number, 1, _INT63) for number in array(later, 0, _MAX_IDS))
+        tracks.append((whole_number(upto, 0, _INT63), numbers))
     return tuple(tracks)
 
 
