@@ -1,17 +1,21 @@
-"""Print what training over four clusters comes to, by method: `outer_convergence.py [--seeds N] [--quick]`.
+"""Print what training over four clusters comes to, by method: `outer_convergence.py [--seeds N] [--keep DIR] [--quick]`.
 
-After Di-PS, 4.1 and figures 2, 7 and 12: a GPT of 1.08 million parameters on real text, four clusters, H = 64 and 16,
+After Di-PS, 4.1 and figures 2, 7 and 12: a GPT of 1.07 million parameters on real text, four clusters, H = 64 and 16,
 speeds with uniform gaps or one cluster 5.2 times as slow. Told is the held-out loss when all clusters together have
 trained on as many tokens, by `dp`, `diloco` (synchronous; its result is the same for any speeds), `async-diloco`
 (decentralized, naive; the mean over the clusters' copies) and `outer` (ours). Kept of the paper's recipe: AdamW inside,
-with a warm-up; outer rate 0.7, momentum 0.8. Not kept: its model's size, its learning rate of 6e-5, its 2.4 billion
-tokens, and clipping: `diloco` has none, so `outer` has none.
+with a warm-up. Not kept: its model's size, its learning rate of 6e-5, its 2.4 billion tokens, and clipping: `diloco`
+has none, so `outer` has none.
+
+Every method is tried with each of a few outer rates and momenta, the paper's 0.7 and 0.8 among them, with the first
+seed; each goes on, for the same H, with those that were best for it. The table says which.
 
 Then a cluster that sends what is no gradient, each time: noise as large as its gradients, noise of deviation 1, its
 gradients a million times as large, no numbers. That is compared with training in which it is not there.
 
 Real: parameters, gradients, losses, the guard, shards' sums and updates, the master's and the clients' decisions.
-Simulated: time, in which an exchange takes six of the fastest cluster's steps each way.
+Simulated: time, in which an exchange takes six of the fastest cluster's steps each way. It takes hours of one
+processor; with `--keep` what was trained is kept in a folder, and a run that was ended goes on from there.
 """
 
 import argparse
@@ -20,13 +24,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from outer_gpt import Recipe
-from outer_training import SPEEDS, Run, Trained, train
+from outer_training import SPEEDS, Run, Trained, train_or_read
 from results import line_plot, save
 from spantrain.outer.numerics import OuterRule
 
@@ -35,44 +40,118 @@ MAIN = ("0-50 %", "5.2 times")
 SPOILS = ("noise", "loud noise", "huge", "nan")
 WITHIN, CHANGED = 0.01, 0.01
 Results = dict[Run, Trained]
+Chosen = Mapping[str, OuterRule]
+"""By method."""
 
 
-def runs_of(options: argparse.Namespace) -> list[Run]:
-    """Return all that is trained, the longest first."""
-    recipe = Recipe(begun_steps=20) if options.quick else Recipe()
-    recipe = replace(recipe, rule=OuterRule(learning_rate=options.rate, momentum=options.momentum))
+def tries(common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
+    """Return the first seed's runs of each method with each rule."""
     found = []
-    for inner_steps in options.inner_steps:
-        rounds = max(1, options.rounds * max(options.inner_steps) // inner_steps)
-        common: dict[str, Any] = {
-            "inner_steps": inner_steps,
-            "rounds": rounds,
-            "recipe": recipe,
-            "grace": options.grace,
-        }
-        outer: dict[str, Any] = {**common, "method": "outer"}
-        for seed in range(options.seeds):
-            found.append(Run(method="diloco", seed=seed, **common))
-            found += [Run(seed=seed, speeds=speeds, **outer) for speeds in MAIN]
-        found += [Run(method="async-diloco", speeds=speeds, **common) for speeds in MAIN]
-        if inner_steps != max(options.inner_steps) or options.quick:
-            continue
-        found.append(Run(method="dp", **common))
-        found += [Run(speeds=speeds, **outer) for speeds in SPEEDS if speeds not in MAIN]
+    for rule in rules:
+        mine: dict[str, Any] = {**common, "recipe": replace(recipe, rule=rule)}
+        found += [Run(method="outer", speeds=speeds, **mine) for speeds in MAIN]
+        found.append(Run(method="diloco", **mine))
+        found += [Run(method="async-diloco", speeds=speeds, **mine) for speeds in MAIN]
+    return found
+
+
+def chosen_of(found: Results, inner_steps: int) -> Chosen:
+    """Return the rule with which each method came to the lowest loss, over the speeds."""
+    losses: dict[str, dict[OuterRule, list[float]]] = {}
+    for run, one in found.items():
+        if run.inner_steps == inner_steps and run.seed == 0 and run.speeds in MAIN and not run.spoil:
+            losses.setdefault(run.method, {}).setdefault(run.recipe.rule, []).append(one.loss)
+    return {method: min(by_rule, key=lambda rule: statistics.mean(by_rule[rule])) for method, by_rule in losses.items()}
+
+
+def others(common: Mapping[str, Any], recipe: Recipe, chosen: Chosen, seeds: int, *, all_of_it: bool) -> list[Run]:
+    """Return what is trained besides, each method with its rule; what matters most first."""
+    recipes = {method: replace(recipe, rule=rule) for method, rule in chosen.items()}
+    outer: dict[str, Any] = {**common, "method": "outer", "recipe": recipes["outer"]}
+    found = []
+    for seed in range(1, seeds):
+        found.append(Run(method="diloco", seed=seed, recipe=recipes["diloco"], **common))
+        found += [Run(seed=seed, speeds=speeds, **outer) for speeds in MAIN]
+    if all_of_it:
         found += [Run(spoil=spoil, **outer) for spoil in ("away", *SPOILS)]
+        found += [Run(speeds=speeds, **outer) for speeds in SPEEDS if speeds not in MAIN]
+        found.append(Run(method="dp", recipe=recipe, **common))
     return found
 
 
-def trained(runs: Sequence[Run], processes: int) -> Results:
-    """Train all; say how it goes."""
-    begun_s = time.monotonic()
-    found: Results = {}
+class Trainer:
+    """Trains in a few processes, and keeps what came of it."""
+
+    def __init__(self, pool: ProcessPoolExecutor, keep: Path | None) -> None:
+        self._pool, self._keep = pool, keep
+        self._begun_s = time.monotonic()
+        self.found: Results = {}
+
+    def train(self, runs: Sequence[Run]) -> None:
+        """Train all; say how it goes."""
+        for run, one in zip(runs, self._pool.map(train_or_read, runs, [self._keep] * len(runs)), strict=True):
+            self.found[run] = one
+            print(f"{run.name:56} {one.loss:.4f}   ({time.monotonic() - self._begun_s:.0f} s)", flush=True)
+
+
+def trained(options: argparse.Namespace) -> tuple[Results, dict[int, Chosen]]:
+    """Train all; return it, and each method's rule by H."""
+    recipe = Recipe(begun_steps=20) if options.quick else Recipe()
+    chosen: dict[int, Chosen] = {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for run, result in zip(runs, pool.map(train, runs), strict=True):
-            found[run] = result
-            print(f"{run.name:44} {result.loss:.4f}   ({time.monotonic() - begun_s:.0f} s)", flush=True)
-    return found
+    with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+        trainer, most = Trainer(pool, options.keep), max(options.inner_steps)
+        for inner_steps in sorted(options.inner_steps, reverse=True):
+            common = {
+                "inner_steps": inner_steps,
+                "rounds": max(1, options.rounds * most // inner_steps),
+                "grace": options.grace,
+            }
+            trainer.train(tries(common, recipe, options.rules))
+            chosen[inner_steps] = chosen_of(trainer.found, inner_steps)
+            trainer.train(others(common, recipe, chosen[inner_steps], options.seeds, all_of_it=inner_steps == most))
+    return trainer.found, chosen
+
+
+def best_of(found: Results, chosen: Mapping[int, Chosen]) -> Results:
+    """Return the runs with the rule that was best for their method."""
+    return {
+        run: one
+        for run, one in found.items()
+        if run.recipe.rule == chosen[run.inner_steps].get(run.method, run.recipe.rule)
+    }
+
+
+def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return a line for each method and H with the losses of each rule, over the speeds; and the same as data."""
+    losses: dict[tuple[int, str], dict[OuterRule, list[float]]] = {}
+    for run, one in found.items():
+        if run.seed == 0 and run.speeds in MAIN and not run.spoil and run.method != "dp":
+            by_rule = losses.setdefault((run.inner_steps, run.method), {})
+            by_rule.setdefault(run.recipe.rule, []).append(one.loss)
+    lines, data = ["first seed, held out, by outer rate/momentum:"], []
+    for (inner_steps, method), by_rule in losses.items():
+        means = {rule_text(rule): statistics.mean(found) for rule, found in by_rule.items()}
+        data.append({"inner_steps": inner_steps, "method": method, "held_out": means})
+        lines.append(
+            f"{inner_steps:3} {method:13} " + "   ".join(f"{rule}: {loss:.4f}" for rule, loss in means.items())
+        )
+    return lines, data
+
+
+def rule_text(rule: OuterRule) -> str:
+    """Return rate/momentum.
+
+    >>> rule_text(OuterRule())
+    '0.7/0.8'
+    """
+    return f"{rule.learning_rate:g}/{rule.momentum:g}"
+
+
+def rules_of(text: str) -> list[OuterRule]:
+    """Read what `rule_text` makes, several with commas."""
+    pairs = [one.split("/") for one in text.split(",")]
+    return [OuterRule(learning_rate=float(rate), momentum=float(momentum)) for rate, momentum in pairs]
 
 
 def base_of(found: Results, run: Run) -> float:
@@ -93,13 +172,13 @@ def table_of(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     for (inner_steps, method, speeds), ones in sorted(groups.items(), key=lambda group: (-group[0][0], group[0][1:])):
         over = [one.loss / base_of(found, one.run) - 1 for one in ones]
         loss, mean = statistics.mean(one.loss for one in ones), statistics.mean(over)
-        stale = statistics.mean(c.mean_staleness for one in ones for c in one.result.clusters.values())
+        stale, rule = statistics.mean(one.mean_staleness for one in ones), rule_text(ones[0].run.recipe.rule)
         row = {"inner_steps": inner_steps, "method": method, "speeds": speeds, "held_out": loss, "over_diloco": mean}
-        data.append({**row, "by_seed": over, "mean_staleness": stale, "versions": ones[0].result.versions})
+        data.append({**row, "rule": rule, "by_seed": over, "mean_staleness": stale, "versions": ones[0].versions})
         told = " ".join(f"{100 * part:+.2f}" for part in over)
-        shown = "" if method in ("dp", "diloco") else speeds
+        shown, rule = "" if method in ("dp", "diloco") else speeds, "" if method == "dp" else rule
         lines.append(
-            f"{inner_steps:3} {method:13} {shown:10} {loss:9.4f} {100 * mean:+8.2f} %   {told:22} {stale:6.1f}"
+            f"{inner_steps:3} {method:13} {shown:10} {rule:8} {loss:7.4f} {100 * mean:+8.2f} %   {told:22} {stale:6.1f}"
         )
     return lines, data
 
@@ -114,7 +193,7 @@ def spoiled(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     for run, one in found.items():
         if run.spoil in SPOILS:
             change = one.loss / away.loss - 1
-            left_out = one.result.rejected_updates
+            left_out = one.rejected_updates
             data.append({"sends": run.spoil, "held_out": one.loss, "over_away": change, "left_out": left_out})
             lines.append(f"it sends {run.spoil:25} {one.loss:9.4f} {100 * change:+8.2f} %   left out: {left_out}")
     return lines, data
@@ -162,24 +241,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="with the largest H; with others as many tokens")
     parser.add_argument("--inner-steps", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--grace", type=float, default=0.75, help="of the window, in rounds of the fastest cluster")
-    parser.add_argument("--rate", type=float, default=0.7, help="outer learning rate of all methods")
-    parser.add_argument("--momentum", type=float, default=0.8, help="outer momentum of all methods")
+    parser.add_argument("--rules", type=rules_of, default=rules_of("0.7/0.8,0.9/0.7"), help="outer RATE/MOMENTUM,...")
+    parser.add_argument("--keep", type=Path, help="a folder for what was trained; what is there is not trained again")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="little of everything, and nothing is written")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.rounds, options.inner_steps = 1, 2, [8]
-    found = trained(runs_of(options), options.processes)
+    everything, chosen = trained(options)
+    found = best_of(everything, chosen)
     lines, rows = table_of(found)
     bad_lines, bad = spoiled(found)
+    try_lines, tries_data = tried(everything)
     said = verdicts(rows, bad)
-    head = f"{'H':>3} {'method':13} {'speeds':10} {'held out':>9} {'/ diloco':>10}   {'by seed, %':22} {'stale':>6}"
-    table = [head, *lines, "", *bad_lines, "", *said]
+    head = f"{'H':>3} {'method':13} {'speeds':10} {'rule':8} {'held out':>8} {'/ diloco':>9}   {'by seed, %':22} {'stale':>6}"
+    table = [head, *lines, "", *bad_lines, "", *try_lines, "", *said]
     print("\n".join(table))
     if not options.quick:
-        emulated = "time: simulated; what is learned is real"
-        data = {"emulated": emulated, "setting": vars(options), "rows": rows, "one_bad_cluster": bad}
-        save("outer_convergence", table, data, plot(found))
+        setting = {"seeds": options.seeds, "rounds": options.rounds, "grace": options.grace}
+        data = {"emulated": "time: simulated; what is learned is real", "setting": setting, "tried": tries_data}
+        save("outer_convergence", table, {**data, "rows": rows, "one_bad_cluster": bad}, plot(found))
     return 0 if all(": holds" in line for line in said) else 1
 
 

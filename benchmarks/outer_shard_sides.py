@@ -43,10 +43,11 @@ def say(**fields: Any) -> None:
 
 
 def usage() -> dict[str, float]:
-    """Return processor seconds, resident bytes now and at most."""
+    """Return processor seconds, pages that were made, resident bytes now and at most."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "cpu_s": own.ru_utime + own.ru_stime,
+        "faults": own.ru_minflt,
         "resident_bytes": psutil.Process().memory_info().rss,
         "most_bytes": own.ru_maxrss * 1024,
     }

@@ -1,8 +1,11 @@
 """Training by each method in the simulator's virtual time, with real arithmetic: what `outer_convergence.py` runs."""
 
+import hashlib
+import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,9 +50,9 @@ class Run:
     @property
     def name(self) -> str:
         """Short."""
-        return " ".join(
-            filter(None, (self.method, self.speeds, f"H {self.inner_steps}", f"seed {self.seed}", self.spoil))
-        )
+        rule = f"{self.recipe.rule.learning_rate:g}/{self.recipe.rule.momentum:g}"
+        parts = (self.method, self.speeds, f"H {self.inner_steps}", f"seed {self.seed}", rule, self.spoil)
+        return " ".join(filter(None, parts))
 
     @property
     def steps(self) -> int:
@@ -73,7 +76,38 @@ class Trained:
     """Held out, at the end; without a server the mean over clusters."""
     losses: tuple[float, ...]
     """Under way: held out, after each round's worth of steps."""
-    result: OuterResult
+    mean_staleness: float
+    """Over the clusters."""
+    versions: int
+    rejected_updates: int
+
+    @classmethod
+    def of(cls, run: Run, bodies: "OuterBodies | PeerBodies", result: OuterResult) -> "Trained":
+        """Return what a run came to."""
+        return cls(
+            run=run,
+            loss=bodies.loss(),
+            losses=tuple(bodies.losses),
+            mean_staleness=statistics.mean(one.mean_staleness for one in result.clusters.values()),
+            versions=result.versions,
+            rejected_updates=result.rejected_updates,
+        )
+
+
+def train_or_read(run: Run, folder: Path | None) -> Trained:
+    """Train, and write down what came of it; or read that, where it was written down before."""
+    if folder is None:
+        return train(run)
+    told = asdict(run)
+    name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    file = folder / f"{run.name.replace(' ', '_').replace('%', '').replace('/', '-')}_{name}.json"
+    if file.exists():
+        kept = json.loads(file.read_text())
+        return Trained(**{**kept, "run": run, "losses": tuple(kept["losses"])})
+    found = train(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**asdict(found), "run": told}, indent=1) + "\n")
+    return found
 
 
 def train(run: Run) -> Trained:
@@ -82,7 +116,7 @@ def train(run: Run) -> Trained:
     start = begun(replace(run.recipe, rule=OuterRule()), run.seed)
     bodies = (OuterBodies if run.method == "outer" else PeerBodies)(run, start)
     result = simulate_method(run.method, case_of(run, start), bodies)
-    return Trained(run=run, loss=bodies.loss(), losses=tuple(bodies.losses), result=result)
+    return Trained.of(run, bodies, result)
 
 
 def case_of(run: Run, start: Mapping[str, Tensor]) -> OuterCase:

@@ -24,7 +24,7 @@ def run(pace, link, size, seconds, begin_s=0.0):
     now_s, away, done, longest_s = begin_s, deque(), [], 0.0
     while now_s < begin_s + seconds:
         while len(away) < 2 or len(away) * size < pace.room_bytes:
-            mark = pace.left(now_s, alone=not away)
+            mark = pace.left(now_s, others=len(away))
             away.append((now_s, link.answered_s(now_s, size), mark))
             longest_s = max(longest_s, away[-1][1] - now_s)
         left_s, now_s, mark = away.popleft()
@@ -57,6 +57,25 @@ def test_a_message_alone_after_a_pause_is_no_sign_of_a_slow_link():
     pace = Pace()
     run(pace, Link(12.5e6, 0.02), 100_000, 2.0)
     before = pace.room_bytes
-    mark = pace.left(4.0, alone=True)
+    mark = pace.left(4.0, others=0)
     pace.came(4.03, 100_000, left_s=4.0, mark=mark)
     assert pace.room_bytes == before
+
+
+@pytest.mark.parametrize("longer_s", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("rate", [1e6, 12.5e6])
+def test_a_way_that_becomes_longer_is_filled_again(rate, longer_s):
+    pace, link = Pace(), Link(rate, 0.02)
+    run(pace, link, 100_000, 5.0)
+    longer = Link(rate, 0.02 + longer_s)
+    longer.free_s = link.free_s
+    reached, _ = run(pace, longer, 100_000, 120.0, begin_s=link.free_s)
+    assert reached >= 0.9 * rate
+
+
+@pytest.mark.parametrize("size", [4_000, 100_000])
+def test_what_waits_does_not_grow_on_a_link_that_is_never_idle(size):
+    pace, link = Pace(), Link(1e6, 0.02)
+    reached, longest_s = run(pace, link, size, 300.0)
+    assert reached >= 0.97e6
+    assert longest_s <= 2 * (0.02 + size / 1e6) + 0.2 + size / 1e6

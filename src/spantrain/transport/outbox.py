@@ -129,7 +129,7 @@ class _Track:
         self.under_way[parcel.key.lane] = parcel
         if parcel.started_s is None:
             parcel.started_s = now_s
-            parcel.mark = self._pace.left(now_s, alone=not self.unacknowledged)
+            parcel.mark = self._pace.left(now_s, others=len(self.unacknowledged))
             parcel.number = self.next_number
             self.next_number += 1
             self.unacknowledged[parcel.number] = parcel
