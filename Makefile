@@ -21,7 +21,7 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) .setup-stamp runs build dist
