@@ -125,3 +125,12 @@ def test_sums_of_replicas_take_longer_on_slow_links():
     alike = replace(PLAN, stages=(both,))
     forecast = ProfileForecast(PLAN, PROFILE, "adamw")
     assert forecast.step_s(alike, SLOW) > forecast.step_s(alike, LinkState())
+
+
+def test_units_that_change_places_take_their_way_over_the_links():
+    forecast = ProfileForecast(PLAN, PROFILE, "adamw")
+    swapped = two_stages(CLUSTER, "c", "a")
+    assert forecast.move_s(PLAN, PLAN, SLOW) == 0
+    calm_s, slow_s = (forecast.move_s(PLAN, swapped, state) for state in (LinkState(), SLOW))
+    assert calm_s > 3 * PROFILE.graph.units[0].parameter_bytes / RATE
+    assert slow_s == pytest.approx(2 * calm_s, rel=0.1)

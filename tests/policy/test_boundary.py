@@ -301,3 +301,31 @@ def test_links_that_nobody_uses_are_not_taken_for_calm():
     assert assumed.speed("s2r0", "s1r0") == 1.0, "this one is measured"
     assert assumed.speed("s2r0", "s0r0") == 1.0, "nothing near it is slow"
     assert LinkState().assumed(plan).calm
+
+
+class SlowWhenCalm(TableForecast):
+    """As the table, but whatever does not begin where the first plan does takes long on calm links."""
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        return super().step_s(plan, state) + 10 * (state.calm and plan.devices[0] != "s0r0")
+
+
+@pytest.mark.parametrize("forecast", [SlowWhenCalm(moving_s=0.1), TableForecast(moving_s=0.1)])
+def test_a_plan_over_other_links_is_left_when_those_are_as_planned_unless_it_is_better_then_too(forecast):
+    plan, planner = four_sites.plan(0.01), TablePlanner()
+    boundary = AutoBoundary(plan, forecast, AutoSettings(believed=math.inf), planner)
+    for step in range(3):
+        boundary.advise(step, plan, reports(plan, 0.9), STEP_S)
+    near = twice(boundary, plan, 0.45)
+    assert near is not None
+    first, second, *others = planned_anew(plan).stages
+    swapped = replace(first, replicas=second.replicas), replace(second, replicas=first.replicas)
+    planner.planned = moved = replace(planned_anew(plan), stages=(*swapped, *others))
+    proposal = boundary.advise(5, near.plan, reports(plan, 0.45), STEP_S)
+    assert proposal is not None
+    assert proposal.plan == moved
+    for step in range(6, 9):
+        assert boundary.advise(step, moved, reports(moved, 0.45), STEP_S) is None, "links are still slow"
+    back = [boundary.advise(step, moved, reports(moved, 0.9), STEP_S) for step in (9, 10)]
+    assert [one.plan for one in back if one is not None] == ([plan] if isinstance(forecast, SlowWhenCalm) else [])
+    assert boundary.state.calm

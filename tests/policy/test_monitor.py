@@ -134,3 +134,21 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been():
         again.sent(message)
     assert again.reports() == whole.reports()
     assert again.state == whole.state
+
+
+def test_a_link_that_carried_nothing_of_late_says_nothing_of_its_rate():
+    monitor = LinkMonitor(EXPECTED)
+    for message in sends(20, every_s=0.2):
+        monitor.sent(message)
+    ping = SentMessage(peer="b", size_bytes=8, queued_s=50.0, started_s=50.0, acknowledged_s=50.1)
+    monitor.sent(ping)
+    (report,) = monitor.reports(since_s=40.0)
+    assert (report.bytes_per_s, report.busy_s, report.messages) == (None, 0.0, 0)
+
+
+def test_one_huge_message_hides_no_others_for_long():
+    monitor = LinkMonitor(EXPECTED)
+    for message in sends(1, every_s=1.0, sizes=(100 * SIZE,)):
+        monitor.sent(message)
+    report = report_of(sends(48, every_s=0.2, rate=RATE / 2, start_s=20.0), monitor)
+    assert report.bytes_per_s == pytest.approx(RATE / 2, rel=0.1)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 from spantrain.app.predict import costs_of, optimizer_state
 from spantrain.app.replan import BackgroundPlanner, slowed_profile
@@ -63,20 +64,29 @@ class ProfileForecast(SimulatedForecast):
         return costs_of(plan, self._profile, self._replicas)
 
     def _moving_s(self, before: Plan, after: Plan, state: LinkState) -> float:
-        """Return the seconds of going over to a plan: of the units that move, parameters and optimizer state."""
+        """Return the seconds of going over to a plan: parameters and optimizer state of units go to devices without.
+
+        What leaves one site, or comes to one, shares its line: those seconds add up.
+        """
+        network, own = self._replicas.groups.network, before.cluster.device_by_name
+        lines: dict[tuple[str, str], float] = {}
+        for (source, target), size in self._moving(before, after).items():
+            taken_s = network.transfer_seconds(source, target, size) / state.speed(source, target)
+            for line in (("from", own[source].site), ("to", own[target].site)):
+                lines[line] = lines.get(line, 0.0) + taken_s
+        return _SWITCH_S + max(lines.values()) if lines else 0.0
+
+    def _moving(self, before: Plan, after: Plan) -> dict[Pair, int]:
+        """Return the bytes that go from one device to another; a unit comes from the first device that has it."""
+        had = {unit: stage.devices for stage in before.stages for unit in stage.units}
         sizes: dict[Pair, int] = {}
-        for number, stage in enumerate(after.stages):
-            for unit in stage.units:
-                old = next(k for k, other in enumerate(before.stages) if unit in other.units)
-                if old != number:
-                    pair = before.stages[old].replicas[0].devices[0], stage.replicas[0].devices[0]
+        for stage in after.stages:
+            for unit, device in product(stage.units, stage.devices):
+                if device not in had[unit]:
+                    pair = had[unit][0], device
                     unit_bytes = self._profile.graph.units[unit].parameter_bytes * (1 + self._states)
-                    sizes[pair] = sizes.get(pair, 0) + unit_bytes * len(stage.replicas)
-        if not sizes:
-            return 0.0
-        network = self._replicas.groups.network
-        ways = (network.transfer_seconds(*pair, size) / state.speed(*pair) for pair, size in sizes.items())
-        return _SWITCH_S + max(ways)
+                    sizes[pair] = sizes.get(pair, 0) + unit_bytes
+        return sizes
 
 
 class PlanAdviser:

@@ -27,6 +27,8 @@ _SLOW, _CALM_AGAIN = 0.8, 0.9
 """Of what is expected: a link under the first is slow, and calm again over the second."""
 _SIZES, _UNLIKE = 8, 1.5
 """Sizes whose fastest message is kept; sizes at least so many times as large tell a round trip from a rate."""
+_SMALL_IN_A_ROW = 32
+"""Small messages in a row that are the usual ones now: the large ones before were something else, as a plan's units."""
 _LEAST_S = 1e-6
 _LEAST_PART = 0.1
 """Of a message's time since it, or the one before, was under way: it has taken at least that of the link."""
@@ -88,6 +90,7 @@ class PeerState:
     fastest: tuple[tuple[int, float], ...] = ()
     """Of messages that had the link to themselves: bytes, and the least seconds from start to word; by bytes."""
     slow: bool = False
+    small_in_a_row: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,7 @@ class _Peer:
         self._acknowledged_s = state.acknowledged_s
         self._fastest = dict(state.fastest)
         self._slow = state.slow
+        self._small_in_a_row = state.small_in_a_row
 
     @property
     def state(self) -> PeerState:
@@ -155,6 +159,7 @@ class _Peer:
             acknowledged_s=self._acknowledged_s,
             fastest=tuple(sorted(self._fastest.items())),
             slow=self._slow,
+            small_in_a_row=self._small_in_a_row,
         )
 
     def sent(self, message: SentMessage) -> RateSample | None:
@@ -181,8 +186,18 @@ class _Peer:
 
     def _is_small(self, message: SentMessage) -> bool:
         """Whether a message tells of latency rather than of the rate: far smaller than what is usual."""
+        if message.size_bytes == 0:
+            return True
         usual = max((sample.size_bytes for sample in self._samples), default=0)
-        return message.size_bytes == 0 or message.size_bytes * 16 < usual
+        if message.size_bytes * 16 < usual:
+            self._small_in_a_row += 1
+            if self._small_in_a_row < _SMALL_IN_A_ROW:
+                return True
+            self._samples.clear()
+            self._fastest.clear()
+            self._round_trip_s = None
+        self._small_in_a_row = 0
+        return False
 
     def _alone(self, size_bytes: int, taken_s: float) -> None:
         """Note a message that had the link to itself; the least and the most bytes tell most."""
@@ -205,7 +220,8 @@ class _Peer:
 
     def report(self, name: str, since_s: float) -> LinkReport:
         idle = self._acknowledged_s is None or self._acknowledged_s < since_s
-        samples = [] if idle else self._since(since_s)
+        recent = [sample for sample in self._samples if sample.acknowledged_s >= since_s]
+        samples = [] if idle else self._enough(recent)
         blocks = _blocks(samples)
         rate = _median(blocks) if blocks else None
         agreeing = sum(rate is not None and rate / _AGREES <= s / t <= rate * _AGREES for s, t in blocks)
@@ -215,15 +231,14 @@ class _Peer:
             bytes_per_s=rate,
             latency_s=self._round_trip_s,
             queued_s=max((sample.queued_s for sample in samples), default=0.0),
-            busy_s=sum(sample.occupied_s for sample in samples),
-            messages=len(samples),
+            busy_s=sum(sample.occupied_s for sample in recent),
+            messages=len(recent),
             confidence=agreeing / max(len(blocks), _ENOUGH),
         )
 
-    def _since(self, since_s: float) -> list[RateSample]:
-        samples = list(self._samples)
-        recent = [sample for sample in samples if sample.acknowledged_s >= since_s]
-        return recent if len(recent) >= _ENOUGH else samples[-_USUAL:]
+    def _enough(self, recent: list[RateSample]) -> list[RateSample]:
+        """Add samples of before to a few; where there are none at all, old ones say nothing of the link as it is."""
+        return recent if len(recent) >= _ENOUGH or not recent else list(self._samples)[-_USUAL:]
 
     def _verdict(self, rate: float | None, samples: Sequence[RateSample]) -> LinkVerdict:
         if rate is None:

@@ -8,6 +8,7 @@ wrong they get wrong on both sides.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Protocol
 
 from spantrain.core.plan import Plan, WireFormat
@@ -69,7 +70,9 @@ class AutoSettings:
     at_once: float = 1.5
     """Links that are surely faster by this factor, and calm again, are believed after one step; all else after two."""
     calm_again: float = 0.92
-    """Links that give this part of what calm ones would, in two reports in a row, are calm."""
+    """Links whose median gives this part of what calm ones would, in two reports in a row, are calm, ..."""
+    each_calm_again: float = 0.87
+    """... if none gives less than this part: with many links, noise is always on some."""
     believed: float = 1.6
     """A simulation that is off by more than this factor is not believed."""
     matters: float = 0.1
@@ -89,7 +92,7 @@ class AutoSettings:
 
 
 _LEARNING = 3
-"""Reports of a link after which it is known how this runtime measures its expected rate: the best of them, ..."""
+"""Reports of a link after which it is known how this runtime measures its expected rate: their median, ..."""
 _CALM_REPORTS = 2
 _KEPT = 3
 """Simulated states of the links: the calm one, the present one, and one that is looked at."""
@@ -151,9 +154,9 @@ class AutoBoundary:
         rates = self._learned(plan, measured_rates(reports))
         matter = busy_links(reports, self._settings.matters * step_s)
         factors = self._factors(plan, rates, self._state, matter)
-        if self._are_calm_again(plan, rates, matter):
-            return self._back(plan)
         again, sure = self._have_changed(factors, measured_rates(reports, least=SURE))
+        if self._are_calm_again(plan, rates, matter, sure=sure):
+            return self._back(plan)
         if not again:
             calm = not self._out if self._state.calm else sure and self._state.changed(factors).calm
             return self._back(plan) if rates and calm else self._planned_anew(plan)
@@ -189,8 +192,9 @@ class AutoBoundary:
         self._out = set() if again else out
         return again, far
 
-    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair]) -> bool:
-        """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row.
+    def _are_calm_again(self, plan: Plan, rates: Mapping[Pair, float], matter: Collection[Pair], *, sure: bool) -> bool:
+        """Whether links that are taken to be slow have given nearly what calm ones would, in reports in a row; in one,
+        if some have surely become much faster and going back moves nothing.
 
         Links that were seen in the middle of a change may be taken for faster than they were, and full speed then lies
         inside the band around that.
@@ -198,24 +202,38 @@ class AutoBoundary:
         if self._state.calm or not rates:
             return False
         factors = self._factors(plan, rates, LinkState(), matter)
-        calm = min(factors.values(), default=1.0) >= self._settings.calm_again
+        calm = (
+            median(factors.values() or [1.0]) >= self._settings.calm_again
+            and min(factors.values(), default=1.0) >= self._settings.each_calm_again
+        )
         self._calm_reports = self._calm_reports + 1 if calm else 0
-        if self._calm_reports < _CALM_REPORTS:
+        at_once = sure and calm and self._forecast.move_s(plan, self._base, LinkState()) == 0
+        if not at_once and self._calm_reports < _CALM_REPORTS:
             return False
         self._calm_reports = 0
         return True
 
     def _learned(self, plan: Plan, rates: Mapping[Pair, float]) -> dict[Pair, float]:
-        """Return the rates of links of which it is known how this runtime measures them; learn of the others."""
+        """Return the rates of links of which it is known how this runtime measures them; learn of the others.
+
+        While links are taken to be slow nothing is learnt: whether a link is fast again, or a link in use for the first
+        time slow, is what is asked. It is taken for measured as the others are.
+        """
         expected = self._rates(plan, self._state)
         learned = {}
         for pair, rate in rates.items():
             first = self._first.setdefault(pair, [])
-            if len(first) == _LEARNING:
+            if len(first) == _LEARNING or not self._state.calm:
                 learned[pair] = rate
             elif pair in expected:
                 first.append(rate / expected[pair])
         return learned
+
+    def _usual(self, pair: Pair) -> float:
+        """Return how many times the expected rate is measured of a link when all is well."""
+        known = {other: median(first) for other, first in self._first.items() if len(first) == _LEARNING}
+        usual = known[pair] if pair in known else median(known.values()) if known else 1.0
+        return min(_TRUSTED, max(1 / _TRUSTED, usual))
 
     def _factors(
         self, plan: Plan, rates: Mapping[Pair, float], state: LinkState, matter: Collection[Pair]
@@ -228,8 +246,7 @@ class AutoBoundary:
         expected = self._rates(plan, state)
         factors = {}
         for pair in rates.keys() & expected.keys():
-            usual = min(_TRUSTED, max(1 / _TRUSTED, *self._first[pair]))
-            factors[pair] = rates[pair] / expected[pair] / usual
+            factors[pair] = rates[pair] / expected[pair] / self._usual(pair)
         return {
             pair: factor
             for pair, factor in factors.items()
@@ -289,6 +306,8 @@ class AutoBoundary:
         proposal = self._worthwhile(best, now_s, simulated)
         if proposal is None:
             self._state = before
+        elif self._forecast.step_s(planned, LinkState()) <= (1 - self._settings.pays) * self._calm_step_s():
+            self._base, self._calm_s = planned, None
         return proposal
 
     def _running(self, plan: Plan) -> _Best:
