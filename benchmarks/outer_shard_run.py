@@ -24,6 +24,7 @@ from spantrain.transport.layers import LayerLimits
 
 SIDES = Path(__file__).with_name("outer_shard_sides.py")
 PATIENCE_S = 300.0
+Row = dict[str, Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 """(host, argv, **options)"""
 
@@ -55,7 +56,9 @@ class Side:
     def __init__(self, start: Start, host: str, argv: Sequence[str], said: "queue.SimpleQueue[Any]") -> None:
         words = [sys.executable, str(SIDES), *argv]
         self.process = start(host, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._what = " ".join(argv[:3])
         self._said = said
+        self._closing = False
         self.answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -65,6 +68,9 @@ class Side:
         for line in self.process.stdout:
             told = json.loads(line)
             (self._said if "event" in told or "problem" in told else self.answers).put(told)
+        if not self._closing:
+            for line_of in (self._said, self.answers):
+                line_of.put({"problem": f"{self._what} has ended; what it wrote above says why"})
 
     def tell(self, **fields: Any) -> None:
         """Say a line."""
@@ -74,11 +80,24 @@ class Side:
 
     def answer(self) -> dict[str, Any]:
         """Wait for its next line that is no event."""
-        return self.answers.get(timeout=PATIENCE_S)
+        told = self.answers.get(timeout=PATIENCE_S)
+        if "problem" in told:
+            raise RuntimeError(told["problem"])
+        return told
+
+    def usage(self) -> dict[str, float]:
+        """Return what it used so far; refuse if it refused something."""
+        self.tell(usage=True)
+        told = self.answer()
+        if told.get("refused"):
+            raise RuntimeError(f"{self._what} refused {told['refused']}")
+        used: dict[str, float] = told["usage"]
+        return used
 
     def close(self) -> None:
         """End it."""
         assert self.process.stdin
+        self._closing = True
         self.process.stdin.close()
         try:
             self.process.wait(30)
@@ -210,14 +229,7 @@ class Conductor(ExitStack):
 
     def usage(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Return what processes used so far; refuse if one of them refused something."""
-        found = {}
-        for name in names or self.sides:
-            self.sides[name].tell(usage=True)
-            told = self.sides[name].answer()
-            if told["refused"]:
-                raise RuntimeError(f"{name} refused {told['refused']}")
-            found[name] = told["usage"]
-        return found
+        return {name: self.sides[name].usage() for name in names or self.sides}
 
 
 class _Scheduled:
@@ -260,8 +272,17 @@ class _InOrder:
         self._running[transfer.worker] -= 1
 
 
-def raw_rate(sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: int) -> float:
-    """Return bytes per second of ZeroMQ alone, from one process to several."""
+def used_between(before: Iterable[Mapping[str, float]], after: Iterable[Mapping[str, float]], size_bytes: float) -> Row:
+    """Return what processes used to move so many bytes: processor seconds, and pages that were made, by gigabyte."""
+    pairs = list(zip(before, after, strict=True))
+    return {
+        f"{what}_per_gb": sum(then[what] - now[what] for now, then in pairs) / size_bytes * 1e9
+        for what in ("cpu_s", "pages")
+    }
+
+
+def raw_rate(sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: int) -> Row:
+    """Return what `measured` does, of ZeroMQ alone, from one process to several."""
     plain = [] if encrypted else ["--plain"]
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with ExitStack() as stack:
@@ -273,9 +294,12 @@ def raw_rate(sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: in
         places = [side.answer()["address"] for side in opened]
         source.answer()
         for frames, more in ((2, {"sinks": places}), (max(4, round(total_bytes / sinks / frame_bytes)), {})):
+            before = [side.usage() for side in (*opened, source)]
             for side in opened:
                 side.tell(frames=frames)
             source.tell(frames=frames, **more)
             begun_s = source.answer()["begun_s"]
             ended_s = max(side.answer()["done_s"] for side in opened)
-        return frames * sinks * frame_bytes / (ended_s - begun_s)
+        size_bytes = frames * sinks * frame_bytes
+        after = [side.usage() for side in (*opened, source)]
+        return {"bytes_per_s": size_bytes / (ended_s - begun_s), **used_between(before, after, size_bytes)}

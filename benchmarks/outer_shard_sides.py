@@ -24,9 +24,9 @@ from spantrain.core.outer_events import Moved, OuterEvent, Transfer, TransferLos
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.outer.codec import decode_command, decode_value, encode_event
 from spantrain.outer.link import LinkListener, MasterWelcome, MemberFacts
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.shard_server import ShardServer
 from spantrain.outer.snapshots import FolderSnapshots
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
@@ -47,7 +47,7 @@ def usage() -> dict[str, float]:
     own = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "cpu_s": own.ru_utime + own.ru_stime,
-        "faults": own.ru_minflt,
+        "pages": own.ru_minflt,
         "resident_bytes": psutil.Process().memory_info().rss,
         "most_bytes": own.ru_maxrss * 1024,
     }
@@ -190,6 +190,9 @@ def run_raw_sink(encrypted: bool) -> None:
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     say(address={"endpoint": f"tcp://127.0.0.1:{port}", "public_key": keys.public_key if keys else ""})
     for order in map(json.loads, sys.stdin):
+        if "usage" in order:
+            say(usage=usage())
+            continue
         for _ in range(order["frames"]):
             socket.recv(copy=False)
         say(done_s=time.monotonic())
@@ -201,6 +204,9 @@ def run_raw_source(encrypted: bool, frame_bytes: int) -> None:
     say(address={})
     data = memoryview(bytearray(2**28))
     for order in map(json.loads, sys.stdin):
+        if "usage" in order:
+            say(usage=usage())
+            continue
         for sink in order.get("sinks", ()):
             socket = raw_socket(context, zmq.PUSH, KeyPair.generate() if encrypted else None)
             if encrypted:

@@ -23,7 +23,7 @@ from spantrain.transport.layers_copiers import ComingLayer, Copiers
 from spantrain.transport.layers_departures import Departures, specs_of
 from spantrain.transport.layers_interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers_loop import LayerLoop
-from spantrain.transport.layers_pool import BufferPool
+from spantrain.transport.layers_pool import BufferPool, keep_freed_memory
 
 __all__ = ["LayerCounters", "LayerKey", "LayerLimits", "LayerWire", "WireListener"]
 
@@ -47,6 +47,7 @@ class LayerWire:
         self._sent_layers = 0
         self._sent_bytes: Counter[str] = Counter()
         self._received_bytes: Counter[str] = Counter()
+        keep_freed_memory()
         self._loop = LayerLoop(name, bind, keypair, self._limits)
         window_bytes, frame_bytes = self._limits.window_bytes, self._limits.frame_bytes
         self._copiers = Copiers(

@@ -164,7 +164,9 @@ class Arrivals:
         Raises:
             Refusal: it is not what must come next, or more than was granted.
         """
-        way = self._ways.setdefault(link.name, _Way())
+        way = self._ways.get(link.name)
+        if way is None:
+            return
         way.came_s = now_s
         layer, early = way.coming.get(number), way.early.get(number)
         if layer is not None:

@@ -6,6 +6,7 @@ a layer's window is full.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
@@ -17,6 +18,8 @@ from spantrain.transport.layers_interface import LayerKey
 from spantrain.transport.layers_pool import BufferPool, LayerBytes
 
 __all__ = ["ComingLayer", "Copiers"]
+
+_TELL_S = 1.0
 
 
 class ComingLayer:
@@ -35,6 +38,7 @@ class ComingLayer:
         """Of the copier, as the next."""
         self.told_bytes = 0
         """Copied when that was last told."""
+        self.told_s = time.monotonic()
         self.copier: int | None = None
         """Which of the threads has it; each piece goes to the same, so they stay in order."""
         self._buffer = pool.take(self.layout.buffer_bytes)
@@ -43,6 +47,15 @@ class ComingLayer:
     def whole(self) -> bool:
         """Whether all of it is in its place."""
         return self.copied_bytes == self.layout.stream_bytes
+
+    def worth_telling(self, every_bytes: int, now_s: float) -> bool:
+        """Return whether the sender should hear how far this is: it needs that to go on, or to know that it is taken.
+
+        Each telling wakes both sides; a layer that may come whole is told of no more often than by the second.
+        """
+        may_all_come = self.granted_bytes >= self.layout.stream_bytes
+        enough = self.copied_bytes - self.told_bytes >= every_bytes
+        return enough and (not may_all_come or now_s - self.told_s >= _TELL_S)
 
     def put(self, offset_bytes: int, piece: memoryview) -> None:
         """Copy a piece to its place."""
@@ -62,7 +75,7 @@ class Copiers:
         self, count: int, *, name: str, every_bytes: int, progressed: Callable[[ComingLayer], None],
         hand_over: Callable[[ComingLayer], None],
     ) -> None:  # fmt: skip
-        """Begin; `progressed` is called with a layer at least so often and at its end, `hand_over` with whole ones."""
+        """Begin; `progressed` is called with a layer about so often and at its end, `hand_over` with whole ones."""
         self._every_bytes = every_bytes
         self._progressed, self._hand_over = progressed, hand_over
         self._lines: list[SimpleQueue[tuple[ComingLayer, int, memoryview] | None]] = [
@@ -98,8 +111,10 @@ class Copiers:
         if layer.whole:
             self._progressed(layer)
             self._hand_over(layer)
-        elif layer.copied_bytes - layer.told_bytes >= self._every_bytes:
-            layer.told_bytes = layer.copied_bytes
+            return
+        now_s = time.monotonic()
+        if layer.worth_telling(self._every_bytes, now_s):
+            layer.told_bytes, layer.told_s = layer.copied_bytes, now_s
             self._progressed(layer)
 
     def close(self) -> None:

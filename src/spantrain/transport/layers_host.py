@@ -1,7 +1,7 @@
 """The listening side of a layer wire: one ROUTER for all peers that dial; who may come, whose each connection is."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -12,7 +12,7 @@ from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_format import BYE, HELLO, RESET, WELCOME, decode_hello, encode_hello
 from spantrain.transport.layers_interface import LayerLimits
-from spantrain.transport.layers_link import HostedLayerLink, layer_socket
+from spantrain.transport.layers_link import HostedLayerLink, layer_socket, receive_frames
 from spantrain.transport.receiver import user_of
 
 __all__ = ["LayerHost"]
@@ -51,6 +51,7 @@ class LayerHost:
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
             self._router.setsockopt(zmq.ZAP_DOMAIN, b"spantrain")
         self._monitor: zmq.Socket[bytes] = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._asking = [*([self._admission.socket] if self._admission is not None else []), self._monitor]
 
     def bind(self, address: str) -> str:
         """Listen; return the endpoint, with the port that was given.
@@ -64,11 +65,16 @@ class LayerHost:
     @property
     def sockets(self) -> "list[zmq.Socket[bytes]]":
         """Those that something may come to."""
-        admission = [self._admission.socket] if self._admission is not None else []
-        return [*admission, self._router, self._monitor]
+        return [*self._asking, self._router]
 
-    def attend(self) -> list[Refusal]:
-        """Answer who asks to come in, and read which connections came and ended; return what is to be counted."""
+    def attend(self, ready: Container[object]) -> list[Refusal]:
+        """Answer who asks to come in, and see who came and went, where something is ready; return what to count."""
+        if any(socket in ready for socket in self._asking):
+            self._look()
+        told, self._refusals = self._refusals, []
+        return told
+
+    def _look(self) -> None:
         if self._admission is not None:
             refusals = self._admission.answer()
             self._turned_away += len(refusals)
@@ -76,8 +82,6 @@ class LayerHost:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             self._changes.append((int(event["event"]), int(event["value"])))
-        told, self._refusals = self._refusals, []
-        return told
 
     def _judge(self) -> None:
         """Act on connections that came and went, once all that came by them was read."""
@@ -127,21 +131,21 @@ class LayerHost:
         """
         while True:
             try:
-                frames: list[zmq.Frame] = self._router.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+                frames = receive_frames(self._router)
             except zmq.Again:
                 self._judge()
                 return None
             route, frames = frames[0].bytes, frames[1:]
             kind = bytes(frames[0].buffer[:1]) if frames else b""
-            descriptor = _descriptor_of(frames[0]) if frames else None
-            if descriptor is not None and kind == HELLO:
-                link = self._greeted(route, frames[0], descriptor)
-                if link is not None:
-                    return link, []
-            elif kind == BYE and descriptor is not None:
-                self._leaving.add(descriptor)
-            else:
+            descriptor = _descriptor_of(frames[0]) if kind in {HELLO, BYE} else None
+            if descriptor is None:
                 return self._link_of(route, frames), frames
+            if kind == BYE:
+                self._leaving.add(descriptor)
+                continue
+            link = self._greeted(route, frames[0], descriptor)
+            if link is not None:
+                return link, []
 
     def _link_of(self, route: bytes, frames: "list[zmq.Frame]") -> HostedLayerLink:
         link = self._by_route.get(route)
@@ -161,7 +165,7 @@ class LayerHost:
         if peer is None:
             self._tell(route, RESET)  # it may only be early: it dials again
             raise Refusal("unknown peer", f"{hello.name!r} is not among those that may dial this side")
-        self._refusals += self.attend()  # for the end of what had this descriptor before
+        self._look()  # for the end of what had this descriptor before
         self._judge()
         self._spoke[descriptor] = True
         link = self.links.get(hello.name)

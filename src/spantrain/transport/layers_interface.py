@@ -33,8 +33,9 @@ class LayerKey:
 class LayerLimits:
     """Bounds of a layer wire: bytes, patience, connections, threads."""
 
-    frame_bytes: int = _MIB
-    """Largest piece of a layer that travels as one; ZeroMQ closes a connection that announces more."""
+    frame_bytes: int = 4 * _MIB
+    """Largest piece of a layer that travels as one; ZeroMQ closes a connection that announces more. Each takes some
+    tenths of a millisecond besides its bytes; and on the slowest path one must come within `no_progress_s`."""
     layer_bytes: int = 8192 * _MIB
     """Largest layer that can be expected or sent."""
     window_bytes: int = 16 * _MIB

@@ -15,11 +15,10 @@ from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_format import BYE, HEAD_MAX_BYTES, HELLO, LayerHello, encode_hello
 from spantrain.transport.layers_interface import LayerLimits
+from spantrain.transport.links import set_options
 
-__all__ = ["DialledLayerLink", "HostedLayerLink", "LayerLink", "layer_socket"]
+__all__ = ["DialledLayerLink", "HostedLayerLink", "LayerLink", "layer_socket", "receive_frames"]
 
-_HEARTBEAT_INTERVAL_S = 2.0
-_HEARTBEAT_TIMEOUT_S = 15.0
 _MOST_PATIENCE = 4
 _LINGER_MS = 200
 _HANDSHAKE_FAILED = (
@@ -30,32 +29,34 @@ _HANDSHAKE_FAILED = (
 def layer_socket(
     context: "zmq.Context[zmq.Socket[bytes]]", kind: int, keypair: KeyPair | None, limits: LayerLimits
 ) -> "zmq.Socket[bytes]":
-    """Return a socket with the bounds, heartbeats, keep-alive and keys that all of a wire have.
+    """Return a socket with the heartbeats, keep-alive and keys of all data planes, and bounds of its own.
 
     What waits to be sent is bounded by what the other side grants, not by a number of messages; what has come and was
     not read, by a few frames, and then TCP holds the sender back.
     """
     socket = context.socket(kind)
+    set_options(socket, keypair)
     options = {
         zmq.LINGER: 0,
         zmq.SNDHWM: 0,
         zmq.RCVHWM: max(4, limits.window_bytes // limits.frame_bytes),
         zmq.MAXMSGSIZE: max(limits.frame_bytes, HEAD_MAX_BYTES) + 64,
-        zmq.HEARTBEAT_IVL: round(1000 * _HEARTBEAT_INTERVAL_S),
-        zmq.HEARTBEAT_TIMEOUT: round(1000 * _HEARTBEAT_TIMEOUT_S),
-        zmq.TCP_KEEPALIVE: 1,
-        zmq.TCP_KEEPALIVE_IDLE: 30,
-        zmq.TCP_KEEPALIVE_INTVL: 10,
-        zmq.TCP_KEEPALIVE_CNT: 3,
-        zmq.RECONNECT_IVL: 50,
-        zmq.RECONNECT_IVL_MAX: 400,
     }
     for option, value in options.items():
         socket.setsockopt(option, value)
-    if keypair is not None:
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keypair.public_key.encode())
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keypair.secret_key.encode())
     return socket
+
+
+def receive_frames(socket: "zmq.Socket[bytes]") -> "list[zmq.Frame]":
+    """Return the frames of the next message, where they lie; pyzmq's own way asks more often whether there are more.
+
+    Raises:
+        zmq.Again: none has come.
+    """
+    frames = [socket.recv(flags=zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(flags=zmq.NOBLOCK, copy=False))
+    return frames
 
 
 class LayerLink(ABC):

@@ -33,7 +33,7 @@ from spantrain.transport.layers_format import (
 )
 from spantrain.transport.layers_host import LayerHost
 from spantrain.transport.layers_interface import LayerLimits
-from spantrain.transport.layers_link import DialledLayerLink, HostedLayerLink, LayerLink
+from spantrain.transport.layers_link import DialledLayerLink, HostedLayerLink, LayerLink, receive_frames
 
 __all__ = ["LayerLoop"]
 
@@ -202,7 +202,7 @@ class LayerLoop(threading.Thread):
             self._drain_wakes()
         self._obey()
         if self._host is not None:
-            for refusal in self._host.attend():
+            for refusal in self._host.attend(ready):
                 self.refuse(refusal, "the network")
             self._receive_hosted(self._host)
         for socket in ready:
@@ -259,7 +259,7 @@ class LayerLoop(threading.Thread):
             if socket not in self._by_socket:
                 return  # hung up meanwhile
             try:
-                frames: list[zmq.Frame] = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+                frames = receive_frames(socket)
             except zmq.Again:
                 return
             try:

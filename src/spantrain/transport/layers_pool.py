@@ -20,13 +20,26 @@ from torch import Tensor
 
 from spantrain.core.outer_layers import ParameterSpec
 
-__all__ = ["BufferPool", "Bytes", "LayerBytes"]
+__all__ = ["BufferPool", "Bytes", "LayerBytes", "keep_freed_memory"]
 
 Bytes = NDArray[np.uint8]
 
 _ALIGNMENT = 64
 _GRAIN_BYTES = 65536
 """Buffers have sizes of whole grains: so one fits layers that differ little."""
+_EXAMPLE_BYTES = 2**25 - 2**16
+"""A little under the largest that the C library learns from."""
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep memory that frames leave, for the frames that come next.
+
+    glibc gives large pieces back to the kernel, which clears new pages for the next: that takes longer than to copy
+    them. But it learns from what is freed: after one of this size it keeps up to 64 MiB at the end of each thread's
+    memory (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to the example, so it takes no page. Elsewhere it has no
+    effect.
+    """
+    np.empty(_EXAMPLE_BYTES, dtype=np.uint8)
 
 
 class BufferPool:
@@ -61,7 +74,7 @@ class BufferPool:
                 self._idle_bytes -= grains_bytes
             else:
                 self._make_room(grains_bytes)
-                whole = np.empty(grains_bytes, dtype=np.uint8)
+                whole = _aligned(grains_bytes)
             self._lent_bytes += grains_bytes
         lent = whole[:size_bytes]
         # The end of a buffer may come at any point of any thread, also where the lock is held: no lock is taken there.
@@ -96,6 +109,13 @@ class BufferPool:
         with self._lock:
             self._collect()
             return self._idle_bytes
+
+
+def _aligned(size_bytes: int) -> Bytes:
+    """Return new memory that begins as parameters do: what crosses lines of the cache takes longer to work on."""
+    room = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    return room[begin : begin + size_bytes]
 
 
 class LayerBytes:
