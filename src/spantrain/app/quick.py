@@ -23,6 +23,7 @@ from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.config.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
@@ -66,6 +67,8 @@ class QuickRequest:
     """So many complete ones stay, the newest."""
     network_trace: NetworkTrace | None = None
     """How the emulated links change from the first step on."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer."""
 
 
 def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS) -> Path:
@@ -159,6 +162,7 @@ def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -
         tensorboard=request.tensorboard,
         keep_checkpoints=request.keep_checkpoints,
         network_trace=request.network_trace,
+        outer=request.outer,
     )
 
 

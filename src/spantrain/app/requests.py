@@ -133,8 +133,9 @@ def _read_plan(plan_path: Path) -> tuple[Plan, Profile, str]:
 def _check(plan: Plan) -> None:
     if plan.outer is not None:
         raise PlanError(
-            f"this plan joins {', '.join(group.name for group in plan.outer.groups)} by an outer optimizer, which "
-            "training does not do yet: train the plan of one site, which is written beside it, or plan again without "
+            f"this plan joins {', '.join(group.name for group in plan.outer.groups)} by an outer optimizer: each "
+            "of them trains its own plan, plan.GROUP.json beside it, as a cluster (docs/outer.md): "
+            "spantrain outer run outer.yaml --cluster GROUP -- spantrain train plan.GROUP.json; or plan again without "
             "--allow-outer"
         )
     problems = check_limits(plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spantrain.app.adapt import adviser_of
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.outer_pipeline import check_outer
 from spantrain.app.plan_changes import PlanChanges, with_reasons
 from spantrain.app.predict import optimizer_state, predict
 from spantrain.app.reporter import Reporter
@@ -29,6 +30,7 @@ from spantrain.config.artefacts import from_json
 from spantrain.config.network_traces import NetworkTrace
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
@@ -103,6 +105,8 @@ class TrainRequest:
     """How the emulated links change from the first step on."""
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     calm_plan: Plan | None = None
     """That was made for links as planned, where a run goes on under another one."""
 
@@ -113,6 +117,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
     Raises:
         ConfigError: the plan is of a run whose batches came from a user's own loop.
         PlanError: steps cannot overlap as the job wants it.
+        ConfigError: the run cannot be a cluster of an outer optimizer.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
     if request.batches is None and request.plan.model.dataset == GIVEN:
@@ -121,6 +126,8 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
     plan = request.plan
+    if request.outer:
+        check_outer(plan, request.job, session)
     if request.job.staleness:
         plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
         check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
@@ -158,6 +165,11 @@ class _Run:
         request = self._request
         plan = request.plan
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
+        if request.outer:
+            self._reporter.note(
+                f"This run is cluster {request.outer.cluster} of the outer optimizer at {request.outer.master}, with "
+                f"rounds of {request.outer.inner_steps} steps"
+            )
         self._reporter.run_begins(plan)
         self._network.prepare(request.job.steps - self._first_step, request.out)
         with ExitStack() as stack:
@@ -213,6 +225,7 @@ class _Run:
             samples_before=self._ledger.samples_before(self._first_step),
             resume_from=str(request.resume.folder.resolve()) if request.resume else "",
             checkpoint=request.resume.content if request.resume else None,
+            outer=request.outer,
         )
 
     def _on_step(self, outcome: StepOutcome) -> None:

@@ -96,14 +96,18 @@ def train(
     lost_after: LostAfter = None,
     insecure: Insecure = False,
 ) -> None:
-    """Train what a plan says, or go on where an earlier run stopped."""
+    """Train what a plan says, or go on where an earlier run stopped; under `spantrain outer run` as a cluster of it."""
     _check_words(context)
     where = session_options(no_network=no_network, listen=listen, insecure=insecure, lost_after=lost_after)
     trace = chosen_trace(network_trace, emulated=not no_network and listen is None)
+    from spantrain.app.outer_pipeline import outer_cluster
+
+    outer = outer_cluster()
     if model is not None:
-        _train_from_scratch(replace(_quick_request(context, model, out), network_trace=trace), where, json_)
+        request = replace(_quick_request(context, model, out), network_trace=trace, outer=outer)
+        _train_from_scratch(request, where, json_)
     else:
-        _train(replace(_request(context), network_trace=trace), where, json_)
+        _train(replace(_request(context), network_trace=trace, outer=outer), where, json_)
 
 
 def _check_words(context: typer.Context) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.outer_pipeline import outer_cluster
 from spantrain.app.quick import QuickListener, QuickRequest, describe, prepare, run_folder_for
 from spantrain.app.requests import new_run, resumed_run
 from spantrain.app.session import Session
@@ -125,7 +126,10 @@ class Setting:
         )
 
     def _kept(self, request: TrainRequest) -> TrainRequest:
-        """Return the request on this setting's data, with checkpoints and scalars where the arguments say."""
+        """Return the request on this setting's data, with checkpoints and scalars where the arguments say.
+
+        Under `spantrain outer run` it is one cluster of an outer optimizer.
+        """
         found = request.plan.model
         if _identity(found) != _identity(self.model):
             raise PlanError(
@@ -136,6 +140,7 @@ class Setting:
             request,
             plan=replace(request.plan, model=self.model),
             keep_checkpoints=self.arguments.save_total_limit,
+            outer=outer_cluster(),
             tensorboard=self.out / "tensorboard" if self.arguments.report_to == "tensorboard" else None,
         )
 

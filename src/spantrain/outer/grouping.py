@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from spantrain.core.outer_layers import Layer, ParameterSpec
+from spantrain.core.outer_layers import PARAMETER_TYPES, Layer, ParameterSpec
 from spantrain.errors import UsageError
 
 __all__ = ["LAYER_BYTES", "block_of", "group_layers", "named_layers", "plain_name", "spec_of"]
@@ -51,7 +51,10 @@ def spec_of(name: str, tensor: Tensor) -> ParameterSpec:
     Raises:
         ValueError: it is empty, or of a type that cannot be averaged.
     """
-    return ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in PARAMETER_TYPES:
+        raise ValueError(f"parameter {name}: dtype must be one of {', '.join(PARAMETER_TYPES)}, got {dtype}")
+    return ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)
 
 
 def group_layers(parameters: Iterable[ParameterSpec], *, layer_bytes: int = LAYER_BYTES) -> tuple[Layer, ...]:

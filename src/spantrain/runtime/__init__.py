@@ -7,6 +7,7 @@ roster          what it knows of each worker
 meeting         where the replicas of a stage meet
 training_run    what workers ask of the run that is under way
 barrier         the end of a step: all reports in, one verdict out
+outer_meetings  where stages meet before and behind all steps, for an outer optimizer
 advice          asks for a better plan beside training, and takes the answer at a barrier
 launcher        starts this machine's workers, notices when one ends
 nursery         the process that forks them, and takes them along when it ends
@@ -31,7 +32,6 @@ following       how the members of a tensor-parallel replica do the same in the 
 work            what every member does for an action, and for how long
 inbox           samples that have arrived, in pieces, until an action takes them
 rounding        what a cut's wire format does to tensors that are sent
-blockwise       numbers as small codes and a scale for each block of them
 feed            reads samples where they are needed
 given           batches that a user's own loop gives: a desk for it, a feed for devices
 exchange        who gives whom which blocks of tensors: a pure plan
@@ -44,6 +44,8 @@ gradients       sums over replicas, and the norm
 background_sums the sums of one step, begun while its last backward runs
 background      a thread that does pieces of work in order
 part_sums       gradients of divided parameters, put together and taken apart again
+outer_part      its part in an outer optimizer, where the whole run is one of its clusters
+outer_layers    which layers of it each stage moves
 tied            sums of parameters that several stages hold copies of
 traffic         bytes on the wire since a session began
 scaling         the loss scale of float16 on one device

@@ -10,6 +10,7 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import Interrupted
 from spantrain.runtime.advice import Advice, Advising
 from spantrain.runtime.orders import StepReport, Verdict
+from spantrain.runtime.outer_meetings import meeting_of
 
 __all__ = ["StepBarrier", "StepOutcome", "SwitchFigures"]
 
@@ -113,7 +114,10 @@ class StepBarrier:
         now_s = time.monotonic()
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
-        verdict = self._verdict(step, outcome, _data_differs(reports))
+        verdict = replace(
+            self._verdict(step, outcome, _data_differs(reports)),
+            outer=meeting_of({name: report.outer for name, report in reports.items()}),
+        )
         advice = self._advice(step, reports) if outcome.loss is not None and not verdict.stop else None
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)

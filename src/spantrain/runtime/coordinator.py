@@ -25,6 +25,7 @@ from spantrain.runtime.orders import (
     PeerEntry,
     TrainOrder,
 )
+from spantrain.runtime.outer_meetings import StageMeetings
 from spantrain.runtime.roster import Gathering, Member, failure_of
 from spantrain.runtime.training_run import TrainingRun
 from spantrain.transport.control.heartbeat import FailureDetector
@@ -112,6 +113,7 @@ class Coordinator:
             "commit_step": lambda peer, payload: self._under_way().commit_step(self._name_by_peer[peer], payload),
             "checkpoint_saved": lambda peer, payload: self._under_way().note_saved(self._name_by_peer[peer], payload),
             "meeting_point": lambda _peer, payload: self._meeting.answer(payload),
+            "meet_stages": lambda peer, payload: self._under_way().meet_stages(self._name_by_peer[peer], payload),
             "given": lambda _peer, payload: self._under_way().answer_given(payload),
         }
 
@@ -222,7 +224,8 @@ class Coordinator:
         `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
         steps whose checkpoints are not kept any longer.
         """
-        self._run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches)
+        meetings = StageMeetings(frozenset(orders)) if any(order.outer for order in orders.values()) else None
+        self._run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings)
         try:
             return self.perform(orders, should_abort=should_abort, on_begin=on_begin)
         finally:
@@ -279,7 +282,7 @@ class Coordinator:
     def _abort(self, orders: Mapping[str, Order], reason: str) -> None:
         self._leave_s = _LEAVE_AFTER_FAILURE_S
         if self._run is not None:
-            self._run.barrier.abort(reason)
+            self._run.abort(reason)
         self._end_orders(orders, reason)
 
     # What workers call, each in a thread of its own.

@@ -8,6 +8,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.job import TrainJob
 from spantrain.core.links import LinkReport
+from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
 from spantrain.core.trace import Trace
@@ -23,6 +24,7 @@ __all__ = [
     "LinkOrder",
     "LinkResult",
     "Order",
+    "OuterCall",
     "PeerEntry",
     "StepReport",
     "SwitchReport",
@@ -123,6 +125,8 @@ class TrainOrder:
     """Folder of the checkpoint to begin with; files that other machines wrote may be missing in it."""
     checkpoint: CheckpointContent | None = None
     """What is in it; None: begin with new weights."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer, if it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,8 @@ class StepReport:
     """In the first step under a new plan."""
     links: tuple[LinkReport, ...] = ()
     """What it knows of the links to its peers, if it leads a replica."""
+    outer: StageReport | None = None
+    """Of the first device of a stage, where the run takes part in an outer optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +206,18 @@ class Verdict:
     """Who reads other data than whom; empty: all read the same."""
     plan: Plan | None = None
     """What all run from the next step on, in its own schedule; None: what they run now."""
+    outer: StageMeeting | None = None
+    """What all do for the outer optimizer, where the run takes part in one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterCall:
+    """What a worker brings to a meeting outside of steps, where the run takes part in an outer optimizer."""
+
+    number: int
+    """Of the meeting."""
+    report: StageReport | None
+    """Of the first device of a stage."""
 
 
 Order = ComputeOrder | ConnectOrder | EchoOrder | FrameworkOrder | LinkOrder | TrainOrder

@@ -1,5 +1,6 @@
 """Trains one device's part of a plan: the worker's side of a training run."""
 
+import itertools
 import math
 import time
 from collections import deque
@@ -7,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.outer_stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data import open_dataset
@@ -25,7 +27,16 @@ from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.given import GIVEN, GivenFeed
 from spantrain.runtime.memory import forget_peak, peak_bytes
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.orders import PeerEntry, StepReport, SwitchReport, TrainOrder, TrainResult, Verdict
+from spantrain.runtime.orders import (
+    OuterCall,
+    PeerEntry,
+    StepReport,
+    SwitchReport,
+    TrainOrder,
+    TrainResult,
+    Verdict,
+)
+from spantrain.runtime.outer_layers import moves_layers
 from spantrain.runtime.own_part import OwnPart, Surroundings, own_part
 from spantrain.runtime.recorder import Recorder
 from spantrain.runtime.scaling import GradientScaling
@@ -33,6 +44,9 @@ from spantrain.runtime.stage_member import StageMember, join_stage
 from spantrain.runtime.switch import OpenGroups, take_over
 from spantrain.runtime.traffic import Traffic
 from spantrain.transport.interface import MailboxLike
+
+if TYPE_CHECKING:
+    from spantrain.runtime.outer_part import OuterPart
 
 __all__ = ["Colleagues", "TrainSession"]
 
@@ -52,6 +66,8 @@ class Colleagues:
     open_groups: OpenGroups
     checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
     """Returns the steps whose checkpoints are not kept any longer."""
+    meet_stages: Callable[[OuterCall], StageMeeting]
+    """What all stages say of the outer optimizer outside of steps."""
     ask_given: Callable[[dict[str, Any]], dict[str, Any]]
     """What to do next, and rows of batches, where a user's own loop gives them (`runtime.given`)."""
     check_abort: Callable[[], None]
@@ -100,6 +116,9 @@ class TrainSession:
         self._scaling = GradientScaling(
             order.job, order.plan.dtype, order.checkpoint.scalars if order.checkpoint else {}
         )
+        self._outer: OuterPart | None = None
+        self._outer_notices: list[str] = []
+        self._meetings = itertools.count()
 
     def _first_part(self) -> OwnPart:
         order, here = self._order, self._here
@@ -135,6 +154,7 @@ class TrainSession:
             with self._checkpoints:
                 self._train()
         finally:
+            self._leave_outer()
             self._part.close()
             self._part.member.executor.discard()
         return self._result()
@@ -148,10 +168,12 @@ class TrainSession:
 
     def _train(self) -> None:
         step = self._order.first_step
+        self._join_outer(step)
         self._colleagues.begin()
         evaluate = True
         while True:
             if isinstance(self._training, GivenFeed) and not self._training.next_step(step, self._save):
+                self._finish_outer(step)
                 break
             evaluation = self._evaluate(step) if evaluate else None
             self._recorder.begin_step()
@@ -164,6 +186,10 @@ class TrainSession:
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
             step += 1
+            if self._outer and verdict.outer:
+                self._outer.follow(verdict.outer, step)
+            if verdict.stop:
+                self._finish_outer(step)
             if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
@@ -171,14 +197,44 @@ class TrainSession:
                 break
             if verdict.plan is not None:
                 self._switch(verdict.plan, step)
+        self._leave_outer()
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
+
+    def _join_outer(self, step: int) -> None:
+        """Take part in the outer optimizer from a step on, if the run does."""
+        if self._order.outer is None:
+            return
+        # Imported here: it takes a while, and most runs take part in none.
+        from spantrain.runtime.outer_part import OuterPart
+
+        self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages)
+        self._outer.begin(step)
+
+    def _meet_stages(self, report: StageReport | None) -> StageMeeting:
+        return self._colleagues.meet_stages(OuterCall(number=next(self._meetings), report=report))
+
+    def _finish_outer(self, step: int) -> None:
+        """Give what is left, and take the version with it."""
+        if self._outer:
+            self._outer.finish(step)
+
+    def _leave_outer(self) -> None:
+        if self._outer:
+            self._outer_notices += self._outer.notices
+            self._outer.close()
+            self._outer = None
 
     def _switch(self, plan: Plan, step: int) -> None:
         """Go over to another plan before a step, together with all other devices."""
         start_s = time.monotonic()
         part = self._part
+        rejoin = self._outer is not None and moves_layers(part.plan, plan)
+        if rejoin:
+            # What is under way would end with the stages that it belongs to.
+            self._finish_outer(step)
+            self._leave_outer()
         # Users' functions for the model were checked against those that this worker may call.
         plan = replace(plan, model=part.plan.model)
         self._colleagues.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
@@ -189,6 +245,10 @@ class TrainSession:
         part.stage_sum.close()
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
+        if rejoin:
+            self._join_outer(step)
+        elif self._outer:
+            self._outer.hold(self._part)
         end_s = time.monotonic()
         self._recorder.switched(f"change to plan {plan.generation}", step, start_s, end_s)
         self._switch_report = SwitchReport(duration_s=end_s - start_s, received_bytes=received_bytes)
@@ -260,6 +320,7 @@ class TrainSession:
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
             switch=self._switch_report,
             links=part.actions.driver.link_reports() if part.actions.driver else (),
+            outer=self._outer.report() if self._outer else None,
         )
 
     def _update(self, step: int, verdict: Verdict) -> None:
@@ -299,7 +360,7 @@ class TrainSession:
             overrun_actions=device.overruns if isinstance(device, EmulatedDevice) else 0,
             peak_bytes=self._peak(),
             overhead_s=tuple(self._overhead_s),
-            notices=self._part.member.notices,
+            notices=(*self._part.member.notices, *self._outer_notices),
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from spantrain.config.artefacts import from_json, to_json
+from spantrain.core.outer_stages import StageMeeting
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
 from spantrain.models.device import Device, open_device, real_compute_ratio
@@ -33,6 +34,7 @@ from spantrain.runtime.orders import (
     EchoOrder,
     LinkOrder,
     LinkResult,
+    OuterCall,
     PeerEntry,
     StepReport,
     TrainOrder,
@@ -228,6 +230,7 @@ class Worker:
             commit_step=self._commit_step,
             open_groups=lambda plan, stage_index: self._open_groups(plan, stage_index, device),
             checkpoint_saved=self._checkpoint_saved,
+            meet_stages=self._meet_stages,
             ask_given=lambda question: self._client.call("given", question, timeout_s=_CALL_TIMEOUT_S),
             check_abort=lambda: self._check_abort(order_id),
             begin=self._begin,
@@ -249,6 +252,9 @@ class Worker:
     def _commit_step(self, report: StepReport) -> Verdict:
         answer = self._ask("commit_step", to_json(report))
         return from_json(Verdict, answer, "verdict")
+
+    def _meet_stages(self, call: OuterCall) -> StageMeeting:
+        return from_json(StageMeeting, self._ask("meet_stages", to_json(call)), "meeting of stages")
 
     def _checkpoint_saved(self, saved: SavedFile) -> tuple[int, ...]:
         answer = self._client.call("checkpoint_saved", to_json(saved), timeout_s=_CALL_TIMEOUT_S)

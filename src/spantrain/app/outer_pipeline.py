@@ -1,0 +1,52 @@
+"""A training run as one cluster of an outer optimizer: as `spantrain outer run` says, if the plan allows it."""
+
+import os
+from collections.abc import Mapping
+
+from spantrain.app.session import Session
+from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
+from spantrain.core.plan import Plan
+from spantrain.errors import ConfigError
+from spantrain.outer.client_environment import ClientEnvironment
+
+__all__ = ["check_outer", "outer_cluster"]
+
+_INNER_STEPS = 64
+
+
+def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | None:
+    """Return as whom this command was started by `spantrain outer run`; None if it was not.
+
+    Raises:
+        UsageError: its variables are not whole.
+    """
+    if not variables.get("SPANTRAIN_OUTER_MASTER"):
+        return None
+    found = ClientEnvironment.read(variables)
+    return OuterCluster(
+        master=found.master,
+        token=found.token,
+        cluster=found.cluster,
+        inner_steps=found.inner_steps or _INNER_STEPS,
+        encrypted=found.encrypted,
+    )
+
+
+def check_outer(plan: Plan, job: TrainJob, session: Session) -> None:
+    """Make sure that a run can be a cluster.
+
+    Raises:
+        ConfigError: it divides parameters among devices, overlaps steps, or its devices reach no master.
+    """
+    divided = [
+        "+".join(replica.devices) for stage in plan.stages for replica in stage.replicas if len(replica.devices) > 1
+    ]
+    problems = [
+        f"{', '.join(divided)} divide tensors among them (plan without tensor parallelism)" if divided else "",
+        "steps overlap (leave --staleness out)" if job.staleness else "",
+        "its devices are in an emulated network, which leads to no master (--no-network)" if session.testbed else "",
+    ]
+    found = "; ".join(filter(None, problems))
+    if found:
+        raise ConfigError(f"this run cannot be a cluster of an outer optimizer: {found}")

@@ -1,0 +1,27 @@
+"""What a stage of a pipeline does with its parameters at the leader's order: the arithmetic of `outer.cluster`."""
+
+from spantrain.core.outer_stages import StageOrder
+from spantrain.outer.cluster import ClusterCopy, TakenPush
+from spantrain.outer.numerics import Tensors
+
+__all__ = ["carry_out"]
+
+
+def carry_out(copy: ClusterCopy, order: StageOrder, version: Tensors) -> TakenPush | None:
+    """Do what all stages do behind the same step; `version`: this stage's tensors of what the order's pull brought.
+
+    Returns what was copied, if the order is to push.
+
+    >>> import torch
+    >>> from spantrain.core.outer_events import Ticket
+    >>> weight = torch.tensor([3.0])
+    >>> copy = ClusterCopy({"weight": weight})
+    >>> carry_out(copy, StageOrder(pull=Ticket(1, 1), version=5), {"weight": torch.tensor([7.0])})
+    >>> weight
+    tensor([7.])
+    """
+    if order.skipped:
+        copy.skipped()
+    if order.pull is not None:
+        copy.pulled(version, counted=order.counted, left_out=order.left_out)
+    return copy.take() if order.push else None

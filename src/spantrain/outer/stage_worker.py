@@ -1,0 +1,235 @@
+"""A pipeline's stage that does not lead its cluster: moves its own layers as the master says, and tells how far it is.
+
+Di-PS, 3.1: workers of all pipeline ranks talk to the shards themselves. Kept: that; the cluster's leader alone decides
+(`outer.stage_leader`). Decided here: a version stays here, whole, until the leader orders it or says that it never
+will; what is sent is the copy of the last push that was ordered, which the master is not asked for before all stages
+have theirs. A worker answers for its layers to the master itself, so that the next ones need not wait for a step's end.
+"""
+
+import threading
+
+from torch import Tensor
+
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_commands import OuterCommand
+from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
+from spantrain.core.outer_layers import Layer, ShardLayout
+from spantrain.core.outer_stages import StageMeeting, StageReport
+from spantrain.errors import ProtocolError, SpanTrainError
+from spantrain.outer.client_hands import ClientHands
+from spantrain.outer.client_session import WireLike
+from spantrain.outer.cluster import ClusterCopy, TakenPush
+from spantrain.outer.link import LinkLike, MasterWelcome
+from spantrain.outer.numerics import Tensors
+from spantrain.outer.stage_copy import carry_out
+from spantrain.transport.interface import PeerAddress
+from spantrain.transport.layers_interface import LayerKey
+
+__all__ = ["StageWorker"]
+
+
+class StageWorker:
+    """Hears link and wire (`LinkListener`, `WireListener`), and the boundaries of steps."""
+
+    def __init__(self, name: str, layers: tuple[Layer, ...], own: tuple[int, ...], copy: ClusterCopy) -> None:
+        """Begin without a connection; `layers`: of the whole model, `own`: those that it moves."""
+        self.name = name
+        self._layers, self._own, self._copy = layers, frozenset(own), copy
+        self._hands = ClientHands(name)
+        self._link: LinkLike | None = None
+        self._wire: WireLike | None = None
+        self._changed = threading.Condition()
+        """Held for all below; notified whenever something was heard."""
+        self.heard = 0
+        """How often that was."""
+        self._connected = False
+        self._number = 0
+        self._taken: TakenPush | None = None
+        self._moves: dict[LayerKey, Transfer] = {}
+        self._push: Ticket | None = None
+        self._unsent: set[int] = set()
+        self._sent: Ticket | None = None
+        self._pull: Ticket | None = None
+        self._missing: set[int] = set()
+        self._coming: dict[str, Tensor] = {}
+        self._whole: dict[Ticket, Tensors] = {}
+        self._last_whole: Ticket | None = None
+
+    def connect(self, link: LinkLike, wire: WireLike) -> None:
+        """Talk by these from now on."""
+        self._link, self._wire = link, wire
+
+    def close(self) -> None:
+        """End; link and wire are closed here."""
+        self._hands.close()
+        if self._link:
+            self._link.close()
+        if self._wire:
+            self._wire.close()
+
+    # At the boundaries of steps.
+
+    def report(self) -> StageReport:
+        """Say how far this stage is."""
+        with self._changed:
+            return StageReport(connected=self._connected, taken=self._number, sent=self._sent, whole=self._last_whole)
+
+    def follow(self, meeting: StageMeeting) -> None:
+        """Do what the leader orders.
+
+        Raises:
+            ProtocolError: it orders a version that is not here.
+        """
+        order = meeting.order
+        with self._changed:
+            version = self._whole.pop(order.pull, None) if order.pull is not None else {}
+            if order.floor is not None:
+                self._whole = {pull: one for pull, one in self._whole.items() if pull >= order.floor}
+        if version is None:
+            raise ProtocolError(f"{self.name}: the leader orders version {order.version}, which did not come here")
+        taken = carry_out(self._copy, order, version)
+        with self._changed:
+            if taken is not None:
+                self._taken, self._number = taken, order.push
+
+    def wait(self, heard: int, limit_s: float) -> None:
+        """Wait until something was heard since `heard` was read, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
+
+    # From the link.
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Take note of a new connection: what was moving has ended; a worker does not register."""
+        with self._changed:
+            self._hands.connect()
+            for ticket in {key.ticket for key in self._moves}:
+                self._forget(ticket)
+            # As `ClientSession.joined`: what was connected may be of a network that was cut.
+            self._hands.do(lambda: self._the_wire.set_peers(()))
+            self._hands.do(lambda: self._the_wire.set_peers(welcome.peers))
+            self._connected = True
+            self._notify()
+        return ()
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return nothing: the leader says that the cluster lives."""
+        return ()
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Pass on where shards listen."""
+        self._hands.do(lambda: self._the_wire.set_peers(peers))
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
+        """Return nothing: the layers are known here."""
+        return ()
+
+    def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
+        """Train on: nothing moves until there is a connection again."""
+        with self._changed:
+            self._connected = False
+            self._notify()
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Move a layer; a worker is told nothing else."""
+        if isinstance(command, do.Move) and command.transfer.layer in self._own:
+            with self._changed:
+                if command.way is Way.PUSH:
+                    self._send(command)
+                else:
+                    self._expect(command)
+
+    def _send(self, command: do.Move) -> None:
+        transfer, taken = command.transfer, self._taken
+        if taken is None or (self._push is not None and transfer.ticket < self._push):
+            return
+        if transfer.ticket != self._push:
+            self._forget(self._push)
+            self._push, self._unsent = transfer.ticket, set(self._own)
+        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        self._moves[key] = transfer
+        specs = self._layers[transfer.layer].parameters
+
+        def send() -> None:
+            try:
+                tensors = taken.first(specs) if command.parameters else taken.sent(specs, transfer.wire_format)
+                self._the_wire.send(transfer.shard, key, tensors)
+            except (SpanTrainError, ValueError) as error:
+                self.lost(transfer.shard, key, str(error))
+
+        self._hands.do(send)
+
+    def _expect(self, command: do.Move) -> None:
+        transfer = command.transfer
+        if self._pull is not None and transfer.ticket < self._pull:
+            return
+        if transfer.ticket != self._pull:
+            self._forget(self._pull)
+            self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
+        key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        self._moves[key] = transfer
+        specs = self._layers[transfer.layer].parameters
+
+        def expect() -> None:
+            try:
+                self._the_wire.expect(transfer.shard, key, specs)
+            except (SpanTrainError, ValueError) as error:
+                self.lost(transfer.shard, key, str(error))
+
+        self._hands.do(expect)
+
+    # From the wire.
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:  # noqa: ARG002
+        """Take a layer of a version."""
+        with self._changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is None or key.ticket != self._pull:
+                return
+            self._coming.update(tensors)
+            self._missing.discard(key.layer)
+            if not self._missing:
+                self._whole[key.ticket], self._coming = self._coming, {}
+                self._last_whole = key.ticket
+            self._tell(on.Moved(way=Way.PULL, transfer=transfer))
+            self._notify()
+
+    def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
+        """Note that a layer of a push has left."""
+        with self._changed:
+            if self._moves.pop(key, None) is None or key.ticket != self._push:
+                return
+            self._unsent.discard(key.layer)
+            if not self._unsent:
+                self._sent = key.ticket
+            self._notify()
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
+        """Tell the master that a layer did not come, or could not be sent: it ends the push or pull for all stages."""
+        with self._changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is not None:
+                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+
+    def _forget(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
+            self._hands.do(lambda: self._the_wire.forget(ticket))
+
+    def _tell(self, event: OuterEvent) -> None:
+        self._hands.do(lambda: self._the_link.tell(event))
+
+    def _notify(self) -> None:
+        self.heard += 1
+        self._changed.notify_all()
+
+    @property
+    def _the_link(self) -> LinkLike:
+        assert self._link, "connect first"
+        return self._link
+
+    @property
+    def _the_wire(self) -> WireLike:
+        assert self._wire, "connect first"
+        return self._wire

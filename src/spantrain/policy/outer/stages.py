@@ -1,0 +1,113 @@
+"""When a pipeline that is one cluster pushes and takes versions: its leader's decisions, one at each step's end.
+
+Di-PS, 3.1, has each pipeline rank send and get its own layers, and says nothing of how they agree. Decided here: all
+stages copy their parameters behind the same step and take a version behind the same step, since the leader's order
+reaches them with the verdict that ends the step. The master is asked for a push only when all stages have their copies,
+and a version is ordered only when all of it is there, so no message can find a stage with another round's tensors. Who
+fails to send or to get ends the push or pull for all; training never waits.
+"""
+
+from collections.abc import Collection, Mapping
+
+from spantrain.core.outer_events import Ticket
+from spantrain.core.outer_stages import StageOrder, StageReport
+
+__all__ = ["StageRounds"]
+
+
+class StageRounds:
+    """Counts steps and tokens; says what all stages do, and when to ask the master.
+
+    >>> rounds = StageRounds(["w1"], inner_steps=2)
+    >>> rounds.step(10)
+    >>> rounds.order(can_push=True).push
+    0
+    >>> rounds.step(10)
+    >>> rounds.order(can_push=True).push
+    1
+    >>> rounds.to_ask({"w1": StageReport(taken=0)}), rounds.to_ask({"w1": StageReport(taken=1)})
+    (None, 20)
+    """
+
+    def __init__(self, others: Collection[str], *, inner_steps: int) -> None:
+        """Begin a round; `others`: devices that move layers beside the leader."""
+        self._others = tuple(others)
+        self._inner_steps = self._next_push = inner_steps
+        self._steps = 0
+        self._number = 0
+        self._unasked = False
+        """Whether the last push was ordered, and not asked for."""
+        self._open = False
+        """Whether it is not known what became of it."""
+        self._own = 0
+        """Tokens since the last push."""
+        self._begun = False
+        """Whether there was a step since."""
+        self._waiting = 0
+        """Tokens of pushes that came to nothing."""
+        self._pushed = 0
+        """Tokens of a push that has not ended."""
+
+    @property
+    def some_left(self) -> bool:
+        """Whether anything was learned that is in no version, as far as is known here."""
+        return self._to_push or self._open
+
+    @property
+    def _to_push(self) -> bool:
+        return self._begun or self._waiting > 0
+
+    def step(self, tokens: int) -> None:
+        """Count a step."""
+        self._steps += 1
+        self._own += tokens
+        self._begun = True
+
+    def order(
+        self, *, can_push: bool, wants_first: bool = False, everything: bool = False, skipped: bool = False,
+        pull: Ticket | None = None, version: int = 0, counted: bool = False, left_out: bool = False,
+        over: bool = False, floor: Ticket | None = None,
+    ) -> StageOrder:  # fmt: skip
+        """Return what all do now.
+
+        Args:
+            can_push: connected, and no push under way
+            wants_first: nobody has brought parameters
+            everything: push whatever there is, however few steps
+            skipped: the last push came to nothing
+            pull: that brought a version which is whole on all stages
+            version: its number
+            counted: the last push is part of it
+            left_out: of its update
+            over: what was waited for outside of steps has come
+            floor: no pull before this one will be ordered
+        """
+        if skipped:
+            self._waiting, self._pushed = self._waiting + self._pushed, 0
+            self._next_push = self._steps
+        if counted:
+            self._pushed = 0
+        self._open = self._open and not (skipped or counted)
+        due = self._steps >= self._next_push or everything
+        push = can_push and not self._unasked and not over and (wants_first or (due and self._to_push))
+        if push:
+            self._begin_push()
+        return StageOrder(
+            skipped=skipped, pull=pull, version=version, counted=counted, left_out=left_out,
+            push=self._number if push else 0, over=over, floor=floor,
+        )  # fmt: skip
+
+    def _begin_push(self) -> None:
+        self._number += 1
+        self._unasked = self._open = True
+        self._pushed = self._waiting + self._own
+        self._waiting = self._own = 0
+        self._begun = False
+        self._next_push = self._steps + self._inner_steps
+
+    def to_ask(self, reports: Mapping[str, StageReport]) -> int | None:
+        """Return the tokens to ask for a push with, once all stages have copied their parameters for it."""
+        if not self._unasked or any(reports[name].taken < self._number for name in self._others):
+            return None
+        self._unasked = False
+        return self._pushed

@@ -1,0 +1,152 @@
+"""A device's part in an outer optimizer, where the whole run is one of its clusters.
+
+Di-PS, 3.1: workers with the first data-parallel rank send and get the layers of their pipeline rank, the others get
+them from those. Kept: that. Here the first device of each stage moves the stage's layers; a version that all take
+behind the same step goes from there to the stage's other devices, and to stages that hold copies of tied parameters.
+Optimizer state stays each cluster's own.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageOrder, StageReport
+from spantrain.outer.cluster import ClusterCopy
+from spantrain.outer.stage_connect import lead_stages, work_as_stage, worker_name
+from spantrain.outer.stage_leader import StageLeader
+from spantrain.outer.stage_worker import StageWorker
+from spantrain.runtime.outer_layers import StageLayers, leader_of, stage_layers
+from spantrain.runtime.own_part import OwnPart, Surroundings
+from spantrain.runtime.tied import Tied, tied_across_stages
+
+__all__ = ["OuterPart"]
+
+_START_S = 30.0
+"""How long to wait, before the first step, for the newest version or until this cluster brings the first."""
+_FINISH_S = 60.0
+"""How long to wait, behind the last step, for the version with all that was learned."""
+_SLICE_S = 0.25
+_LANE = "outer:"
+
+Meet = Callable[[StageReport | None], StageMeeting]
+"""Comes to the next meeting outside of steps."""
+
+
+class OuterPart:
+    """Takes part at the boundaries of steps; all devices of the run do the same there."""
+
+    def __init__(self, cluster: OuterCluster, here: Surroundings, part: OwnPart, meet: Meet) -> None:
+        """Begin to connect; nothing is waited for.
+
+        Raises:
+            UsageError: a cut runs through a layer, or address or token are none.
+        """
+        self._cluster, self._here, self._meet = cluster, here, meet
+        self.hold(part)
+        plan, stage = part.plan, part.member.stage_index
+        self._tokens = plan.global_batch * (plan.model.sequence_length or 1)
+        self.notices: list[str] = []
+        """What is to be told at the end."""
+        self._end: StageLeader | StageWorker | None = None
+        if here.name == leader_of(plan, stage):
+            self._end = self._connected(stage_layers(plan, here.graph))
+
+    def hold(self, part: OwnPart) -> None:
+        """From now on this is what the device has; the same devices lead the same units."""
+        self._part = part
+        member = part.member
+        self._tied: tuple[Tied, ...] = tied_across_stages(part.plan, member.stage_index, member.graph, member.units)
+
+    def _connected(self, found: StageLayers) -> StageLeader | StageWorker | None:
+        plan, stage = self._part.plan, self._part.member.stage_index
+        if stage not in found.by_stage:
+            return None
+        parameters = self._part.holding.parameters
+        copy = ClusterCopy({name: parameters[name].detach() for name in found.names(stage)})
+        own, cluster = found.by_stage[stage], self._cluster
+        if stage != found.leader:
+            return work_as_stage(cluster, found.layers, copy, name=worker_name(cluster.cluster, stage), own=own)
+        others = {
+            leader_of(plan, other): (worker_name(cluster.cluster, other), layers)
+            for other, layers in found.by_stage.items()
+            if other != stage
+        }
+        return lead_stages(cluster, found.layers, copy, own=own, others=others)
+
+    def close(self) -> None:
+        """Leave: what was not pushed is this cluster's own."""
+        end, self._end = self._end, None
+        if end is not None:
+            end.close()
+
+    # Behind a step.
+
+    def report(self) -> StageReport | None:
+        """Count the step that ends; say how far this stage is, if this device leads one."""
+        if isinstance(self._end, StageLeader):
+            self._end.step(self._tokens)
+        return self._end.report() if self._end else None
+
+    def follow(self, meeting: StageMeeting, step: int) -> None:
+        """Do what the leader orders, before a step."""
+        if self._end:
+            self._end.follow(meeting)
+        if meeting.order.pull is not None:
+            self._pass_on(meeting.order, step)
+
+    @torch.no_grad()
+    def _pass_on(self, order: StageOrder, step: int) -> None:
+        """Give parameters to other stages that hold copies of them, and to the stage's other devices."""
+        part = self._part
+        stage, named = part.member.stage_index, part.parameters
+        if self._tied and self._here.name == leader_of(part.plan, stage):
+            post = part.post(self._here, step)
+            for tied in self._tied:
+                one, lane = named[tied.parameter].detach(), f"{_LANE}{order.pull}:{tied.group}"
+                if stage < min(tied.other_stages):
+                    for other in tied.other_stages:
+                        post.send(leader_of(part.plan, other), lane, one.cpu().clone().unsqueeze(0))
+                elif stage > min(tied.other_stages):
+                    one.copy_(post.receive(lane)[0])
+        for name in sorted(named):
+            part.member.groups.world.broadcast(named[name].detach())
+
+    # Outside of steps.
+
+    def begin(self, step: int) -> None:
+        """Wait, before a step, for the newest version, or until this cluster brings the first; not for long."""
+        if not self._until(lambda leader: leader.has_begun, _START_S, step, everything=False):
+            self._note(f"no version came within {_START_S:.0f} s: trains by itself until the master is in reach")
+
+    def finish(self, step: int) -> None:
+        """Push what is left, and wait for the version with it; not for ever."""
+        if not self._until(lambda leader: leader.has_given_all, _FINISH_S, step, everything=True):
+            self._note(f"the last push was in no version after {_FINISH_S:.0f} s")
+        if isinstance(self._end, StageLeader):
+            metrics = self._end.session.meter.read()
+            skipped = sum(metrics.skipped.values())
+            self._note(f"version {metrics.version}, {metrics.outer_rounds} rounds, {skipped} of no use")
+
+    def _until(self, over: Callable[[StageLeader], bool], limit_s: float, step: int, *, everything: bool) -> bool:
+        """Meet until the leader says that it is over; return False on the leader if it came to its limit."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            self._here.check_abort()
+            end, reached = self._end, True
+            heard = end.heard if end else 0
+            report = None
+            if isinstance(end, StageLeader):
+                reached = over(end)
+                report = end.report(everything=everything, over=reached or time.monotonic() >= deadline_s)
+            elif end:
+                report = end.report()
+            meeting = self._meet(report)
+            self.follow(meeting, step)
+            if meeting.order.over:
+                return reached
+            if end:
+                end.wait(heard, _SLICE_S)
+
+    def _note(self, text: str) -> None:
+        self.notices.append(f"outer optimizer, cluster {self._cluster.cluster}: {text}")

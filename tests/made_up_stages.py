@@ -1,0 +1,139 @@
+"""A pipeline's stages as one cluster of the outer optimizer, without a pipeline: real sessions, a made-up network."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from made_up_clients import MadeUpConnector, MadeUpServer
+from patience import PATIENCE_S
+from spantrain.config.json_codec import from_json, to_json
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.core.outer_stages import StageMeeting
+from spantrain.outer.cluster import ClusterCopy
+from spantrain.outer.grouping import group_layers, spec_of
+from spantrain.outer.link import MasterWelcome
+from spantrain.outer.stage_leader import LeaderSession, StageLeader
+from spantrain.outer.stage_worker import StageWorker
+
+BLOCKS = 3
+"""Of the model: a layer each."""
+
+
+class StagesServer(MadeUpServer):
+    """Knows workers as well: they are connected, but do not register."""
+
+    def _join(self, cluster: str, session: Any) -> None:
+        if "/" not in cluster:
+            super()._join(cluster, session)
+            return
+        self.clients[cluster] = session
+        welcome = MasterWelcome(layout=None, rule=self.rule, settings=self.settings, peers=())
+        assert session.joined(welcome) == ()
+
+    def _pass(self, command: Any) -> None:
+        super()._pass(command)
+        if isinstance(command, do.Move) and command.transfer.worker != command.transfer.cluster:
+            if command.transfer.worker in self.clients:
+                self._to_cluster(command.transfer.worker, command)
+            else:
+                self._lose(command.way, command.transfer, "not connected")
+
+    def _lose(self, way: on.Way, transfer: on.Transfer, reason: str) -> None:
+        self.post(lambda: self._tell(on.TransferLost(way=way, transfer=transfer, reason=reason)))
+
+    def cut(self, cluster: str) -> None:
+        super().cut(cluster)
+        for way, transfer in self.master.transfers if self.master else ():
+            if transfer.worker == cluster:
+                self._lose(way, transfer, "cut off")
+
+
+class Fleet:
+    """Stages that hold equal numbers and add the same to them: whatever mixes versions or rounds makes them unlike."""
+
+    def __init__(self, server: StagesServer, cluster: str = "a", *, stages: int = 3, inner_steps: int = 2) -> None:
+        self.server, self.cluster = server, cluster
+        self.held: list[dict[str, Tensor]] = [{} for _ in range(stages)]
+        for block in range(BLOCKS):
+            self.held[block * stages // BLOCKS] |= {f"h.{block}.w": torch.zeros(4), f"h.{block}.b": torch.zeros(2)}
+        layers = group_layers(spec_of(name, one) for held in self.held for name, one in held.items())
+        own = {
+            k: tuple(i for i, layer in enumerate(layers) if layer.parameters[0].name in self.held[k])
+            for k in range(stages)
+        }
+        names = {k: f"{cluster}/w{k}" if k else cluster for k in range(stages)}
+        # Pauses pass a thousand times as fast.
+        session = LeaderSession(
+            cluster, layers, workers={names[k]: own[k] for k in own}, clock=lambda: 1000 * time.monotonic()
+        )
+        connector = MadeUpConnector(server)
+        session.connect(*connector.connect(session, cluster, layers))
+        self.leader = StageLeader(
+            session, ClusterCopy(self.held[0]), {f"d{k}": names[k] for k in range(1, stages)},
+            inner_steps=inner_steps, start=connector.start,
+        )  # fmt: skip
+        self.workers = {
+            f"d{k}": StageWorker(names[k], layers, own[k], ClusterCopy(self.held[k])) for k in range(1, stages)
+        }
+        for worker in self.workers.values():
+            own_connector = MadeUpConnector(server)
+            worker.connect(*own_connector.connect(worker, worker.name, layers))
+            own_connector.start()
+        self.meetings: list[StageMeeting] = []
+
+    @property
+    def values(self) -> list[float]:
+        """The number that each stage holds, everywhere in it."""
+        found = []
+        for held in self.held:
+            (value,) = torch.cat(list(held.values())).unique().tolist()
+            found.append(value)
+        return found
+
+    def step(self, delta: float, tokens: int = 8) -> None:
+        """Train all stages."""
+        for held in self.held:
+            for one in held.values():
+                one.add_(delta)
+        self.leader.step(tokens)
+        self.meet()
+
+    def meet(self, **leader: Any) -> StageMeeting:
+        """All come to a boundary; each hears it as it was sent."""
+        reports = {"d0": self.leader.report(**leader), **{name: one.report() for name, one in self.workers.items()}}
+        meeting = from_json(StageMeeting, to_json(StageMeeting(reports=reports)), "meeting")
+        self.meetings.append(meeting)
+        for worker in self.workers.values():
+            worker.follow(meeting)
+        self.leader.follow(meeting)
+        assert len(set(self.values)) == 1, f"stages hold different versions: {self.values}"
+        return meeting
+
+    def until(self, over: str, *, everything: bool = False) -> None:
+        """Meet until the leader says that something holds."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < deadline_s, f"never {over}; the last meeting: {self.meetings[-1]}"
+            heard = self.leader.heard
+            if self.meet(everything=everything, over=getattr(self.leader, over)).order.over:
+                return
+            self.leader.wait(heard, 0.01)
+
+    @property
+    def shared(self) -> list[Tensor]:
+        """The shards' parameters."""
+        return list(self.server.parameters.values())
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.leader.close()
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""Two clusters of an outer optimizer: a pipeline of two processes, and a plain loop over the same model."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from made_up_clients import EXACT
+from patience import PATIENCE_S
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
+from spantrain.app.steps import StepLoop
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.config.artefacts import write_profile
+from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
+from spantrain.core.spans import Span
+from spantrain.errors import ConfigError
+from spantrain.library.state import state_of
+from spantrain.models.data import open_dataset
+from spantrain.outer.local import LocalParameterServer
+from spantrain.outer.master_config import MasterConfig
+from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
+from spantrain.policy.outer.settings import OuterSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS, INNER_STEPS = 10, 2
+HALVES = [Span(0, 2), Span(2, 4)]
+CONFIG = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=OuterSettings(clip_norm=None, grace_s=0.0))
+
+
+class Notes(SilentReporter):
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def plan(make_plan, spec_of):
+    return make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [HALVES, HALVES], "1f1b")
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, plan):
+    options = SessionOptions(network=False)
+    with open_session(plan.cluster, plan.devices, options, tmp_path_factory.mktemp("logs"), SilentReporter()) as opened:
+        yield opened
+
+
+def request_of(plan, law_profile, out: Path, outer: OuterCluster, **job) -> TrainRequest:
+    profile = law_profile(plan.cluster, plan.model)
+    write_profile(profile, out / "profile.json")
+    return TrainRequest(
+        plan=plan, profile=profile, profile_path=str(out / "profile.json"), schedule=plan.schedule, out=out,
+        job=TrainJob(steps=STEPS, seed=5, learning_rate=0.01, adapter="off", **job), outer=outer,
+    )  # fmt: skip
+
+
+def joined(server: LocalParameterServer, parameters: dict[str, torch.Tensor]) -> OuterOptimizer:
+    return OuterOptimizer(
+        parameters, master=server.address, token=server.token, cluster="plain", inner_steps=INNER_STEPS,
+        options=OuterOptions(wait_for_start_s=PATIENCE_S),
+    )  # fmt: skip
+
+
+def test_a_pipeline_and_a_plain_loop_share_a_model(session, plan, law_profile, reference, tmp_path):
+    torch.set_num_threads(1)
+    _, named = reference(plan.model, 1)
+    named.pop("lm_head.weight")  # the embedding, once more
+    plain = {name: one.detach().clone() for name, one in named.items()}
+    rows, reporter = open_dataset(plan.model), Notes()
+    with LocalParameterServer(CONFIG) as server:
+        outer = OuterCluster(master=server.address, token=server.token, cluster="pipeline", inner_steps=INNER_STEPS)
+        with StepLoop(session, request_of(plan, law_profile, tmp_path, outer), reporter) as loop:
+            for step in range(STEPS):
+                indices = list(range(4 * step, 4 * step + 4))
+                loop.step(rows.inputs(indices), rows.labels(indices))
+                if step == 0:
+                    other = joined(server, plain)
+                if step < 6:
+                    for one in plain.values():
+                        one.mul_(0.99)
+                    other.step(tokens=32)
+                if step == 6:
+                    assert other.metrics.version >= 1
+                    other.close()
+            folder = loop.save()
+            assert loop.close() is not None
+        with joined(server, plain) as again:
+            version = again.metrics.version
+        status = server.status()
+    trained = state_of(Path(folder))
+    for name, one in plain.items():
+        assert torch.equal(one, trained[name]), name
+    assert any(f"cluster pipeline: version {version}, " in note for note in reporter.notes), reporter.notes
+    assert {one.name: one.tokens for one in status.clusters}["pipeline"] == STEPS * 4 * 8
+    assert status.updates == version
+    assert not re.search(server.token, "".join(reporter.notes))
+
+
+def test_what_cannot_be_a_cluster_is_refused(session, plan, law_profile, tmp_path):
+    outer = OuterCluster(master="nowhere:1", token="none", cluster="a")
+    request = request_of(plan, law_profile, tmp_path, outer, staleness=1)
+    with pytest.raises(ConfigError, match=r"steps overlap \(leave --staleness out\)"):
+        train(session, request, StopRequest(), SilentReporter())
