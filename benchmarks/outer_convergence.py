@@ -1,4 +1,4 @@
-"""Print what training over four clusters comes to, by method: `outer_convergence.py [--seeds N] [--keep DIR] [--quick]`.
+"""Print what training over four clusters comes to, by method: `outer_convergence.py [--seeds N] [--keep DIR]`.
 
 After Di-PS, 4.1 and figures 2, 7 and 12: a GPT of 1.07 million parameters on real text, four clusters, H = 64 and 16,
 speeds with uniform gaps or one cluster 5.2 times as slow. Told is the held-out loss when all clusters together have
@@ -27,31 +27,34 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from outer_gpt import Recipe
-from outer_training import SPEEDS, Run, Trained, train_or_read
+from outer_training import SPEEDS, Run, Trained, kept_of, train_or_read
 from results import line_plot, save
-from spantrain.outer.numerics import OuterRule
+from spantrain.policy.outer.rule import OuterRule
 
 MAIN = ("0-50 %", "5.2 times")
 """Speeds that are tried with all seeds."""
-SPOILS = ("noise", "loud noise", "huge", "nan")
+AWAY = "away"
+SPOILS = (AWAY, "noise", "huge", "nan", "loud noise")
+"""Away: that cluster is not there, for comparison."""
 WITHIN, CHANGED = 0.01, 0.01
+RULES = "0.7/0.8,0.9/0.7,0.9/0.5"
+"""That are tried: the paper's, and two that look less far ahead."""
 Results = dict[Run, Trained]
 Chosen = Mapping[str, OuterRule]
 """By method."""
 
 
-def tries(common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
-    """Return the first seed's runs of each method with each rule."""
+def tries(methods: Sequence[str], common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
+    """Return the first seed's runs of methods with each rule."""
     found = []
-    for rule in rules:
-        mine: dict[str, Any] = {**common, "recipe": replace(recipe, rule=rule)}
-        found += [Run(method="outer", speeds=speeds, **mine) for speeds in MAIN]
-        found.append(Run(method="diloco", **mine))
-        found += [Run(method="async-diloco", speeds=speeds, **mine) for speeds in MAIN]
+    for rule, method in product(rules, methods):
+        mine: dict[str, Any] = {**common, "recipe": replace(recipe, rule=rule), "method": method}
+        found += [Run(**mine)] if method == "diloco" else [Run(speeds=speeds, **mine) for speeds in MAIN]
     return found
 
 
@@ -64,53 +67,72 @@ def chosen_of(found: Results, inner_steps: int) -> Chosen:
     return {method: min(by_rule, key=lambda rule: statistics.mean(by_rule[rule])) for method, by_rule in losses.items()}
 
 
-def others(common: Mapping[str, Any], recipe: Recipe, chosen: Chosen, seeds: int, *, all_of_it: bool) -> list[Run]:
-    """Return what is trained besides, each method with its rule; what matters most first."""
-    recipes = {method: replace(recipe, rule=rule) for method, rule in chosen.items()}
-    outer: dict[str, Any] = {**common, "method": "outer", "recipe": recipes["outer"]}
+def seeds_of(common: Mapping[str, Any], recipes: Mapping[str, Recipe], seeds: int) -> list[Run]:
+    """Return the runs of the other seeds, each method with its rule."""
     found = []
     for seed in range(1, seeds):
         found.append(Run(method="diloco", seed=seed, recipe=recipes["diloco"], **common))
-        found += [Run(seed=seed, speeds=speeds, **outer) for speeds in MAIN]
-    if all_of_it:
-        found += [Run(spoil=spoil, **outer) for spoil in ("away", *SPOILS)]
-        found += [Run(speeds=speeds, **outer) for speeds in SPEEDS if speeds not in MAIN]
-        found.append(Run(method="dp", recipe=recipe, **common))
+        found += [Run(method="outer", seed=seed, speeds=speeds, recipe=recipes["outer"], **common) for speeds in MAIN]
     return found
 
 
 class Trainer:
     """Trains in a few processes, and keeps what came of it."""
 
-    def __init__(self, pool: ProcessPoolExecutor, keep: Path | None) -> None:
-        self._pool, self._keep = pool, keep
+    def __init__(self, pool: ProcessPoolExecutor, keep: Path | None, *, so_far: bool) -> None:
+        """`so_far`: take what is kept, and train nothing."""
+        self._pool, self._keep, self._so_far = pool, keep, so_far
         self._begun_s = time.monotonic()
         self.found: Results = {}
 
     def train(self, runs: Sequence[Run]) -> None:
         """Train all; say how it goes."""
+        if self._so_far:
+            kept = {run: kept_of(run, self._keep) for run in runs}
+            self.found |= {run: one for run, one in kept.items() if one}
+            return
         for run, one in zip(runs, self._pool.map(train_or_read, runs, [self._keep] * len(runs)), strict=True):
             self.found[run] = one
             print(f"{run.name:56} {one.loss:.4f}   ({time.monotonic() - self._begun_s:.0f} s)", flush=True)
 
 
 def trained(options: argparse.Namespace) -> tuple[Results, dict[int, Chosen]]:
-    """Train all; return it, and each method's rule by H."""
-    recipe = Recipe(begun_steps=20) if options.quick else Recipe()
-    chosen: dict[int, Chosen] = {}
+    """Train all, what matters most first; return it, and each method's rule by H."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
-        trainer, most = Trainer(pool, options.keep), max(options.inner_steps)
-        for inner_steps in sorted(options.inner_steps, reverse=True):
-            common = {
-                "inner_steps": inner_steps,
-                "rounds": max(1, options.rounds * most // inner_steps),
-                "grace": options.grace,
-            }
-            trainer.train(tries(common, recipe, options.rules))
-            chosen[inner_steps] = chosen_of(trainer.found, inner_steps)
-            trainer.train(others(common, recipe, chosen[inner_steps], options.seeds, all_of_it=inner_steps == most))
+        trainer, most = Trainer(pool, options.keep, so_far=options.so_far), max(options.inner_steps)
+        chosen = {
+            inner_steps: _trained_with(trainer, inner_steps, options, spoils=inner_steps == most)
+            for inner_steps in sorted(options.inner_steps, reverse=True)
+        }
+        common, recipe = _common(options, most), _recipe(options)
+        others = [speeds for speeds in SPEEDS if speeds not in MAIN]
+        mine = replace(recipe, rule=chosen[most].get("outer", recipe.rule))
+        trainer.train([Run(method="dp", recipe=recipe, **common)])
+        trainer.train([Run(method="outer", recipe=mine, speeds=speeds, **common) for speeds in others])
     return trainer.found, chosen
+
+
+def _trained_with(trainer: Trainer, inner_steps: int, options: argparse.Namespace, *, spoils: bool) -> Chosen:
+    """Train with one H, all but what only the largest has; return each method's rule."""
+    common, recipe = _common(options, inner_steps), _recipe(options)
+    trainer.train(tries(("outer", "diloco"), common, recipe, options.rules))
+    chosen = chosen_of(trainer.found, inner_steps)
+    recipes = {method: replace(recipe, rule=chosen.get(method, recipe.rule)) for method in ("outer", "diloco")}
+    trainer.train(seeds_of(common, recipes, options.seeds))
+    if spoils:
+        trainer.train([Run(method="outer", spoil=spoil, recipe=recipes["outer"], **common) for spoil in SPOILS])
+    trainer.train(tries(("async-diloco",), common, recipe, options.rules))
+    return chosen_of(trainer.found, inner_steps)
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    return Recipe(begun_steps=20) if options.quick else Recipe()
+
+
+def _common(options: argparse.Namespace, inner_steps: int) -> dict[str, Any]:
+    rounds = max(1, options.rounds * max(options.inner_steps) // inner_steps)
+    return {"inner_steps": inner_steps, "rounds": rounds, "grace": options.grace}
 
 
 def best_of(found: Results, chosen: Mapping[int, Chosen]) -> Results:
@@ -122,6 +144,12 @@ def best_of(found: Results, chosen: Mapping[int, Chosen]) -> Results:
     }
 
 
+def comparable(found: Results) -> Results:
+    """Return the runs for which there is a `diloco` of the same seed and H."""
+    bases = {(run.seed, run.inner_steps) for run in found if run.method == "diloco"}
+    return {run: one for run, one in found.items() if (run.seed, run.inner_steps) in bases}
+
+
 def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     """Return a line for each method and H with the losses of each rule, over the speeds; and the same as data."""
     losses: dict[tuple[int, str], dict[OuterRule, list[float]]] = {}
@@ -131,11 +159,10 @@ def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
             by_rule.setdefault(run.recipe.rule, []).append(one.loss)
     lines, data = ["first seed, held out, by outer rate/momentum:"], []
     for (inner_steps, method), by_rule in losses.items():
-        means = {rule_text(rule): statistics.mean(found) for rule, found in by_rule.items()}
+        means = {rule_text(rule): statistics.mean(ones) for rule, ones in by_rule.items()}
+        told = "   ".join(f"{rule}: {loss:.4f}" for rule, loss in means.items())
         data.append({"inner_steps": inner_steps, "method": method, "held_out": means})
-        lines.append(
-            f"{inner_steps:3} {method:13} " + "   ".join(f"{rule}: {loss:.4f}" for rule, loss in means.items())
-        )
+        lines.append(f"{inner_steps:3} {method:13} {told}")
     return lines, data
 
 
@@ -185,13 +212,13 @@ def table_of(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
 
 def spoiled(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     """Return a line for each thing that a cluster may send; and the same as data."""
-    away = next((one for run, one in found.items() if run.spoil == "away"), None)
+    away = next((one for run, one in found.items() if run.spoil == AWAY), None)
     if away is None:
         return [], []
     lines = [f"it is not there {'':18} {away.loss:9.4f}"]
     data: list[dict[str, Any]] = []
     for run, one in found.items():
-        if run.spoil in SPOILS:
+        if run.spoil not in ("", AWAY):
             change = one.loss / away.loss - 1
             left_out = one.rejected_updates
             data.append({"sends": run.spoil, "held_out": one.loss, "over_away": change, "left_out": left_out})
@@ -241,23 +268,27 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12, help="with the largest H; with others as many tokens")
     parser.add_argument("--inner-steps", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--grace", type=float, default=0.75, help="of the window, in rounds of the fastest cluster")
-    parser.add_argument("--rules", type=rules_of, default=rules_of("0.7/0.8,0.9/0.7"), help="outer RATE/MOMENTUM,...")
+    parser.add_argument("--rules", type=rules_of, default=rules_of(RULES), help="outer RATE/MOMENTUM,...")
     parser.add_argument("--keep", type=Path, help="a folder for what was trained; what is there is not trained again")
+    parser.add_argument(
+        "--so-far", action="store_true", help="the table of what is kept; nothing is trained or written"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="little of everything, and nothing is written")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.rounds, options.inner_steps = 1, 2, [8]
     everything, chosen = trained(options)
-    found = best_of(everything, chosen)
+    found = comparable(best_of(everything, chosen))
     lines, rows = table_of(found)
     bad_lines, bad = spoiled(found)
     try_lines, tries_data = tried(everything)
     said = verdicts(rows, bad)
-    head = f"{'H':>3} {'method':13} {'speeds':10} {'rule':8} {'held out':>8} {'/ diloco':>9}   {'by seed, %':22} {'stale':>6}"
+    head = f"{'H':>3} {'method':13} {'speeds':10} {'rule':8} {'loss':>7} {'/ diloco':>9}"
+    head += f"     {'by seed, %':22} {'stale':>6}"
     table = [head, *lines, "", *bad_lines, "", *try_lines, "", *said]
     print("\n".join(table))
-    if not options.quick:
+    if not (options.quick or options.so_far):
         setting = {"seeds": options.seeds, "rounds": options.rounds, "grace": options.grace}
         data = {"emulated": "time: simulated; what is learned is real", "setting": setting, "tried": tries_data}
         save("outer_convergence", table, {**data, "rows": rows, "one_bad_cluster": bad}, plot(found))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from outer_gpt import Copy, GptCluster, GptShard, Progress, Recipe, as_tensors, begun, held_out_loss, layers_of
 from spantrain.core.outer_layers import ShardLayout
-from spantrain.outer.numerics import OuterRule, nesterov, pseudo_gradient, weighted_mean
+from spantrain.outer.numerics import nesterov, pseudo_gradient, weighted_mean
 from spantrain.outer.snapshots import MemorySnapshots
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.sim.outer_case import Line, OuterCase, SimulatedCluster, SimulatedShard
 from spantrain.sim.outer_methods import simulate_method
@@ -94,20 +95,27 @@ class Trained:
         )
 
 
+def kept_of(run: Run, folder: Path | None) -> Trained | None:
+    """Return what was written down of a run, if it was."""
+    if folder is None or not (file := _file_of(run, folder)).exists():
+        return None
+    kept = json.loads(file.read_text())
+    return Trained(**{**kept, "run": run, "losses": tuple(kept["losses"])})
+
+
 def train_or_read(run: Run, folder: Path | None) -> Trained:
     """Train, and write down what came of it; or read that, where it was written down before."""
-    if folder is None:
-        return train(run)
-    told = asdict(run)
-    name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-    file = folder / f"{run.name.replace(' ', '_').replace('%', '').replace('/', '-')}_{name}.json"
-    if file.exists():
-        kept = json.loads(file.read_text())
-        return Trained(**{**kept, "run": run, "losses": tuple(kept["losses"])})
-    found = train(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**asdict(found), "run": told}, indent=1) + "\n")
+    found = kept_of(run, folder) or train(run)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _file_of(run, folder).write_text(json.dumps(asdict(found), indent=1) + "\n")
     return found
+
+
+def _file_of(run: Run, folder: Path) -> Path:
+    """Return a file of a name that no other run has."""
+    digest = hashlib.sha256(json.dumps(asdict(run), sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f"{run.name.replace(' ', '_').replace('%', '').replace('/', '-')}_{digest}.json"
 
 
 def train(run: Run) -> Trained:

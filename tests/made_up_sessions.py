@@ -11,6 +11,7 @@ import torch
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.models.device import CpuDevice
@@ -23,6 +24,7 @@ from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.groups import StageGroups
 from spantrain.runtime.memory_groups import thread_groups
 from spantrain.runtime.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.outer_meetings import StageMeetings
 from spantrain.runtime.stale_session import session_of
 from spantrain.runtime.trainer import Colleagues, TrainSession
 from spantrain.transport.memory import MemoryNetwork
@@ -86,6 +88,7 @@ class _Cast:
         self.outcomes: list[StepOutcome] = []
         self.manifests: list[Manifest] = []
         self._groups = _Groups()
+        self.meetings = StageMeetings(frozenset(plan.devices))
         self._failed = threading.Event()
         self._saving = threading.Lock()
         self._barrier = StepBarrier(
@@ -134,12 +137,15 @@ class _Cast:
             commit_step=lambda report: self._barrier.report(name, report),
             open_groups=lambda under, stage_index: self._groups.open(under, stage_index, name),
             checkpoint_saved=self._note_saved,
+            meet_stages=lambda call: self.meetings.meet(name, call.number, call.report),
             ask_given=lambda _question: {},
             check_abort=self._check_abort,
             clock_offset_s=0.0,
         )
 
-    def order(self, content: CheckpointContent | None, folder: Path | None) -> TrainOrder:
+    def order(
+        self, content: CheckpointContent | None, folder: Path | None, outer: OuterCluster | None = None
+    ) -> TrainOrder:
         """What a coordinator would send; `content` and `folder`: of the checkpoint to begin with."""
         first_step = content.step if content else 0
         return TrainOrder(
@@ -153,6 +159,7 @@ class _Cast:
             samples_before=first_step * self.plan.global_batch,
             resume_from=str(folder) if folder else "",
             checkpoint=content,
+            outer=outer,
         )
 
     def play(self, name: str, session: TrainSession) -> TrainResult:
@@ -166,6 +173,7 @@ class _Cast:
             if not finished:
                 self._failed.set()
                 self._barrier.abort(f"{name} failed")
+                self.meetings.abort(f"{name} failed")
                 for box in self.boxes.values():
                     box.wake()
         return result
@@ -189,10 +197,11 @@ def train_in_threads(
     out: Path | None = None,
     content: CheckpointContent | None = None,
     folder: Path | None = None,
+    outer: OuterCluster | None = None,
 ) -> Ran:
     """Train a plan of replicas of one device, and any others that take its place behind the steps that are named."""
     cast = _Cast(plan, job, changes or {}, out)
-    order = cast.order(content, folder)
+    order = cast.order(content, folder, outer)
     # One after another: torch's random numbers belong to all threads.
     sessions = {name: session_of(order, name, CpuDevice(), cast.colleagues(name)) for name in plan.devices}
     results = _play_all(cast, sessions)

@@ -51,7 +51,7 @@ def _say(**message: Any) -> None:
 def _master(order: Mapping[str, Any], stop: threading.Event) -> None:
     from spantrain.outer.master_config import MasterConfig
     from spantrain.outer.master_server import MasterServer
-    from spantrain.outer.numerics import OuterRule
+    from spantrain.policy.outer.rule import OuterRule
     from spantrain.policy.outer.settings import OuterSettings
 
     config = MasterConfig(
@@ -78,6 +78,7 @@ def _standing(status: "MasterStatus") -> dict[str, Any]:
         "states": {one.name: one.state for one in status.clusters} | {one.name: one.state for one in status.shards},
         "tokens_counted": {one.name: one.tokens for one in status.clusters},
         "shard_versions": {one.name: one.versions for one in status.shards},
+        "shard_endpoints": {one.name: one.endpoint for one in status.shards},
         "moving": sorted({(one.cluster, one.way) for one in status.transfers}),
         "samples_counted": status.chunks.counted_samples if status.chunks else 0,
     }
@@ -95,6 +96,7 @@ def _shard(order: Mapping[str, Any], stop: threading.Event) -> None:
         encrypted=order["encrypted"],
     )
     with server:
+        _say(endpoint=server.endpoint)
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(server.failure)

@@ -61,8 +61,8 @@ class _Cluster:
         self._version = 0
         self._said_s = float("-inf")
         self._longest_step_s = 0.0
-        say(heldout_loss=self._evaluate())
         self._inner = torch.optim.AdamW(self._model.parameters(), lr=order.learning_rate)
+        say(heldout_loss=self._evaluate())
         self._outer = OuterOptimizer(
             dict(self._model.named_parameters()),
             inner_steps=order.inner_steps,

@@ -39,7 +39,7 @@ class LeasedBatches:
     def __init__(
         self, samples: int, batch_samples: int, *, seed: int | None, rounds: ClientRounds, patience_s: float
     ) -> None:
-        """Lease nothing yet; `patience_s`: how long a cluster with no data waits for a master that is away.
+        """Lease nothing yet; `patience_s`: for how long a master must be away until a cluster with no data goes on.
 
         Raises:
             UsageError: there are no samples.
@@ -49,8 +49,6 @@ class LeasedBatches:
         self._rounds, self._ranks, self._session, self._meter = rounds, rounds.ranks, rounds.session, rounds.meter
         self._samples, self._batch, self._seed = samples, batch_samples * rounds.ranks.size, seed
         self._patience_s = patience_s
-        self._alone = False
-        """Whether it waited for a master that is still away."""
         self._order: ChunkOrder | None = None
         self._chance = torch.Generator().manual_seed(seed or 0)
 
@@ -76,9 +74,8 @@ class LeasedBatches:
         return self._session is not None and self._session.chunks.finished
 
     def _next(self) -> list[int] | None:
-        begun_s = time.monotonic()
         while True:
-            what, count = self._ranks.agree(self._decide(time.monotonic() - begun_s) if self._session else (0, 0))
+            what, count = self._ranks.agree(self._decide() if self._session else (0, 0))
             if what in (_Next.LEASED, _Next.UNCOUNTED):
                 return self._shared(what, count)
             if what == _Next.END:
@@ -90,7 +87,7 @@ class LeasedBatches:
                 )
             self._wait()
 
-    def _decide(self, waited_s: float) -> tuple[int, int]:
+    def _decide(self) -> tuple[int, int]:
         assert self._session
         self._session.ask_for_chunks()
         with self._session.changed:
@@ -103,8 +100,8 @@ class LeasedBatches:
             nothing_free = here and not chunks.asked and chunks.untrained > 0
             if chunks.finished or nothing_free:
                 return _Next.END, 0
-            self._alone = not here and (self._alone or waited_s >= self._patience_s)
-            return (_Next.UNCOUNTED, self._batch) if self._alone else (_Next.WAIT, 0)
+            alone = self._session.missed_s >= self._patience_s
+            return (_Next.UNCOUNTED, self._batch) if alone else (_Next.WAIT, 0)
 
     def _shared(self, what: int, count: int) -> list[int]:
         """Return this process's part of a batch that the first process makes."""

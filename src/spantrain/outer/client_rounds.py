@@ -88,7 +88,7 @@ class ClientRounds:
             self._copy.skipped()
             self._tokens.waiting, self._tokens.pushed = self._tokens.waiting + self._tokens.pushed, 0
         if version is not None:
-            self._copy.pulled(news.tensors or {}, counted=counted)
+            self._copy.pulled(news.tensors or {}, counted=counted, left_out=news.left_out)
             self.meter.version = version
         if counted:
             self._tokens.pushed = 0
@@ -132,4 +132,5 @@ class ClientRounds:
 
     def has_given_all(self, session: ClientSession) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        return session.registered and not (session.pushing or session.pulling) and not self._tokens.some
+        under_way = session.pushing or session.pulling or session.refused or session.wants_first
+        return session.registered and not under_way and not self._tokens.some

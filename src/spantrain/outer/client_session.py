@@ -66,6 +66,8 @@ class News:
     tensors: Tensors | None = None
     counted: bool = False
     """Whether the version counts the last push."""
+    left_out: bool = False
+    """Whether that was left out of its update."""
 
 
 class ClientSession:
@@ -100,6 +102,8 @@ class ClientSession:
         self._moves: dict[LayerKey, Transfer] = {}
         self._news = News()
         self._pause_s, self._again_s = _PAUSE_S, 0.0
+        self._gone_s = clock()
+        """When the last connection ended."""
         self._warned: set[str] = set()
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
@@ -149,6 +153,11 @@ class ClientSession:
         return self._client.phase is not ClientPhase.FREE
 
     @property
+    def refused(self) -> bool:
+        """Whether a push came to nothing, and the loop has not come by since."""
+        return self._news.skipped
+
+    @property
     def pulling(self) -> bool:
         """Whether a version is coming, or there and not yet taken."""
         return self._client.pull is not None or self._news.version is not None
@@ -166,6 +175,12 @@ class ClientSession:
             if self.registered and self.data and self.data.samples and self.chunks.ask(self._clock()):
                 self._tell(on.ChunkAsked(cluster=self._cluster))
 
+    @property
+    def missed_s(self) -> float:
+        """For how long the master has been away: without a connection, or with a question for data not answered."""
+        now_s = self._clock()
+        return max(0.0 if self.registered else now_s - self._gone_s, self.chunks.unanswered_s(now_s))
+
     # From the link.
 
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
@@ -177,6 +192,8 @@ class ClientSession:
             if welcome.layout is None or welcome.layout.layers != self._layers:
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
+            # Connections of before may be of a network that was cut: TCP waits long before it tries those again.
+            self._do(lambda: self._the_wire.set_peers(()))
             self._do(lambda: self._the_wire.set_peers(welcome.peers))
             self.chunks.connect()
             said = self._client.registered(self.chunks.numbers)
@@ -190,9 +207,11 @@ class ClientSession:
         return (on.ClusterBeat(cluster=self._cluster),)
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Pass on where shards listen."""
+        """Pass on where shards listen; one that has come is a reason to ask soon for what was refused without it."""
         with self.changed:
             self._do(lambda: self._the_wire.set_peers(peers))
+            self._pause_s, self._again_s = _PAUSE_S, 0.0
+            self._notify()
 
     def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
         """Register with nothing: a cluster told its layers when it joined."""
@@ -201,7 +220,7 @@ class ClientSession:
     def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
         """Train on: nothing is pushed until there is a connection again."""
         with self.changed:
-            self.registered = False
+            self.registered, self._gone_s = False, self._clock()
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:
@@ -307,11 +326,12 @@ class ClientSession:
             return
         key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
         self._moves[key] = transfer
-        names = tuple(one.name for one in self._layers[transfer.layer].parameters)
+        specs = self._layers[transfer.layer].parameters
 
         def send() -> None:
             try:
-                self._the_wire.send(transfer.shard, key, taken.tensors(names, parameters=command.parameters))
+                tensors = taken.first(specs) if command.parameters else taken.sent(specs, transfer.wire_format)
+                self._the_wire.send(transfer.shard, key, tensors)
             except (SpanTrainError, ValueError) as error:
                 self.lost(transfer.shard, key, str(error))
 
@@ -338,6 +358,7 @@ class ClientSession:
             version=command.version,
             tensors=tensors,
             counted=command.counted or before.counted,
+            left_out=command.left_out or before.left_out,
         )
 
     def _forget(self, ticket: Ticket) -> None:

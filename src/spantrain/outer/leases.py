@@ -53,7 +53,7 @@ class LeasedChunks:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
-        self._asked = False
+        self._asked_s: float | None = None
         self._again_s = 0.0
         self.finished = False
         """Whether all data is counted."""
@@ -66,7 +66,11 @@ class LeasedChunks:
     @property
     def asked(self) -> bool:
         """Whether an answer is to come."""
-        return self._asked
+        return self._asked_s is not None
+
+    def unanswered_s(self, now_s: float) -> float:
+        """Return for how long an answer has been to come; 0 if none is."""
+        return 0.0 if self._asked_s is None else now_s - self._asked_s
 
     @property
     def left(self) -> int:
@@ -87,24 +91,24 @@ class LeasedChunks:
     def ask(self, now_s: float) -> bool:
         """Whether to ask for a chunk now; an answer must come before the next."""
         fresh = sum(one.handed < one.lease.end for one in self._held.values())
-        if self._asked or self.finished or fresh >= _AHEAD or now_s < self._again_s:
+        if self.asked or self.finished or fresh >= _AHEAD or now_s < self._again_s:
             return False
-        self._asked = True
+        self._asked_s = now_s
         return True
 
     def hold(self, lease: Lease) -> None:
         """Take a chunk that the master leased."""
-        self._asked, self.finished = False, False
+        self._asked_s, self.finished = None, False
         self._held.setdefault(lease.number, _Held(lease=lease, handed=lease.begin, trained=lease.begin))
 
     def nothing(self, now_s: float, *, finished: bool) -> None:
         """Note that no chunk is free."""
-        self._asked, self.finished = False, finished
+        self._asked_s, self.finished = None, finished
         self._again_s = now_s + _AGAIN_S
 
     def connect(self) -> None:
         """Forget a question that an earlier connection may have lost."""
-        self._asked, self._again_s = False, 0.0
+        self._asked_s, self._again_s = None, 0.0
 
     def keep(self, numbers: Collection[int]) -> None:
         """Drop all leases but these: they are others' by now."""

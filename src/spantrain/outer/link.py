@@ -17,7 +17,7 @@ from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
 from spantrain.outer.codec import decode_command, decode_value, encode_event, encode_value
 from spantrain.outer.link_session import MAX_BATCH, LinkSession
 from spantrain.outer.master_status import MasterStatus
-from spantrain.outer.numerics import OuterRule
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.interface import PeerAddress
@@ -28,8 +28,9 @@ MEMBER_KINDS = ("shard", "cluster", "worker")
 """A cluster is its leader: the process that talks to the master for it. A worker only sends and gets layers."""
 
 _JOIN_S = 5.0
-"""One attempt; the next follows."""
+"""One attempt to reach a master that is not there; the next follows."""
 _LONGEST_PAUSE_S = 3.0
+"""After a master that is there, and refuses or ends a connection again and again."""
 _SHORTEST_PAUSE_S = 0.2
 _QUEUE_LIMIT = 50_000
 _LONGEST_WAIT_S = 60.0
@@ -185,19 +186,32 @@ class MasterLink:
         pause_s = _SHORTEST_PAUSE_S
         while not self._closing:
             begun_s = time.monotonic()
+            away = False
             try:
-                with contextlib.closing(self._join()) as client:
-                    self._connected(client)
+                client = self._join()
+                away = client is None
+                if client is not None:
+                    with contextlib.closing(client):
+                        self._connected(client)
             except SpanTrainError as error:
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
-            pause_s = _SHORTEST_PAUSE_S if lasted else min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = _SHORTEST_PAUSE_S if lasted or away else min(2 * pause_s, _LONGEST_PAUSE_S)
             self._wait(time.monotonic() + pause_s, lambda: self._closing)
 
-    def _join(self) -> ControlClient:
-        return ControlClient.join(
-            self._address, self._token, name=self._member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
-        )
+    def _join(self) -> ControlClient | None:
+        """Join; None if nobody answers.
+
+        Raises:
+            SpanTrainError: the master refused.
+        """
+        try:
+            return ControlClient.join(
+                self._address, self._token, name=self._member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
+            )
+        except PeerLostError as error:
+            self._note(str(error))
+            return None
 
     def _note(self, problem: str) -> None:
         if problem != self.problem and not self._closing:

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
-from spantrain.outer.numerics import OuterRule
 from spantrain.policy.outer.chunks import ChunkState
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import MasterState, OuterSettings
 
 __all__ = ["MasterConfig"]

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from spantrain.core.messages import MessageKey
+
+if TYPE_CHECKING:
+    import torch  # a control plane knows addresses, and no tensors
 
 __all__ = ["Counters", "Limits", "MailboxLike", "Message", "PeerAddress", "PeerCounters", "SentInterval"]
 
@@ -30,7 +31,7 @@ class Message:
 
     source: str
     key: MessageKey
-    tensors: tuple[torch.Tensor, ...]
+    tensors: "tuple[torch.Tensor, ...]"
     """On the CPU, writable, not shared with anything else."""
     size_bytes: int
     """Of the tensors."""
@@ -140,7 +141,7 @@ class MailboxLike(Protocol):
         """Dial peers that `set_peers` held back, all or some."""
 
     def send(
-        self, peer: str, key: MessageKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None
+        self, peer: str, key: MessageKey, tensors: "Sequence[torch.Tensor]", *, timeout_s: float | None = None
     ) -> bool:
         """Queue a message; False if there was no room within the time."""
 

@@ -32,6 +32,8 @@ __all__ = ["ControlClient", "PendingCall", "fetch_certificate"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2
+_DIAL_S = 2.0
+"""One attempt to reach the coordinator's machine: a network that was cut and is back is noticed by the next."""
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -200,7 +202,7 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
     cancelled = cancelled or threading.Event()
     while True:
         try:
-            with address.dial(_left_s(deadline_s)) as raw, context.wrap_socket(raw) as tls:
+            with address.dial(min(_DIAL_S, _left_s(deadline_s))) as raw, context.wrap_socket(raw) as tls:
                 certificate_der = tls.getpeercert(binary_form=True)
             assert certificate_der is not None
             return certificate_der

@@ -116,7 +116,8 @@ def channel_options() -> list[tuple[str, Any]]:
         ("grpc.default_authority", COORDINATOR_NAME),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
+        # Between attempts to reach a coordinator that is away; the second is how long one attempt may take.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.min_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
     ]

@@ -1,0 +1,130 @@
+"""What a cluster's session does when connections come and go, without network and with a clock of its own."""
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from made_up_outer import layers_of
+from patience import PATIENCE_S
+from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
+from spantrain.outer.client_session import ClientSession
+from spantrain.outer.cluster import TakenPush
+from spantrain.outer.link import MasterWelcome
+from spantrain.policy.outer.layout import divide
+from spantrain.policy.outer.rule import OuterRule
+from spantrain.policy.outer.settings import OuterSettings
+from spantrain.transport.interface import PeerAddress
+
+LAYERS = layers_of(2, 3)
+S0, S1, S1_AGAIN = (PeerAddress(name=name, endpoint=f"tcp://{port}", public_key="") for name, port in
+                    (("s0", "h:1"), ("s1", "h:2"), ("s1", "h:3")))  # fmt: skip
+WELCOME = MasterWelcome(
+    layout=divide(LAYERS, ("s0", "s1")), rule=OuterRule(), settings=OuterSettings(), peers=(S0, S1)
+)  # fmt: skip
+
+
+class Ends:
+    """A link and a wire that note what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.peers: list[tuple[PeerAddress, ...]] = []
+        self.changed = threading.Condition()
+
+    def tell(self, *events: Any) -> None:
+        with self.changed:
+            self.told += events
+            self.changed.notify_all()
+
+    def set_peers(self, peers: Any) -> None:
+        with self.changed:
+            self.peers.append(tuple(peers))
+            self.changed.notify_all()
+
+    def until(self, holds: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(holds, PATIENCE_S), (self.told, self.peers)
+
+    def forget(self, ticket: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Loop:
+    """A session, and what a training loop does with it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.ends = Ends()
+        self.session = ClientSession("a", LAYERS, clock=lambda: self.now_s)
+        self.session.connect(self.ends, self.ends)
+        self.join()
+
+    def join(self) -> None:
+        (registered,) = self.session.joined(WELCOME)
+        assert isinstance(registered, on.ClusterRegistered)
+        self.session.commanded(do.Welcome(cluster="a", version=1, fate=None, reason="it is new"))
+
+    def is_refused(self) -> None:
+        assert self.session.can_push
+        self.session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
+        assert not self.session.refused
+        self.session.commanded(do.RefusePush(cluster="a", push=None, reason="s1 is away"))
+        assert self.session.refused, "until the loop comes by: it has something to give again"
+        assert self.session.take_news().skipped
+        assert not self.session.refused
+
+    def pause_s(self) -> float:
+        """Return how long it does not ask; time stands there then."""
+        since_s = self.now_s
+        while not self.session.can_push:
+            self.now_s += 0.25
+        return self.now_s - since_s
+
+
+def test_a_cluster_that_is_refused_asks_more_and_more_rarely_until_a_shard_comes():
+    loop = Loop()
+    pauses = []
+    for _ in range(7):
+        loop.is_refused()
+        pauses.append(loop.pause_s())
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+    loop.is_refused()
+    assert not loop.session.can_push
+    loop.session.peers_changed((S0, S1_AGAIN))
+    assert loop.pause_s() == 0.0, "at once"
+    loop.is_refused()
+    assert loop.pause_s() == 0.25, "it restores"
+    loop.session.close()
+
+
+def test_a_master_is_missed_from_the_end_of_its_connection_or_by_what_it_does_not_answer():
+    loop = Loop()
+    assert loop.session.missed_s == 0.0
+    loop.session.data = replace(WELCOME, samples=10, chunks=2)
+    loop.now_s = 1.0
+    loop.session.ask_for_chunks()
+    loop.now_s = 4.0
+    assert loop.session.missed_s == 3.0
+    loop.session.commanded(do.LeaseNothing(cluster="a", finished=False, reason="all is on lease"))
+    assert loop.session.missed_s == 0.0
+    loop.session.disconnected("nothing was heard of it")
+    loop.now_s = 6.0
+    assert loop.session.missed_s == 2.0
+    loop.join()
+    assert loop.session.missed_s == 0.0
+    loop.session.close()
+
+
+def test_a_new_connection_to_the_master_dials_shards_anew():
+    """The connections to them may be of a network that was cut, and be silent for as long as TCP waits."""
+    loop = Loop()
+    loop.ends.until(lambda: len(loop.ends.peers) == 2)
+    loop.session.disconnected("nothing was heard of it")
+    loop.join()
+    loop.ends.until(lambda: len(loop.ends.peers) == 4)
+    assert loop.ends.peers == 2 * [(), (S0, S1)]
+    loop.session.close()
