@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
+from spantrain.core.plan import WireFormat
 from spantrain.models.text import read_windows
-from spantrain.outer.cluster import ClusterCopy
-from spantrain.outer.numerics import OuterRule
+from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.shard import OuterShard
 from spantrain.outer.snapshots import MemorySnapshots
+from spantrain.policy.outer.rule import OuterRule
 
 WINDOW, VOCABULARY, WIDTH, BLOCKS, HEADS = 32, 256, 168, 3, 6
 HELD_OUT_WINDOWS = 256
@@ -181,8 +182,7 @@ class GptCluster:
     def __init__(self, copy: Copy, layers: Sequence[Layer], spoil: str, seed: int) -> None:
         self._copy, self._layers, self._spoil = copy, layers, spoil
         self._outer = ClusterCopy(copy.parameters)
-        self._gradient: dict[str, Tensor] = {}
-        self._parameters: dict[str, Tensor] = {}
+        self._taken: TakenPush | None = None
         self._chance = torch.Generator().manual_seed(seed)
 
     def step(self) -> None:
@@ -191,14 +191,18 @@ class GptCluster:
 
     def keep(self) -> None:
         """Remember what there is to push."""
-        self._gradient = self._outer.push()
-        self._parameters = {name: one.detach().clone() for name, one in self._copy.parameters.items()}
+        self._taken = self._outer.take()
 
-    def layer(self, index: int, *, parameters: bool) -> dict[str, Tensor]:
+    def layer(self, index: int, wire_format: WireFormat, /, *, parameters: bool) -> dict[str, Tensor]:
         """Return tensors by name; what a spoiled cluster sends is no gradient."""
-        held = self._parameters if parameters else self._gradient
-        names = [one.name for one in self._layers[index].parameters]
-        return {name: held[name] if parameters else self._spoiled(held[name]) for name in names}
+        taken, specs = self._taken, self._layers[index].parameters
+        assert taken
+        if parameters:
+            return taken.first(specs)
+        if self._spoil:
+            spoiled = {one.name: self._spoiled(taken.start[one.name] - taken.now[one.name]) for one in specs}
+            taken = replace(taken, now={name: taken.start[name] - one for name, one in spoiled.items()})
+        return taken.sent(specs, wire_format)
 
     def _spoiled(self, gradient: Tensor) -> Tensor:
         size = float(gradient.square().mean().sqrt())
@@ -217,9 +221,10 @@ class GptCluster:
         """Train on."""
         self._outer.skipped()
 
-    def pulled(self, layers: Mapping[int, Mapping[str, Tensor]], *, counted: bool) -> None:
+    def pulled(self, layers: Mapping[int, Mapping[str, Tensor]], *, counted: bool, left_out: bool) -> None:
         """Begin a round."""
-        self._outer.pulled({name: one for layer in layers.values() for name, one in layer.items()}, counted=counted)
+        version = {name: one for layer in layers.values() for name, one in layer.items()}
+        self._outer.pulled(version, counted=counted, left_out=left_out)
 
 
 class GptShard(OuterShard):

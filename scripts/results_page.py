@@ -158,6 +158,13 @@ BENCHMARKS = (
         emulated="Real: parameters, gradients, losses, guard, sums, updates, decisions. Simulated: time.",
     ),
     Benchmark(
+        name="outer_options",
+        title="Clusters that never wait: options",
+        script="outer_options.py",
+        shows="what pushes in fewer bytes, delay compensation and weights by staleness do to the held-out loss",
+        emulated="Real: parameters, gradients, losses, rounding, sums, updates, decisions. Simulated: time.",
+    ),
+    Benchmark(
         name="outer_shard",
         title="Shards of the outer optimizer",
         script="outer_shard.py",

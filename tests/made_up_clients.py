@@ -15,13 +15,13 @@ from spantrain.core import outer_events as on
 from spantrain.core.outer_events import Way
 from spantrain.core.outer_layers import Layer
 from spantrain.outer.link import MasterWelcome
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.shard import OuterShard
 from spantrain.outer.snapshots import MemorySnapshots
 from spantrain.policy.outer.chunks import ChunkState
 from spantrain.policy.outer.layout import divide
 from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import MasterState, OuterSettings
 from spantrain.transport.layers_interface import LayerKey
 
@@ -241,11 +241,11 @@ class MadeUpWire:
         exchange = next((one for one in server.master._exchanges if one.ticket == key.ticket), None)
         if self.of.cluster not in server.clients or exchange is None:
             return
-        server.shards[peer].take(key.ticket, key.layer, tensors)
-        transfer = on.Transfer(
-            ticket=key.ticket, cluster=self.of.cluster, worker=self.of.cluster, layer=key.layer, shard=peer,
-            size_bytes=self.of.layers[key.layer].size_bytes,
+        transfer = next(
+            one for way, one in server.master.transfers
+            if way is Way.PUSH and (one.ticket, one.layer) == (key.ticket, key.layer)
         )  # fmt: skip
+        server.shards[peer].take(key.ticket, key.layer, tensors, transfer.wire_format)
         self.of.session.sent(peer, key)
         server._tell(on.Moved(way=Way.PUSH, transfer=transfer))
 

@@ -12,11 +12,11 @@ from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_events import Way
 from spantrain.core.outer_layers import Layer, ParameterSpec
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.shard import OuterShard
 from spantrain.outer.snapshots import MemorySnapshots, SnapshotStore
 from spantrain.policy.outer.layout import divide
 from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
 Tensors = Mapping[str, Tensor]

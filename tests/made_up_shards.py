@@ -18,12 +18,12 @@ from spantrain.core import outer_events as on
 from spantrain.core.outer_commands import SendLayer, SkipPush, UseVersion
 from spantrain.core.outer_events import Transfer, Way
 from spantrain.outer.link import LinkListener, MasterWelcome, MemberFacts
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.shard_server import ShardServer
 from spantrain.outer.snapshots import FolderSnapshots, SnapshotStore
 from spantrain.policy.outer.client import OuterClient
 from spantrain.policy.outer.layout import divide
 from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import MasterState, OuterSettings
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair

@@ -7,6 +7,7 @@ import pytest
 
 from spantrain.config.outer import OuterData, load_outer, parse_outer
 from spantrain.config.outer_numbers import GuardNumbers, OuterNumbers, RuleNumbers, SettingNumbers
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError
 
 SMALL = """\
@@ -51,7 +52,7 @@ inner_steps: 16
 rule: {learning_rate: 1, momentum: 0}
 settings:
   {grace: 0 s, clip_norm: none, part_steps: off, staleness_power: 0.5, lost_after: 5 s, transfer_limit: 2 min,
-   lease: 1 h, shard_slots: 2, worker_slots: 3}
+   lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1}
 guard: {smoothing: 0.1, factor: 2, warm_up: 4, wild: 5, restart_after: 3}
 data: {samples: 1000, chunk_samples: 64, passes: 3}
 encryption: off
@@ -78,6 +79,8 @@ placement:
             lease_s=3600.0,
             shard_slots=2,
             worker_slots=3,
+            push_format=WireFormat.INT8,
+            compensation=0.1,
         ),
         guard=GuardNumbers(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),
     )
@@ -105,7 +108,7 @@ shards:
   - {name: s0, address: host:29510, snapshots: s}
 iner_steps: 3
 rule: {learning_rate: 0, momentum: 1}
-settings: {grace: 5}
+settings: {grace: 5, push_format: int7, compensation: 2}
 data: {samples: 10, chunk_samples: 20}
 encryption: maybe
 placement:
@@ -116,7 +119,7 @@ placement:
     - {name: x, bandwidth: {b: 1 Gbit/s}}
 """
     )
-    assert told[0] == "outer.yaml: 14 problems"
+    assert told[0] == "outer.yaml: 16 problems"
     text = "\n".join(told)
     for line, words in [
         (1, "'two places' is no name"),
@@ -128,6 +131,8 @@ placement:
         (7, "0 must be more than 0"),
         (7, "1 must be at least 0 and less than 1"),
         (8, "'5' needs a number and one of"),
+        (8, "'int7' must be one of native, float16, bfloat16, int8, int4"),
+        (8, "2 must be from 0 to 1"),
         (9, "a chunk of 20 samples is more than all 10"),
         (10, "'maybe' must be on or off"),
         (14, "-1 must be more than 0"),

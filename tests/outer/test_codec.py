@@ -24,7 +24,7 @@ from spantrain.outer.codec import (
     encode_event,
     encode_value,
 )
-from spantrain.outer.numerics import OuterRule
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.transport.control.codec import decode, encode
 from spantrain.transport.interface import PeerAddress

@@ -11,8 +11,8 @@ from patience import PATIENCE_S
 from spantrain.core import outer_commands as do
 from spantrain.core.outer_events import Way
 from spantrain.errors import UsageError
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.optimizer import OuterOptimizer
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
 ENDLESS = OuterSettings(grace_s=1e6, clip_norm=None)

@@ -9,14 +9,16 @@ import torch
 
 from made_up_clients import EXACT, alone, close, diloco, small_model, train_step
 from patience import PATIENCE_S
+from spantrain.core.plan import WireFormat
 from spantrain.errors import UsageError
+from spantrain.outer.grouping import group_layers, spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master_config import MasterConfig
 from spantrain.outer.master_server import MasterServer
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.shard_server import ShardServer, master_link
 from spantrain.outer.snapshots import FolderSnapshots
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
 
@@ -44,6 +46,36 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
         close(dict(model.named_parameters()), alone(12))
         assert outer.metrics.version == server.status().version
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("wire_format", [WireFormat.BFLOAT16, WireFormat.INT4], ids=str)
+def test_rounded_pushes_cross_in_the_bytes_that_they_are_said_to_take(wire_format, tmp_path):
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    layers = group_layers(spec_of(name, one) for name, one in model.named_parameters())
+    whole, rounded = (
+        sum(one.size_bytes for layer in layers for one in layer.sent_as(sent))
+        for sent in (WireFormat.NATIVE, wire_format)
+    )
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, push_format=wire_format, compensation=0.1)
+    with ExitStack() as stack:
+        rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
+        master = stack.enter_context(MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "m", config=rounds))
+        shards = [stack.enter_context(shard_of(name, master, tmp_path)) for name in ("s0", "s1")]
+        outer = stack.enter_context(
+            OuterOptimizer(
+                model.named_parameters(), master=master.address, token=master.token, cluster="a", inner_steps=3,
+                options=OuterOptions(wait_for_start_s=PATIENCE_S, overlap=False),
+            )
+        )  # fmt: skip
+        for number in range(9):
+            train_step(model, inner, number)
+            outer.step(tokens=8)
+        assert outer.finish(PATIENCE_S)
+        pushes = outer.metrics.outer_rounds - 1
+        assert pushes == 3
+        assert sum(shard.counters().bytes_received["a"] for shard in shards) == whole + pushes * rounded
+        close(dict(model.named_parameters()), alone(9), by=0.1)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +131,8 @@ def test_what_died_and_came_back_has_all_that_was_learned(what, tmp_path):
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with ExitStack() as stack:
-        master = stack.enter_context(MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "m", config=config()))
+        bind = f"unix:{tmp_path}/master"
+        master = stack.enter_context(MasterServer(bind=bind, state_dir=tmp_path / "m", config=config()))
         shards = {name: stack.enter_context(shard_of(name, master, tmp_path)) for name in ("s0", "s1")}
         outer = stack.enter_context(
             OuterOptimizer(
@@ -113,7 +146,7 @@ def test_what_died_and_came_back_has_all_that_was_learned(what, tmp_path):
             if number == 9 and what == "shard":
                 stack.enter_context(shard_of("s1", master, tmp_path))
             if number == 9 and what == "master":
-                stack.enter_context(MasterServer(bind=master.address, state_dir=tmp_path / "m", config=config()))
+                stack.enter_context(MasterServer(bind=bind, state_dir=tmp_path / "m", config=config()))
             train_step(model, inner, number)
             outer.step(tokens=8)
         assert outer.finish(PATIENCE_S)

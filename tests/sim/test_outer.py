@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.core.plan import WireFormat
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.sim.outer import OuterSimulation, simulate_outer
 from spantrain.sim.outer_bodies import PlainBodies
@@ -66,6 +67,16 @@ def test_copies_are_all_that_a_cluster_stands_still_for():
     copies = 2 * alone.outer_rounds + 1
     assert alone.comm_s > 20.0
     assert alone.stood_still_s <= copies * 0.1 + 1e-6
+
+
+def test_rounded_pushes_keep_lines_busy_for_less_time():
+    whole, rounded = (
+        simulate_outer(case_of(1.0, settings=OuterSettings(grace_s=1.0, push_format=sent)))
+        for sent in (WireFormat.NATIVE, WireFormat.INT8)
+    )
+    part = (1 + (1 + 2 / 128) / 4) / 2
+    assert rounded.clusters["c0"].comm_s == pytest.approx(part * whole.clusters["c0"].comm_s, rel=0.1)
+    assert rounded.tokens_counted == whole.tokens_counted
 
 
 def test_a_window_without_end_waits_for_all():

@@ -56,6 +56,7 @@ outer_serve   its master, or a shard, in this process
 outer_household   processes that are started again when they end, and end together
 outer_up      master and shards on this machine
 outer_run     become a cluster's command
+outer_pipeline  a training run as one of its clusters
 outer_place   where shards belong
 outer_demo    the demonstration of the outer optimizer
 outer_demo_orders      its places, links and numbers, and what each process is told

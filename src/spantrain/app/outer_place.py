@@ -1,6 +1,8 @@
 """Where the outer optimizer's shards belong, by what outer.yaml says of places and clusters."""
 
 from spantrain.config.outer import OuterConfig
+from spantrain.core.outer_layers import ParameterSpec
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError
 from spantrain.policy.outer.placement import Placement, PlacementRequest, place_shards
 
@@ -18,7 +20,8 @@ def place_outer(config: OuterConfig, *, source: str) -> Placement:
     places = config.places
     if places is None:
         raise ConfigError(f"{source}: has no placement section; {_REMEDY}")
-    count = len(config.shards)
+    count, settings = len(config.shards), config.numbers.settings
+    held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
     request = PlacementRequest(
         bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
@@ -26,8 +29,16 @@ def place_outer(config: OuterConfig, *, source: str) -> Placement:
         shard_bytes={shard.name: max(1, size + (k < more)) for k, shard in enumerate(config.shards)},
         line_bytes_per_s=places.line_bytes_per_s,
         memory_bytes=places.memory_bytes,
+        bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
+        bytes_pushed_per_byte=_pushed(places.model_bytes, settings.push_format),
     )
     try:
         return place_shards(request)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
+
+
+def _pushed(model_bytes: int, push_format: WireFormat | None) -> float:
+    """Return what goes up for each byte of a model of float32 that comes down."""
+    model = ParameterSpec(name="model", shape=(max(1, model_bytes // 4),))
+    return model.sent_as(push_format or WireFormat.NATIVE).size_bytes / model.size_bytes

@@ -5,8 +5,8 @@ from typing import Any
 
 from spantrain.config.outer import OuterConfig
 from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.numerics import OuterRule
 from spantrain.policy.outer.guard import GuardSettings
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
 __all__ = ["master_config"]

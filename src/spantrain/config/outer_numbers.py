@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spantrain.config.yaml_fields import Field
+from spantrain.core.plan import WireFormat
 from spantrain.core.quantities import parse_seconds
 
 __all__ = ["GuardNumbers", "OuterNumbers", "RuleNumbers", "SettingNumbers", "read_numbers", "read_switch"]
@@ -43,11 +44,15 @@ class SettingNumbers:
     """Whether a window that holds pushes of some clusters steps a part of the way."""
     staleness_power: float | None = None
     """How much less a push weighs that is older by versions."""
+    compensation: float | None = None
+    """How far a push is corrected that began from an older version."""
     lost_after_s: float | None = None
     transfer_limit_s: float | None = None
     lease_s: float | None = None
     shard_slots: int | None = None
     worker_slots: int | None = None
+    push_format: WireFormat | None = None
+    """What pseudo-gradients are sent as."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +100,13 @@ def _settings(at: Field | None) -> SettingNumbers:
         "clip_norm",
         "part_steps",
         "staleness_power",
+        "compensation",
         "lost_after",
         "transfer_limit",
         "lease",
         "shard_slots",
         "worker_slots",
+        "push_format",
     )
     clipped = not ("clip_norm" in row and _text(row["clip_norm"]) == "none")
     return SettingNumbers(
@@ -108,12 +115,23 @@ def _settings(at: Field | None) -> SettingNumbers:
         clipped=clipped,
         part_steps=read_switch(row["part_steps"]) if "part_steps" in row else None,
         staleness_power=_number(row, "staleness_power", lambda value: 0 <= value <= 10, "from 0 to 10"),
+        compensation=_number(row, "compensation", lambda value: 0 <= value <= 1, "from 0 to 1"),
         lost_after_s=_seconds(row, "lost_after"),
         transfer_limit_s=_seconds(row, "transfer_limit"),
         lease_s=_seconds(row, "lease"),
         shard_slots=row["shard_slots"].count() if "shard_slots" in row else None,
         worker_slots=row["worker_slots"].count() if "worker_slots" in row else None,
+        push_format=_wire_format(row["push_format"]) if "push_format" in row else None,
     )
+
+
+def _wire_format(at: Field) -> WireFormat | None:
+    text = _text(at)
+    if text in [one.value for one in WireFormat]:
+        return WireFormat(text)
+    got = "" if text is None else f"{text!r} "
+    at.problem(f"{got}must be one of {', '.join(WireFormat)}")
+    return None
 
 
 def _guard(at: Field | None) -> GuardNumbers:

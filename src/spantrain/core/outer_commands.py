@@ -106,6 +106,8 @@ class StartPull:
     version: int
     counted: Ticket | None
     """The cluster's last push that was decided on: what it waits for, if it waits for that one."""
+    left_out: bool = False
+    """Whether that push was left out of its update."""
     reason: str
 
 
@@ -148,6 +150,8 @@ class Move:
     transfer: Transfer
     version: int
     """Of a pull: what to send. Of a push: the version that it started from."""
+    parameters: bool = False
+    """Of a push: whether to send the parameters themselves; workers do not hear that it started."""
     reason: str
 
 
@@ -185,6 +189,8 @@ class Weight:
 
     push: Ticket
     part: float
+    base_version: int = 0
+    """That the push began from."""
 
     def __post_init__(self) -> None:
         if not 0 < self.part <= 1:
@@ -198,6 +204,8 @@ class Combine:
     shard: str
     update: Ticket
     weights: tuple[Weight, ...]
+    compensation: float = 0.0
+    """How far pushes that began from an older version than the present one are corrected for that."""
     reason: str
 
 
@@ -232,6 +240,8 @@ class Commit:
     update: Ticket
     keep: tuple[int, ...]
     """Older versions that are being pulled."""
+    bases: tuple[int, ...] = ()
+    """Versions that clusters began from, where pushes are corrected for what came since: their parameters stay."""
     reason: str
 
 
@@ -285,6 +295,8 @@ class UseVersion:
     version: int
     counted: bool
     """Whether the last push was part of an update; else it still waits, or there is none."""
+    left_out: bool = False
+    """Whether it was left out of it."""
     reason: str
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from spantrain.core.plan import WireFormat
+
 __all__ = [
     "ChunkAsked",
     "ClusterBeat",
@@ -89,6 +91,9 @@ class Transfer:
     layer: int
     shard: str
     size_bytes: int
+    """As it is sent."""
+    wire_format: WireFormat = WireFormat.NATIVE
+    """What its tensors are sent as."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,19 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-__all__ = ["LAYER_TYPES", "Layer", "ParameterSpec", "ShardLayout", "ShardRun"]
+from spantrain.core.plan import ROUNDED_DTYPES, WireFormat
 
-LAYER_TYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+__all__ = ["LAYER_TYPES", "PARAMETER_TYPES", "PIECE_NUMBERS", "Layer", "ParameterSpec", "ShardLayout", "ShardRun"]
+
+PARAMETER_TYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Types that parameters may have, and bytes of one number."""
+LAYER_TYPES: Mapping[str, int] = {**PARAMETER_TYPES, "uint8": 1}
+"""Types that tensors of a layer may be sent as, and bytes of one number; uint8: codes of rounded numbers."""
+PIECE_NUMBERS = 2**16
+"""Numbers of a parameter that are rounded at once; what is sent is their codes and scales, piece after piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +35,34 @@ class ParameterSpec:
             raise ValueError(f"parameter {self.name}: dtype must be one of {', '.join(LAYER_TYPES)}, got {self.dtype}")
 
     @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of its numbers."""
-        return math.prod(self.shape) * LAYER_TYPES[self.dtype]
+        return self.numbers * LAYER_TYPES[self.dtype]
+
+    def sent_as(self, wire_format: WireFormat) -> "ParameterSpec":
+        """Describe what its pseudo-gradient is sent as: itself, unless a format makes it smaller.
+
+        >>> one = ParameterSpec(name="w", shape=(16, 16))
+        >>> for wire_format in (WireFormat.NATIVE, WireFormat.BFLOAT16, WireFormat.INT8, WireFormat.INT4):
+        ...     sent = one.sent_as(wire_format)
+        ...     print(sent.dtype, sent.shape, sent.size_bytes)
+        float32 (16, 16) 1024
+        bfloat16 (16, 16) 512
+        uint8 (260,) 260
+        uint8 (136,) 136
+        """
+        if wire_format is WireFormat.BFLOAT16 and self.dtype == "float32":
+            return replace(self, dtype="bfloat16")
+        if not wire_format.in_rows or self.dtype not in ROUNDED_DTYPES:
+            return self
+        pieces, rest = divmod(self.numbers, PIECE_NUMBERS)
+        size_bytes = pieces * wire_format.packed_bytes(PIECE_NUMBERS) + wire_format.packed_bytes(rest)
+        return replace(self, shape=(size_bytes,), dtype="uint8") if size_bytes < self.size_bytes else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +75,20 @@ class Layer:
     def __post_init__(self) -> None:
         if not self.name or not self.parameters:
             raise ValueError(f"a layer needs a name and parameters, got {self}")
+        wrong = [f"{one.name}: {one.dtype}" for one in self.parameters if one.dtype not in PARAMETER_TYPES]
+        if wrong:
+            raise ValueError(
+                f"layer {self.name}: parameters must be of {', '.join(PARAMETER_TYPES)}, got {', '.join(wrong)}"
+            )
 
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of all its parameters."""
         return sum(parameter.size_bytes for parameter in self.parameters)
+
+    def sent_as(self, wire_format: WireFormat) -> tuple[ParameterSpec, ...]:
+        """Describe what its pseudo-gradients are sent as."""
+        return tuple(parameter.sent_as(wire_format) for parameter in self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,8 +89,12 @@ class WireFormat(StrEnum):
 
     def row_bytes(self, numbers: int, dimensions: int) -> int:
         """Return the bytes of the row that one sample of a floating-point tensor would be sent as."""
+        return self.packed_bytes(numbers) + frame_bytes(dimensions)
+
+    def packed_bytes(self, numbers: int) -> int:
+        """Return the bytes of so many numbers in a row, with their scales."""
         blocks = -(-numbers // (self.block_numbers or max(1, numbers)))
-        return self.code_bytes(numbers) + SCALE_BYTES * blocks + frame_bytes(dimensions)
+        return self.code_bytes(numbers) + SCALE_BYTES * blocks
 
     def _tensor_bytes(self, tensor: TensorSpec) -> int:
         native, dimensions = tensor.bytes_per_sample, len(tensor.shape_per_sample)

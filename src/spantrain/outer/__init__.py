@@ -3,6 +3,7 @@
 numerics   pseudo-gradients, their sums of squares, weighted mean, Nesterov step
 snapshots  versions of a shard that outlive it
 cluster    where a cluster's round began, and a new version under what it did since
+push_rounding  a push in fewer bytes, and what rounding takes from it
 shard      what a shard holds, and what it does at the master's commands
 shard_server   a shard as it runs: layers in and out, commands, snapshots, coming back after loss
 shard_snapshots  the thread that writes versions down beside all else
@@ -32,4 +33,8 @@ client_data        batches of leased samples
 client_metrics     what it did, and where its time went
 client_connect     how it is connected
 client_environment what `spantrain outer run` tells it
+stage_leader  the stage of a pipeline that speaks for its cluster
+stage_worker  one that only moves its own layers
+stage_copy    what each does with its parameters at the leader's order
+stage_connect how they are connected
 """

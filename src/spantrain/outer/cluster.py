@@ -4,17 +4,22 @@ Di-PS, 2.1 and 3.2. Kept: after an update the cluster goes on from the new versi
 now (see `policy.outer.master`), and where the paper has the cluster wait it trains on, while its push waits for an
 update and while a version comes; what it did meanwhile is put on top of the new version, and goes into its next push. A
 push that came to nothing stays part of the next. So nothing is lost and nothing counted twice, however long an exchange
-takes.
+takes. Where pushes are rounded (see `push_rounding`), what the last push that was part of an update left over goes into
+the next one; it is in no parameter meanwhile, and ends with the process.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from spantrain.core.outer_layers import ParameterSpec
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
 from spantrain.outer.client_parameters import ModelParameters
 from spantrain.outer.numerics import Tensors, pseudo_gradient
+from spantrain.outer.push_rounding import round_push
 
 __all__ = ["ClusterCopy", "TakenPush"]
 
@@ -25,18 +30,38 @@ class TakenPush:
 
     start: Tensors
     now: Tensors
+    left: Tensors = field(default_factory=dict)
+    """Over from earlier pushes."""
+    rest: dict[str, Tensor] = field(default_factory=dict)
+    """Left over from this one, of what was sent rounded."""
+    spare: dict[str, Tensor] = field(default_factory=dict)
+    """Memory for that."""
 
-    def tensors(self, names: tuple[str, ...], *, parameters: bool) -> dict[str, Tensor]:
-        """Return some of its parameters themselves, or of its pseudo-gradient."""
-        now = {name: self.now[name] for name in names}
-        return now if parameters else pseudo_gradient({name: self.start[name] for name in names}, now)
+    def first(self, specs: tuple[ParameterSpec, ...]) -> dict[str, Tensor]:
+        """Return some of its parameters themselves, as first parameters for the shards."""
+        return {one.name: self.now[one.name] for one in specs}
+
+    def sent(self, specs: tuple[ParameterSpec, ...], wire_format: WireFormat = WireFormat.NATIVE) -> dict[str, Tensor]:
+        """Return the pseudo-gradient of some parameters, as it is sent; for one thread at a time."""
+        return {one.name: self._sent(one, wire_format) for one in specs}
+
+    def _sent(self, spec: ParameterSpec, wire_format: WireFormat) -> Tensor:
+        start, now, left = self.start[spec.name], self.now[spec.name], self.left.get(spec.name)
+        if spec.sent_as(wire_format) != spec:
+            room = self.spare.pop(spec.name, None)
+            rest = torch.empty(spec.shape, dtype=torch.float32) if room is None else room
+            sent = round_push(spec, wire_format, start, now, left, rest)
+            self.rest[spec.name] = rest
+            return sent
+        gradient = start.detach() - now.detach()
+        return gradient if left is None else gradient.add_(left)
 
 
 class ClusterCopy:
     """The parameters that a cluster trains, and the two points in time that it must remember of them.
 
-    Takes two copies beside the parameters, on the processor. Where several processes share the model, all of them call
-    the same at once, and the first has the copies.
+    Takes two copies beside the parameters, on the processor, and two more where pushes are rounded. Where several
+    processes share the model, all of them call the same at once, and the first has the copies.
 
     >>> import torch
     >>> weight = torch.tensor([3.0])
@@ -55,6 +80,9 @@ class ClusterCopy:
         self._live = parameters if isinstance(parameters, ModelParameters) else ModelParameters(parameters)
         self._spare: dict[str, Tensor] | None = None
         self._pushed: dict[str, Tensor] | None = None
+        self._taken: TakenPush | None = None
+        self._left: dict[str, Tensor] = {}
+        self._spare_left: dict[str, Tensor] = {}
         self._start: Tensors = self._copied()
 
     def _copied(self) -> dict[str, Tensor]:
@@ -65,7 +93,9 @@ class ClusterCopy:
     def take(self) -> TakenPush:
         """Note what the parameters are, for a push; an earlier push that has not ended is part of it."""
         self._pushed = self._copied()
-        return TakenPush(start=self._start, now=self._pushed)
+        spare, self._spare_left = self._spare_left, {}
+        self._taken = TakenPush(start=self._start, now=self._pushed, left=self._left, spare=spare)
+        return self._taken
 
     def first(self) -> dict[str, Tensor]:
         """Return the parameters themselves, as first parameters for the shards."""
@@ -73,16 +103,18 @@ class ClusterCopy:
 
     def push(self) -> dict[str, Tensor]:
         """Return the pseudo-gradient since the round began."""
-        return self.take().tensors(self._live.names, parameters=False)
+        taken = self.take()
+        return pseudo_gradient(taken.start, taken.now)
 
     def skipped(self) -> None:
         """Note that the push came to nothing: the round goes on from the same start."""
-        self._pushed = None
+        self._pushed = self._taken = None
 
-    def pulled(self, version: Tensors, *, counted: bool) -> None:
+    def pulled(self, version: Tensors, *, counted: bool, left_out: bool = False) -> None:
         """Begin a round from a version, which is kept: it must not change any more.
 
-        `counted` says that the push was part of an update, left out or not. Processes but the first give no tensors.
+        `counted` says that the push was part of an update; if it was `left_out`, what rounding took from it is nothing
+        to keep either. Processes but the first give no tensors.
 
         Raises:
             ProtocolError: it does not hold these parameters; nothing has changed.
@@ -96,9 +128,16 @@ class ClusterCopy:
         self._live.move(self._pushed if counted and self._pushed is not None else self._start, version)
         if counted:
             self._spare, self._pushed = self._pushed, None
+            self._keep_rest(left_out=left_out)
         elif self._pushed is not None:
             self._pushed = {name: new + (self._pushed[name] - self._start[name]) for name, new in version.items()}
         self._start = version
+
+    def _keep_rest(self, *, left_out: bool) -> None:
+        """Keep what the push that ends has left over, in the place of what was left over before it."""
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self._spare_left, self._left = self._left, {} if left_out else taken.rest
 
 
 def _shape(tensors: Tensors, name: str) -> object:

@@ -43,8 +43,8 @@ class OuterOptions:
     """How long to wait, before the first step, for the newest version or until this cluster brings the first."""
     wait_for_round_s: float = 600.0
     """Without overlap: how long to wait for a version before training on."""
-    wait_for_data_s: float = 5.0
-    """With no chunk of data left: how long to wait for a master that is away, before training on samples that do not
+    wait_for_data_s: float = 2.0
+    """With no chunk of data left: how long the master must have been away, before training on samples that do not
     count."""
     encrypted: bool = True
     """Whether layers are, on their way; must be what the master's configuration says."""

@@ -6,7 +6,7 @@ its place whole when the master says so; a push must have this layout's names, s
 otherwise. A push is measured when it is taken, so beside what else comes. The mean is made in the memory of the first
 push, and the new velocity in that of the mean. So in memory are three times the parameters in float32 (served
 parameters and velocity, staged parameters) beside pushes, and twice more while an older version is being written down
-or pulled.
+or pulled; where pushes are corrected for what came since they began, once more for each version that they begin from.
 """
 
 import threading
@@ -21,9 +21,12 @@ from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_events import OuterEvent, Ticket
 from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.outer.numerics import OuterRule, Tensors, step_along, sum_of_squares, velocity_type, weighted_mean
+from spantrain.outer.numerics import Tensors, compensate, step_along, sum_of_squares, velocity_type, weighted_mean
+from spantrain.outer.push_rounding import unrounded
 from spantrain.outer.snapshots import ShardVersion, SnapshotStore
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.transport.layers_pool import BufferPool, LayerBytes
 
 __all__ = ["OuterShard", "ShardCommand"]
@@ -62,6 +65,8 @@ class OuterShard:
         self._staged: tuple[Ticket, ShardVersion] | None = None
         self._versions: dict[int, ShardVersion] = {}
         self._serving: int | None = None
+        self._bases: dict[int, Tensors] = {}
+        """Parameters of versions that clusters began from, where pushes are corrected for what came since."""
 
     @property
     def layers(self) -> Mapping[int, Layer]:
@@ -88,15 +93,20 @@ class OuterShard:
 
     # Layers in and out.
 
-    def take(self, push: Ticket, layer: int, tensors: Tensors) -> None:
+    def take(
+        self, push: Ticket, layer: int, tensors: Tensors, wire_format: WireFormat = WireFormat.NATIVE
+    ) -> None:  # fmt: skip
         """Keep one layer of a push; its tensors are the shard's from now on, which will change them.
+
+        Of what was sent rounded it keeps, and measures, what that comes to.
 
         Raises:
             ProtocolError: the push has ended, or the layer is not this shard's, or names, shapes or types are not its
                 own; nothing is kept.
         """
         self._check_open(push)
-        self._check_layer(layer, tensors, f"{self._name}: push {push}")
+        self._check_layer(layer, tensors, f"{self._name}: push {push}", wire_format)
+        tensors = self._unrounded(self.layers[layer], tensors, wire_format)
         squares = sum_of_squares([tensors[one.name] for one in self.layers[layer].parameters])
         with self._lock:
             self._check_open(push)
@@ -124,10 +134,21 @@ class OuterShard:
             )
         return {one.name: held.parameters[one.name] for one in self.layers[layer].parameters}
 
-    def _check_layer(self, layer: int, tensors: Tensors, what: str) -> None:
+    def _unrounded(self, layer: Layer, tensors: Tensors, wire_format: WireFormat) -> Tensors:
+        if layer.sent_as(wire_format) == layer.parameters:
+            return tensors
+        room = self._room(layer)
+        return {
+            one.name: unrounded(one, wire_format, tensors[one.name], room[one.name])
+            if one.sent_as(wire_format) != one
+            else tensors[one.name]
+            for one in layer.parameters
+        }
+
+    def _check_layer(self, layer: int, tensors: Tensors, what: str, wire_format: WireFormat) -> None:
         if layer not in self.layers:
             raise ProtocolError(f"{what}: layer {layer} is not held here; send it to {self._layout.shard_of(layer)}")
-        _check_tensors(self.layers[layer].parameters, tensors, f"{what}, layer {layer}")
+        _check_tensors(self.layers[layer].sent_as(wire_format), tensors, f"{what}, layer {layer}")
 
     # Commands.
 
@@ -182,6 +203,8 @@ class OuterShard:
             raise ProtocolError(f"{self._name}: push {', '.join(gone)} is not held whole; register again")
 
     def _combine(self, command: do.Combine) -> on.MeanCombined:
+        for weight in command.weights if command.compensation else ():
+            self._compensate(weight, command.compensation)
         mean: dict[str, Tensor] = {}
         squares = []
         for k, layer in self.layers.items():
@@ -192,6 +215,17 @@ class OuterShard:
             squares.append(sum_of_squares([mean[one.name] for one in layer.parameters]))
         self._means[command.update] = mean
         return on.MeanCombined(shard=self._name, update=command.update, squares=tuple(squares))
+
+    def _compensate(self, weight: do.Weight, strength: float) -> None:
+        """Correct a push for what came since the version that it began from, if that is known here."""
+        serving = self.serving
+        with self._lock:
+            then = self._bases.get(weight.base_version)
+        if serving is None or then is None or weight.base_version == serving.version:
+            return
+        for tensors in self._pushes[weight.push].values():
+            for name, gradient in tensors.items():
+                compensate(gradient, serving.parameters[name], then[name], strength=strength)
 
     def _next(self, command: do.Stage) -> ShardVersion:
         """Make a version: a push's tensors as they are, or a step along the mean."""
@@ -221,8 +255,15 @@ class OuterShard:
         assert staged.version == command.version
         for ticket in (*self._measured.get(command.update, ()), command.update):
             self._forget(ticket)
+        self._hold_bases(command.bases)
         self._serve(staged, keep=command.keep)
         return on.Committed(shard=self._name, version=command.version, versions=self.restorable)
+
+    def _hold_bases(self, bases: Sequence[int]) -> None:
+        """Keep parameters of these versions, as far as they are here, and of no others."""
+        with self._lock:
+            here = self._bases | {number: one.parameters for number, one in self._versions.items()}
+            self._bases = {number: here[number] for number in bases if number in here}
 
     def _restore(self, command: do.Restore) -> OuterEvent:
         source = self._find(command.source)

@@ -21,10 +21,10 @@ from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
-from spantrain.outer.numerics import OuterRule
 from spantrain.outer.shard import OuterShard, ShardCommand
 from spantrain.outer.shard_snapshots import SnapshotWriter
 from spantrain.outer.snapshots import SnapshotStore
+from spantrain.policy.outer.rule import OuterRule
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers import LayerCounters, LayerKey, LayerLimits, LayerWire
@@ -211,7 +211,7 @@ class ShardServer:
         try:
             if transfer.layer not in shard.layers:
                 raise ProtocolError(f"layer {transfer.layer} is not held here")
-            self._wire.expect(transfer.worker, key, shard.layers[transfer.layer].parameters)
+            self._wire.expect(transfer.worker, key, shard.layers[transfer.layer].sent_as(transfer.wire_format))
         except (ProtocolError, ValueError) as error:
             self.lost(transfer.worker, key, str(error))
 
@@ -252,7 +252,7 @@ class ShardServer:
             return
         event: OuterEvent = on.Moved(way=Way.PUSH, transfer=transfer)
         try:
-            shard.take(key.ticket, key.layer, tensors)
+            shard.take(key.ticket, key.layer, tensors, transfer.wire_format)
         except ProtocolError as error:
             event = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
         with self._lock:

@@ -3,7 +3,7 @@
 Under `bfloat16` float32 tensors are sent as bfloat16. Under `float16`, `int8` and `int4` a tensor of floating-point
 numbers is sent as rows of bytes, one for each sample, so that a message can be cut between any two samples:
 
-    codes | scales (`runtime.blockwise`) | sizes of the sample's dimensions, int32 | their count | the type it had
+    codes | scales (`transport.blockwise`) | sizes of the sample's dimensions, int32 | their count | the type it had
 
 A tensor of bytes is put into rows too, as it is, so that rows are known from other tensors; all others are sent as they
 are, and so are those that would take no fewer bytes in rows. `WireFormat.forward_bytes` counts all of this. Sums of
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spantrain.core.plan import ROUNDED_DTYPES, WireFormat, frame_bytes
 from spantrain.errors import ProtocolError
-from spantrain.runtime.blockwise import decode, encode
+from spantrain.transport.blockwise import decode, encode
 
 __all__ = ["ErrorFeedback", "for_wire", "from_wire"]
 

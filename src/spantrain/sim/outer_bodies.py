@@ -13,6 +13,7 @@ from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_events import OuterEvent, Ticket
 from spantrain.core.outer_layers import ShardLayout
+from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
 
 __all__ = ["Bodies", "ClusterBody", "Learned", "PlainBodies", "PlainCluster", "PlainShard", "ShardBody", "StepSpan"]
@@ -27,14 +28,14 @@ class ClusterBody(Protocol):
     def keep(self) -> None:
         """Remember what the model is now, to push it."""
 
-    def layer(self, index: int, *, parameters: bool) -> Any:
+    def layer(self, index: int, wire_format: WireFormat, /, *, parameters: bool) -> Any:
         """Return a layer to send: of what was kept last, or of what was learned since the round began up to there."""
 
     def skipped(self) -> None:
         """Note that the push came to nothing."""
 
-    def pulled(self, layers: Mapping[int, Any], *, counted: bool) -> None:
-        """Begin a round from a version."""
+    def pulled(self, layers: Mapping[int, Any], *, counted: bool, left_out: bool) -> None:
+        """Begin a round from a version; whether the last push was part of an update, and was left out of it."""
 
 
 class ShardBody(Protocol):
@@ -47,7 +48,7 @@ class ShardBody(Protocol):
     def registered(self) -> on.ShardRegistered:
         """Forget what belonged to an earlier connection; return what to register with."""
 
-    def take(self, push: Ticket, layer: int, content: Any, /) -> None:
+    def take(self, push: Ticket, layer: int, content: Any, wire_format: WireFormat, /) -> None:
         """Keep a layer of a push.
 
         Raises:
@@ -107,16 +108,16 @@ class PlainCluster:
         """Remember how many steps there were."""
         self._kept = self._steps
 
-    def layer(self, index: int, *, parameters: bool) -> Learned:
+    def layer(self, index: int, wire_format: WireFormat, /, *, parameters: bool) -> Learned:
         """Return the steps that were kept, and with parameters those of the version before; all layers are alike."""
-        del index
+        del index, wire_format
         own = StepSpan(cluster=self._name, life=self._life, first=self._start, end=self._kept)
         return (self._before if parameters else frozenset()) | ({own} if own.first < own.end else frozenset())
 
     def skipped(self) -> None:
         """Change nothing."""
 
-    def pulled(self, layers: Mapping[int, Learned], *, counted: bool) -> None:
+    def pulled(self, layers: Mapping[int, Learned], *, counted: bool, left_out: bool) -> None:  # noqa: ARG002
         """Go on from a version.
 
         Raises:
@@ -153,7 +154,7 @@ class PlainShard:
         self._pushes, self._means = {}, {}
         return on.ShardRegistered(shard=self._name, versions=self.restorable)
 
-    def take(self, push: Ticket, layer: int, content: Learned, /) -> None:
+    def take(self, push: Ticket, layer: int, content: Learned, wire_format: WireFormat, /) -> None:  # noqa: ARG002
         """Keep a layer of a push."""
         self._pushes.setdefault(push, {})[layer] = content
 

@@ -115,7 +115,7 @@ class ClusterMember:
     def _say(self, said: list[Said]) -> None:
         for one in said:
             if isinstance(one, do.SendLayer):
-                content = self._body.layer(one.transfer.layer, parameters=one.parameters)
+                content = self._body.layer(one.transfer.layer, one.transfer.wire_format, parameters=one.parameters)
                 self._world.carry(Way.PUSH, one.transfer, 0, content)
             elif isinstance(one, SkipPush | UseVersion):
                 self._came.append((one, self._arriving if isinstance(one, UseVersion) else {}))
@@ -185,7 +185,7 @@ class ClusterMember:
             if isinstance(command, SkipPush):
                 self._body.skipped()
                 continue
-            self._body.pulled(layers, counted=command.counted)
+            self._body.pulled(layers, counted=command.counted, left_out=command.left_out)
             if command.counted:
                 self._count()
             taken += 1
@@ -272,7 +272,7 @@ class ShardMember:
     def got(self, transfer: Transfer, content: Any) -> None:
         """Take in a layer of a push."""
         try:
-            self._body.take(transfer.ticket, transfer.layer, content)
+            self._body.take(transfer.ticket, transfer.layer, content, transfer.wire_format)
         except ProtocolError as error:
             event: OuterEvent = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
         else:

@@ -17,6 +17,7 @@ receiver    what comes in on a link, handed to the exchange
 loop        the one thread that owns every socket, and the links that this side dials
 mailbox     what the runtime uses
 memory      the same mailbox inside one process, for tests
+blockwise   numbers as small codes and a scale for each block of them
 control     joining, calls and heartbeats, between one coordinator and its members
 layers             layers of named parameters between shards and clusters: large frames, few copies
 layers_interface   what a layer wire takes and gives: keys, limits, counters, what it tells its owner

@@ -45,6 +45,15 @@ def test_a_push_from_asking_to_the_version_with_it():
     assert (client.phase, client.version) == (ClientPhase.FREE, 7)
 
 
+@pytest.mark.parametrize("counted", [PUSH, Ticket(1, 0)])
+def test_only_of_the_push_that_waits_it_matters_that_it_was_left_out(counted):
+    client = client_in(ClientPhase.SENT)
+    client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=counted, left_out=True, reason="test"))
+    client.arrived(layer(PULL, 0))
+    (use,) = [one for one in client.arrived(layer(PULL, 1)) if isinstance(one, do.UseVersion)]
+    assert use.counted == use.left_out == (counted == PUSH)
+
+
 @pytest.mark.parametrize("counted", [None, Ticket(1, 0)])
 def test_a_version_that_comes_for_another_reason_leaves_the_push_waiting(counted):
     client = client_in(ClientPhase.SENT)

@@ -56,6 +56,14 @@ def test_one_place_is_the_fastest_cluster_mean_not_the_fastest_link():
     assert placed.single[0].paper_score < placed.single[1].paper_score
 
 
+def test_rounded_pushes_take_less_of_an_exchange():
+    even = {place: {"a": 10e6, "b": 10e6} for place in "x"}
+    whole, rounded = (
+        place_shards(request(bandwidth_bytes_per_s=even, bytes_pushed_per_byte=part)) for part in (1.0, 0.25)
+    )
+    assert rounded.weighted_s == pytest.approx(0.625 * whole.weighted_s)
+
+
 def test_shards_are_spread_where_that_is_faster():
     even = {place: {"a": 10e6, "b": 10e6} for place in "xy"}
     placed = place_shards(request(bandwidth_bytes_per_s=even))

@@ -2,7 +2,9 @@
 
 master      all of it together: events in, commands out
 client      a cluster's side of the protocol
+stages      when the stages of a pipeline that is a cluster push and take versions
 settings    its numbers, and what is kept over a restart
+rule        how far a step goes
 clusters    who is registered, and what outlives them
 members     who is there, and who has not been heard of for too long
 shards      which shards are ready, and from which version they go on

@@ -126,4 +126,5 @@ class OuterClient:
         if counted:
             self.phase, self._push = ClientPhase.FREE, None
         self.version, self._pull = pull.version, None
-        return [UseVersion(version=pull.version, counted=counted, reason=pull.reason), moved]
+        left_out = counted and pull.left_out
+        return [UseVersion(version=pull.version, counted=counted, left_out=left_out, reason=pull.reason), moved]

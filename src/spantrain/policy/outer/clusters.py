@@ -23,6 +23,8 @@ class ClusterTable:
         self.members = Members(lost_after_s=lost_after_s)
         self.workers: dict[str, Mapping[str, tuple[int, ...]]] = {}
         """By cluster, then by worker: layers."""
+        self.begun_from: dict[str, int] = {}
+        """By cluster: the version that it has got last."""
         self._ledger = ledger
         self._orphaned: dict[Ticket, Push] = {}
 
@@ -69,6 +71,7 @@ class ClusterTable:
         """Take a cluster out; `pending`: its accepted pushes, `keep`: leases that it comes back for."""
         self.members.forget(cluster)
         del self.workers[cluster]
+        self.begun_from.pop(cluster, None)
         self._orphaned |= {push.ticket: push for push in pending}
         if self._ledger:
             self._ledger.end(self._ledger.of(cluster) - _leases(pending) - set(keep))

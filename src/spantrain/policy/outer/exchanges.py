@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from spantrain.core.outer_commands import Move
 from spantrain.core.outer_events import Progress, Ticket, Transfer, Way
 from spantrain.core.outer_layers import ShardLayout
+from spantrain.core.plan import WireFormat
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.policy.outer.transfers import TransferSchedule
 
@@ -55,6 +56,8 @@ class Exchanges:
         self._limit_s = settings.transfer_limit_s
         self._schedules = {way: TransferSchedule(slots, settings.worker_slots) for way in Way}
         self._open: dict[Ticket, Exchange] = {}
+        self._whole = _sizes(layout, WireFormat.NATIVE)
+        self._pushed = _sizes(layout, settings.push_format)
 
     def __iter__(self) -> Iterator[Exchange]:
         return iter(tuple(self._open.values()))
@@ -72,6 +75,7 @@ class Exchanges:
         assert self.of(exchange.way, exchange.cluster) is None
         self._open[exchange.ticket] = exchange
         exchange.waiting = set(range(len(self._layout.layers)))
+        sizes, wire_format = self._pushed if exchange.push and not exchange.push.parameters else self._whole
         self._schedules[exchange.way].add(
             Transfer(
                 ticket=exchange.ticket,
@@ -79,7 +83,8 @@ class Exchanges:
                 worker=worker,
                 layer=layer,
                 shard=self._layout.shard_of(layer),
-                size_bytes=self._layout.layers[layer].size_bytes,
+                size_bytes=sizes[layer],
+                wire_format=wire_format,
             )
             for worker, layers in sorted(workers.items())
             for layer in layers
@@ -118,13 +123,20 @@ class Exchanges:
 
     def moves(self) -> list[Move]:
         """Return the layers to move now."""
-        return [
-            Move(
-                way=way,
-                transfer=transfer,
-                version=self._open[transfer.ticket].version,
-                reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
-            )
-            for way in Way
-            for transfer in self._schedules[way].begin()
-        ]
+        return [self._move(way, transfer) for way in Way for transfer in self._schedules[way].begin()]
+
+    def _move(self, way: Way, transfer: Transfer) -> Move:
+        exchange = self._open[transfer.ticket]
+        return Move(
+            way=way,
+            transfer=transfer,
+            version=exchange.version,
+            parameters=exchange.push is not None and exchange.push.parameters,
+            reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
+        )
+
+
+def _sizes(layout: ShardLayout, wire_format: WireFormat) -> tuple[tuple[int, ...], WireFormat]:
+    """Return the bytes of each layer in a format, and the format."""
+    layers = layout.layers
+    return tuple(sum(one.size_bytes for one in layer.sent_as(wire_format)) for layer in layers), wire_format

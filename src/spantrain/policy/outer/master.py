@@ -287,6 +287,7 @@ class OuterMaster:
             self._check(exchange)
         elif not exchange.waiting:
             self._exchanges.drop(exchange.ticket)
+            self._clusters.begun_from[exchange.cluster] = exchange.version
 
     def _end(self, exchange: Exchange, reason: str) -> None:
         """End a push or a pull before its time, and tell both sides."""
@@ -344,7 +345,7 @@ class OuterMaster:
         committing = self._updates.committing
         if isinstance(event, on.Committed):
             self.shards.answered(event.shard, event.versions)
-        commands = self._updates.heard(event, pulled)
+        commands = self._updates.heard(event, pulled, self._bases())
         if self._updates.committing and not committing:
             self.shards.told(now_s)
         if commands is None:
@@ -352,6 +353,14 @@ class OuterMaster:
         else:
             self._out += commands
         self._settle(now_s)
+
+    def _bases(self) -> set[int]:
+        """Return the versions that pushes begin from, where shards must know what parameters did since."""
+        if not self._settings.compensation:
+            return set()
+        under_way = [one.version for one in self._exchanges]
+        pending = [push.base_version for push in self._updates.pending]
+        return {*under_way, *pending, *self._clusters.begun_from.values()}
 
     def _settle(self, now_s: float) -> None:
         """Give those whose push counted the version, and count their data; end leases of clusters that are gone."""
@@ -414,8 +423,11 @@ class OuterMaster:
                 del self._owed[cluster]
                 ticket = self._ticket()
                 last = self._updates.last_push(cluster)
+                left_out = self._updates.left_out(cluster)
                 self._out.append(
-                    do.StartPull(cluster=cluster, pull=ticket, version=version, counted=last, reason=reason)
+                    do.StartPull(
+                        cluster=cluster, pull=ticket, version=version, counted=last, left_out=left_out, reason=reason
+                    )
                 )
                 self._begin(now_s, Way.PULL, ticket, cluster, version)
 

@@ -31,6 +31,8 @@ class PlacementRequest:
     """By place: what its shards may hold; a place that is missing has no limit."""
     bytes_held_per_byte: float = 5.5
     """What a shard holds for each byte of its parameters."""
+    bytes_pushed_per_byte: float = 1.0
+    """What goes up in an exchange for each byte of parameters that comes down: less where pushes are rounded."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s or not self.throughput or not self.shard_bytes:
@@ -42,6 +44,7 @@ class PlacementRequest:
                     f"got {', '.join(sorted(row)) or 'none'}"
                 )
         rates = [*self.throughput.values(), *self.line_bytes_per_s.values(), self.bytes_held_per_byte]
+        rates.append(self.bytes_pushed_per_byte)
         rates += [rate for row in self.bandwidth_bytes_per_s.values() for rate in row.values()]
         if not all(0 < rate < math.inf for rate in rates) or min(self.shard_bytes.values()) < 1:
             raise ValueError("bandwidths, lines, throughputs and bytes must be positive and finite")
@@ -159,7 +162,7 @@ def _exchange_s(request: PlacementRequest, places: Mapping[str, str]) -> dict[st
     for cluster in sorted(request.throughput):
         links = (size / request.bandwidth_bytes_per_s[place][cluster] for place, size in sizes.items())
         line_s = sum(sizes.values()) / request.line_bytes_per_s.get(cluster, math.inf)
-        seconds[cluster] = 2 * max(line_s, *links)
+        seconds[cluster] = (1 + request.bytes_pushed_per_byte) * max(line_s, *links)
     return seconds
 
 

@@ -187,10 +187,15 @@ class Update:
         """Ask for the mean over those that were accepted."""
         assert self.phase is Phase.COMBINING
         whole = sum(self._weights[push.cluster] for push in self.accepted)
-        weights = tuple(Weight(push=push.ticket, part=self._weights[push.cluster] / whole) for push in self.accepted)
+        weights = tuple(
+            Weight(push=push.ticket, part=self._weights[push.cluster] / whole, base_version=push.base_version)
+            for push in self.accepted
+        )
+        compensation = self._settings.compensation
         reason = "; ".join(f"{verdict.cluster}: {verdict.reason}" for verdict in self.verdicts)
         return [
-            Combine(shard=shard, update=self.ticket, weights=weights, reason=reason) for shard in self._layout.shards
+            Combine(shard=shard, update=self.ticket, weights=weights, compensation=compensation, reason=reason)
+            for shard in self._layout.shards
         ]
 
     def stage(self, version: int) -> list[OuterCommand]:

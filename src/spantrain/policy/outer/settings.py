@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.outer_events import Ticket
+from spantrain.core.plan import WireFormat
 from spantrain.policy.outer.chunks import ChunkState
 from spantrain.policy.outer.guard import GuardSettings, GuardState
 
@@ -26,6 +27,9 @@ class OuterSettings:
     staleness_power: float = 0.0
     """A push weighs its tokens over this power of one more than the versions that were made since it began; 0 for its
     tokens alone."""
+    compensation: float = 0.0
+    """A push that began from an older version is corrected for what parameters did since, by at most this part of its
+    own size; 0 for never. Shards then hold parameters of every version that a cluster began from."""
     lost_after_s: float = 10.0
     """Without a sign of life."""
     transfer_limit_s: float = 600.0
@@ -36,6 +40,9 @@ class OuterSettings:
     """Layers that a shard takes, and gives, at once: one on its way, and one that follows it without a pause."""
     worker_slots: int = 2
     """The same of a worker."""
+    push_format: WireFormat = WireFormat.NATIVE
+    """What pseudo-gradients are sent as; first parameters and pulls are always sent as they are, so that every cluster
+    begins from exactly what the shards hold."""
     guard: GuardSettings = field(default_factory=GuardSettings)
 
     def __post_init__(self) -> None:
@@ -46,6 +53,8 @@ class OuterSettings:
             )
         if not 0 <= self.staleness_power <= 10:
             raise ValueError(f"staleness_power must be from 0 to 10, got {self.staleness_power}")
+        if not 0 <= self.compensation <= 1:
+            raise ValueError(f"compensation must be from 0 to 1, got {self.compensation}")
         if min(self.shard_slots, self.worker_slots) < 1:
             raise ValueError(
                 f"shard_slots and worker_slots must be at least 1, got {self.shard_slots} and {self.worker_slots}"
@@ -71,6 +80,8 @@ class ClusterRecord:
     """That the last of them went into: from an older one it has nothing new to push."""
     last_push: str = ""
     """Its ticket."""
+    last_left_out: bool = False
+    """Whether the guard left it out."""
 
     def __post_init__(self) -> None:
         if min(self.tokens, self.last_tokens, self.pushes, self.left_out, self.staleness, self.version) < 0:

@@ -59,6 +59,11 @@ class Updates:
         record = self.state.clusters.get(cluster)
         return Ticket.parse(record.last_push) if record and record.last_push else None
 
+    def left_out(self, cluster: str) -> bool:
+        """Return whether the guard left that one out."""
+        record = self.state.clusters.get(cluster)
+        return record is not None and record.last_left_out
+
     def accept(self, now_s: float, push: Push) -> str:
         """Put a push into the window; return what it waits for."""
         assert push.cluster not in self._window
@@ -89,9 +94,11 @@ class Updates:
         return self._update.missing
 
     def heard(
-        self, answer: NormsMeasured | MeanCombined | Staged | Committed, keep: Collection[int]
+        self, answer: NormsMeasured | MeanCombined | Staged | Committed, keep: Collection[int], bases: Collection[int]
     ) -> list[OuterCommand] | None:
-        """Take in a shard's answer; return what follows, None if nobody asked. `keep`: versions that are being pulled.
+        """Take in a shard's answer; return what follows, None if nobody asked.
+
+        `keep`: versions that are being pulled; `bases`: those that pushes begin from.
 
         Raises:
             ProtocolError: it does not tell what was asked; nothing has changed.
@@ -108,7 +115,7 @@ class Updates:
                 version = self.reserve()
                 return [Save(reason=f"version {version} may be made"), *update.stage(version)]
             case Phase.STAGED:
-                return self._decide(update, keep)
+                return self._decide(update, keep, bases)
             case Phase.EMPTY:
                 return self._nothing(update)
             case _:
@@ -137,15 +144,16 @@ class Updates:
         self.state = replace(self.state, version=version)
         return version, source
 
-    def _decide(self, update: Update, keep: Collection[int]) -> list[OuterCommand]:
+    def _decide(self, update: Update, keep: Collection[int], bases: Collection[int]) -> list[OuterCommand]:
         version = update.version
         assert version is not None
         self._count(update, version)
         self.state = replace(self.state, version=version, seeded=True, updates=self.state.updates + 1)
         update.phase = Phase.COMMITTING
         reason = "staged on all shards"
+        kept, held = tuple(sorted(keep)), tuple(sorted(bases))
         commits = [
-            Commit(shard=shard, version=version, update=update.ticket, keep=tuple(sorted(keep)), reason=reason)
+            Commit(shard=shard, version=version, update=update.ticket, keep=kept, bases=held, reason=reason)
             for shard in self._layout.shards
         ]
         return [Save(reason=f"version {version} is decided"), *commits]
@@ -173,6 +181,7 @@ class Updates:
                 staleness=before.staleness + self.last_outcome.staleness[push.cluster],
                 version=version,
                 last_push=str(push.ticket),
+                last_left_out=push not in update.accepted,
             )
         self.counted += update.pushes
         left_out = len(update.pushes) - len(update.accepted)

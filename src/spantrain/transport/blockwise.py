@@ -1,4 +1,4 @@
-"""Numbers as small codes and a scale for each block of them: what `float16`, `int8` and `int4` send of a sample.
+"""Numbers as small codes and a scale for each block of them: what `float16`, `int8` and `int4` send.
 
 A block is divided by its scale and rounded to the nearest code; a code times the scale is what arrives:
 
