@@ -6,6 +6,7 @@ measured is data, not control.
 
 import argparse
 import json
+import re
 import resource
 import sys
 import threading
@@ -49,8 +50,14 @@ def usage() -> dict[str, float]:
         "cpu_s": own.ru_utime + own.ru_stime,
         "pages": own.ru_minflt,
         "resident_bytes": psutil.Process().memory_info().rss,
-        "most_bytes": own.ru_maxrss * 1024,
+        "most_bytes": _most_bytes(),
     }
+
+
+def _most_bytes() -> int:
+    """Return what was resident at most since this program began; `ru_maxrss` has what its parent held as it forked."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
 
 
 class PipeLink:
