@@ -26,7 +26,8 @@ SPEEDS: Mapping[str, tuple[float, ...]] = {
     "5.2 times": (1.0, 1.0, 1.0, 5.2),
 }
 """Seconds of an inner step of each cluster. Uniform gaps: evenly spread from none to that."""
-SHARDS = ("s0", "s1")
+SHARDS = tuple(f"s{k}" for k in range(4))
+"""As many as Di-PS has, 5.1, each with a line as fast as a cluster's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,13 +142,13 @@ class MadeUpCluster:
                 return []
         return [on.ChunkAsked(cluster=self.name)]
 
-    def ask(self) -> list[Any]:
+    def ask(self, *, ends_round: bool = False) -> list[Any]:
         """Ask for a push, where there is something to give and none under way."""
         if self.client.phase is not ClientPhase.FREE or not (self.learned or self.base == 0):
             return []
         self.payload = self.learned
         progress = tuple(on.Progress(lease=number, upto=upto) for number, upto in sorted(self.reached.items()))
-        return self._do(self.client.ask(tokens=len(self.learned), progress=progress))
+        return self._do(self.client.ask(tokens=len(self.learned), progress=progress, ends_round=ends_round))
 
     def on_command(self, command: Any) -> list[Any]:
         match command:
@@ -157,6 +157,8 @@ class MadeUpCluster:
                 self.reached[command.lease.number] = command.lease.begin
             case do.StartPull():
                 self.pulled = {}
+            case do.EndRound():
+                return self.ask() or self._do(self.client.keep_round())
         said = self._do(self.client.on_command(command))
         return said + (self.ask() if isinstance(command, do.Welcome) and command.version is None else [])
 

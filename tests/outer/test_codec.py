@@ -111,7 +111,7 @@ def test_a_field_that_is_missing_is_named(event: OuterEvent, data: st.DataObject
             decode_event(plain)
 
 
-PUSH = {"kind": "PushAsked", "cluster": "a", "base_version": 1, "tokens": 5, "progress": []}
+PUSH = {"kind": "PushAsked", "cluster": "a", "base_version": 1, "tokens": 5, "progress": [], "ends_round": True}
 
 
 @pytest.mark.parametrize(

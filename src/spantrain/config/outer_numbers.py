@@ -41,6 +41,7 @@ class SettingNumbers:
     clipped: bool = True
     """False where the file says `clip_norm: none`."""
     part_steps: bool | None = None
+    common_rounds: bool | None = None
     """Whether a window that holds pushes of some clusters steps a part of the way."""
     staleness_power: float | None = None
     """How much less a push weighs that is older by versions."""
@@ -99,6 +100,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         "grace",
         "clip_norm",
         "part_steps",
+        "common_rounds",
         "staleness_power",
         "compensation",
         "lost_after",
@@ -114,6 +116,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         clip_norm=_number(row, "clip_norm", lambda value: value > 0, "more than 0, or none") if clipped else None,
         clipped=clipped,
         part_steps=read_switch(row["part_steps"]) if "part_steps" in row else None,
+        common_rounds=read_switch(row["common_rounds"]) if "common_rounds" in row else None,
         staleness_power=_number(row, "staleness_power", lambda value: 0 <= value <= 10, "from 0 to 10"),
         compensation=_number(row, "compensation", lambda value: 0 <= value <= 1, "from 0 to 1"),
         lost_after_s=_seconds(row, "lost_after"),

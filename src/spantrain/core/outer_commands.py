@@ -12,6 +12,7 @@ __all__ = [
     "Combine",
     "Commit",
     "EndPull",
+    "EndRound",
     "Forget",
     "LeaseChunk",
     "LeaseNothing",
@@ -85,6 +86,14 @@ class AcceptPush:
 
     cluster: str
     push: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRound:
+    """Another cluster has ended a round: push behind the next step, or say that there is too little to push."""
+
+    cluster: str
     reason: str
 
 
@@ -263,8 +272,8 @@ class Save:
 
 
 OuterCommand = (
-    Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | SkipRound | StartPull | LeaseChunk | LeaseNothing
-    | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | Save
+    Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | EndRound | SkipRound | StartPull | LeaseChunk
+    | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | Save
 )  # fmt: skip
 
 

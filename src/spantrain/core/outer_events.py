@@ -32,6 +32,7 @@ __all__ = [
     "PushChecked",
     "PushSent",
     "Restored",
+    "RoundKept",
     "ShardBeat",
     "ShardLost",
     "ShardRegistered",
@@ -174,10 +175,19 @@ class PushAsked:
     tokens: int
     """Trained on since then: its weight. 0 only for first parameters."""
     progress: tuple[Progress, ...] = ()
+    ends_round: bool = False
+    """Whether it took all steps of a round, so that the other clusters may push too."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0 or self.base_version < 0:
             raise ValueError(f"{self.cluster}: tokens and version must not be negative, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundKept:
+    """A cluster has too few new steps for a push, though the round of all was ended: nobody need wait for it."""
+
+    cluster: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +323,7 @@ class Ticked:
 
 
 OuterEvent = (
-    ClusterRegistered | ClusterBeat | ClusterLeft | PushAsked | PushSent | PullAsked | ChunkAsked | Moved | TransferLost
-    | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured | MeanCombined | Staged | Committed
-    | Restored | Ticked
+    ClusterRegistered | ClusterBeat | ClusterLeft | PushAsked | RoundKept | PushSent | PullAsked | ChunkAsked | Moved
+    | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured | MeanCombined | Staged
+    | Committed | Restored | Ticked
 )  # fmt: skip

@@ -12,6 +12,7 @@ from spantrain.outer.client_metrics import ClientMeter
 from spantrain.outer.client_ranks import Ranks
 from spantrain.outer.client_session import ClientSession, News
 from spantrain.outer.cluster import ClusterCopy
+from spantrain.policy.outer.round_steps import RoundSteps
 
 __all__ = ["ClientRounds"]
 
@@ -47,12 +48,13 @@ class ClientRounds:
     ) -> None:
         """Begin a round; `session`: of the first process."""
         self._copy, self.ranks, self.session, self.meter = copy, ranks, session, meter
-        self._inner_steps = self._next_push = inner_steps
+        self._steps = RoundSteps(inner_steps)
         self._look_every = 1 if ranks.size == 1 else max(1, inner_steps // _LOOKS_IN_A_ROUND)
         self._tokens = _Tokens()
 
     def count(self, tokens: int) -> None:
         """Count a step."""
+        self._steps.step()
         self.meter.inner_steps += 1
         self.meter.tokens += tokens
         self._tokens.own += tokens
@@ -78,8 +80,10 @@ class ClientRounds:
             return News(), False
         news = self.session.take_news()
         if news.skipped:
-            self._next_push = self.meter.inner_steps
-        is_time = self.meter.inner_steps >= self._next_push or everything
+            self._steps.come_to_nothing()
+        if news.round_ended and not self._steps.end():
+            self.session.keep_round()
+        is_time = self._steps.is_over or everything
         some = self._tokens.some or (news.skipped and self._tokens.pushed > 0)
         return news, self.session.can_push and (self.session.wants_first or (is_time and some))
 
@@ -99,9 +103,10 @@ class ClientRounds:
         total = self.ranks.total(self._tokens.own)
         self.meter.tokens += total - self._tokens.own
         self._tokens = _Tokens(pushed=self._tokens.waiting + total)
-        self._next_push = self.meter.inner_steps + self._inner_steps
+        ends_round = self._steps.begin_push()
         if self.session:
-            self.session.ask(taken, tokens=self._tokens.pushed, took_s=time.monotonic() - begun_s)
+            took_s = time.monotonic() - begun_s
+            self.session.ask(taken, tokens=self._tokens.pushed, took_s=took_s, ends_round=ends_round)
 
     # Waiting, where it was asked for.
 

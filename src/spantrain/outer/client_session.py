@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -68,6 +68,8 @@ class News:
     """Whether the version counts the last push."""
     left_out: bool = False
     """Whether that was left out of its update."""
+    round_ended: bool = False
+    """Whether another cluster has ended the round of all."""
 
 
 class ClientSession:
@@ -162,12 +164,20 @@ class ClientSession:
         """Whether a version is coming, or there and not yet taken."""
         return self._client.pull is not None or self._news.version is not None
 
-    def ask(self, taken: TakenPush, *, tokens: int, took_s: float) -> None:
-        """Ask to push what was taken; `took_s`: how long that took, no shorter is the pause after a refusal."""
+    def ask(self, taken: TakenPush, *, tokens: int, took_s: float, ends_round: bool = False) -> None:
+        """Ask to push what was taken.
+
+        `took_s`: how long that took, no shorter is the pause after a refusal; `ends_round`: of the other clusters too.
+        """
         with self.changed:
             self._taken, self._told = taken, self.chunks.progress
             self._pause_s = max(self._pause_s, 10 * took_s)
-            self._carry_out(self._client.ask(tokens=tokens, progress=self._told))
+            self._carry_out(self._client.ask(tokens=tokens, progress=self._told, ends_round=ends_round))
+
+    def keep_round(self) -> None:
+        """Say that there is too little to push now."""
+        with self.changed:
+            self._carry_out(self._client.keep_round())
 
     def ask_for_chunks(self) -> None:
         """Ask for data, if little is left and nobody has asked."""
@@ -241,6 +251,8 @@ class ClientSession:
                 self.meter.begin("push")
             case do.RefusePush(push=Ticket() as push) | do.SkipRound(push=push):
                 self._forget(push)
+            case do.EndRound():
+                self._news = replace(self._news, round_ended=True)
             case do.StartPull():
                 self._wants_first = False
                 self._coming = {}
@@ -340,7 +352,7 @@ class ClientSession:
     def _skip(self, reason: str) -> None:
         self.meter.end("push")
         self.meter.skip(reason)
-        self._news = News(skipped=True, version=self._news.version, tensors=self._news.tensors)
+        self._news = replace(self._news, skipped=True, counted=False, left_out=False)
         self._taken, self.brings_first = None, False
         self._again_s = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE_S, self._pause_s))
@@ -353,8 +365,8 @@ class ClientSession:
             self._taken, self.brings_first = None, False
         tensors = {name: one for layer in self._coming.values() for name, one in layer.items()}
         before, self._coming = self._news, {}
-        self._news = News(
-            skipped=before.skipped,
+        self._news = replace(
+            before,
             version=command.version,
             tensors=tensors,
             counted=command.counted or before.counted,

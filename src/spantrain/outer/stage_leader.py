@@ -124,6 +124,8 @@ class StageLeader:
         session = self.session
         with session.changed:
             news = self._news = session.take_news()
+            if news.round_ended and not self._rounds.end_round():
+                session.keep_round()
             order = self._rounds.order(
                 can_push=session.can_push,
                 wants_first=session.wants_first,
@@ -153,7 +155,8 @@ class StageLeader:
             self.session.heard_of(self._workers[name], report)
         tokens = self._rounds.to_ask(others)
         if tokens is not None and self._taken is not None:
-            self.session.ask(self._taken, tokens=tokens, took_s=self._took_s)
+            ends_round = self._rounds.ends_round
+            self.session.ask(self._taken, tokens=tokens, took_s=self._took_s, ends_round=ends_round)
             self._taken = None
         self.session.pull_if_due()
 

@@ -15,6 +15,7 @@ from spantrain.core.outer_commands import OuterCommand, SkipPush, UseVersion
 from spantrain.core.outer_events import OuterEvent, Transfer, Way
 from spantrain.errors import ProtocolError
 from spantrain.policy.outer.client import ClientPhase, OuterClient, Said
+from spantrain.policy.outer.round_steps import RoundSteps
 from spantrain.sim.outer_bodies import ClusterBody, ShardBody
 from spantrain.sim.outer_case import OuterCase, SimulatedCluster, SimulatedShard
 
@@ -61,14 +62,19 @@ class ClusterMember:
         self._chance = random.Random(spec.name)
         self._came: deque[tuple[SkipPush | UseVersion, dict[int, Any]]] = deque()
         self._arriving: dict[int, Any] = {}
-        self._next_push = case.inner_steps
+        self._round = RoundSteps(case.inner_steps)
+        self._round_ended = False
         self._steps_kept = self._steps_counted = 0
         self._began = self._stepping = self._waiting = False
         self._exchange_since_s: float | None = None
         self.dead = False
-        self.steps = 0
         self.rounds = 0
         self.train_s = self.comm_s = self.blocked_s = 0.0
+
+    @property
+    def steps(self) -> int:
+        """That were taken."""
+        return self._round.steps
 
     @property
     def idle(self) -> bool:
@@ -97,6 +103,7 @@ class ClusterMember:
             return
         if isinstance(command, do.StartPull):
             self._arriving = {}
+        self._round_ended = self._round_ended or isinstance(command, do.EndRound)
         self._say(self._client.on_command(command))
         if isinstance(command, do.Welcome) and command.version is None and not self._began:
             self._ask()
@@ -150,7 +157,7 @@ class ClusterMember:
         if self.dead:
             return
         self._body.step()
-        self.steps += 1
+        self._round.step()
         self._world.stepped()
         self._between_steps()
 
@@ -159,7 +166,11 @@ class ClusterMember:
         if self.dead:
             return
         copies = self._take_in()
-        if self.steps >= self._next_push and self._client.phase is ClientPhase.FREE:
+        if self._round_ended:
+            self._round_ended = False
+            if not self._round.end():
+                self._say(self._client.keep_round())
+        if self._round.is_over and self._client.phase is ClientPhase.FREE:
             self._ask()
             copies += 1
         if copies and self._case.copy_s:
@@ -199,8 +210,8 @@ class ClusterMember:
         assert self._client.phase is ClientPhase.FREE
         self._body.keep()
         self._steps_kept = self.steps
-        self._next_push = self.steps + self._case.inner_steps
-        self._say(self._client.ask(tokens=self.steps_left * self._case.tokens_per_step))
+        ends_round = self._round.begin_push()
+        self._say(self._client.ask(tokens=self.steps_left * self._case.tokens_per_step, ends_round=ends_round))
 
     def _push_rest(self) -> None:
         """Ask for a last push; again after a while, for as long as something is left."""

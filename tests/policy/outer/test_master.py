@@ -93,6 +93,66 @@ def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():
     assert made.master.state.updates == before + 2
 
 
+def learn(made: MadeUpWorld, *names: str) -> None:
+    """Let clusters train on a few samples each."""
+    for name in names * 2:
+        say(made, name, made.clusters[name].train())
+        made.settle()
+
+
+def last_window(made: MadeUpWorld) -> set[str]:
+    return {verdict.cluster for verdict in made.master.last_outcome.verdicts}
+
+
+def test_the_end_of_one_clusters_round_ends_that_of_all():
+    made = world(3, grace_s=5.0)
+    learn(made, "c0", "c1", "c2")
+    before = made.master.state.updates
+    say(made, "c0", made.clusters["c0"].ask(ends_round=True))
+    made.settle()
+    assert made.master.state.updates == before + 1, "nobody has to wait for the grace"
+    assert last_window(made) == {"c0", "c1", "c2"}
+
+
+def test_a_window_does_not_wait_for_who_has_nothing_to_push():
+    made = world(3, grace_s=5.0)
+    learn(made, "c0", "c1")
+    before = made.master.state.updates
+    say(made, "c0", made.clusters["c0"].ask(ends_round=True))
+    made.settle()
+    assert made.master.state.updates == before + 1
+    assert last_window(made) == {"c0", "c1"}
+    learn(made, "c0", "c2")
+    say(made, "c0", made.clusters["c0"].ask())
+    made.settle()
+    assert made.master.state.updates == before + 1, "who had nothing then is waited for again"
+
+
+@pytest.mark.parametrize("options", [{"common_rounds": False}, {}])
+def test_a_push_of_a_part_of_a_round_or_without_common_rounds_ends_no_other(options):
+    made = world(2, grace_s=5.0, **options)
+    learn(made, "c0", "c1")
+    say(made, "c0", made.clusters["c0"].ask(ends_round=bool(options)))
+    made.settle()
+    assert made.clusters["c1"].client.phase is ClientPhase.FREE
+    made.pass_time(5.5)
+    made.settle()
+    assert last_window(made) == {"c0"}
+
+
+def test_the_round_of_a_cluster_is_ended_once_for_each_window():
+    made = world(3, grace_s=5.0)
+    learn(made, "c0", "c1")
+    for name in ("c0", "c1"):
+        say(made, name, made.clusters[name].ask(ends_round=True))
+    ended = []
+    while made.busy_lines:
+        line = made.busy_lines[0]
+        ended += [line for one in list(made.lines[line])[:1] if isinstance(one, do.EndRound)]
+        made.deliver(line)
+    assert sorted(ended) in (["c1", "c2"], ["c0", "c2"], ["c2"])
+
+
 def stages(made: MadeUpWorld) -> list[do.Stage]:
     """Let all messages arrive; return what the first shard was told to stage."""
     found = []
@@ -321,7 +381,7 @@ def act(made: MadeUpWorld, chance: random.Random) -> None:
     what, name = chance.randint(0, 20), chance.choice(NAMES)
     if name not in made.down and name in made.clusters and what <= 3:
         cluster = made.clusters[name]
-        say(made, name, cluster.train() if what <= 1 else cluster.ask())
+        say(made, name, cluster.train() if what <= 1 else cluster.ask(ends_round=what == 2))
     elif name not in made.down and what == 4:
         made.kill(name)
     elif name in made.down and what <= 6:

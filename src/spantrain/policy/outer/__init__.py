@@ -2,6 +2,7 @@
 
 master      all of it together: events in, commands out
 client      a cluster's side of the protocol
+round_steps when a cluster pushes: at its round's end, or at another's
 stages      when the stages of a pipeline that is a cluster push and take versions
 settings    its numbers, and what is kept over a restart
 rule        how far a step goes

@@ -71,12 +71,24 @@ class OuterClient:
             on.ClusterRegistered(cluster=self._cluster, workers=self._workers, unresolved=self._push, leases=leases),
         ]
 
-    def ask(self, *, tokens: int, progress: tuple[Progress, ...] = ()) -> list[Said]:
+    def ask(self, *, tokens: int, progress: tuple[Progress, ...] = (), ends_round: bool = False) -> list[Said]:
         """Ask to push what was learned up to now; nothing while an earlier push has not ended."""
         if self.phase is not ClientPhase.FREE:
             return []
         self.phase = ClientPhase.ASKING
-        return [on.PushAsked(cluster=self._cluster, base_version=self.version, tokens=tokens, progress=progress)]
+        return [
+            on.PushAsked(
+                cluster=self._cluster,
+                base_version=self.version,
+                tokens=tokens,
+                progress=progress,
+                ends_round=ends_round,
+            )
+        ]
+
+    def keep_round(self) -> list[Said]:
+        """Say that there is too little to push; nothing while a push is under way, which says more."""
+        return [on.RoundKept(cluster=self._cluster)] if self.phase is ClientPhase.FREE else []
 
     def on_command(self, command: OuterCommand) -> list[Said]:
         """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""

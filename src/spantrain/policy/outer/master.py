@@ -111,7 +111,10 @@ class OuterMaster:
             ProtocolError: the event is not possible; nothing has changed.
         """
         match event:
-            case on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.PullAsked() | on.ChunkAsked():
+            case (
+                on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.RoundKept() | on.PullAsked()
+                | on.ChunkAsked()
+            ):  # fmt: skip
                 self._of_cluster(now_s, event)
             case on.PushAsked() | on.PushSent() | on.PushChecked() | on.Moved() | on.TransferLost():
                 self._of_exchange(now_s, event)
@@ -129,8 +132,11 @@ class OuterMaster:
     # Clusters.
 
     def _of_cluster(
-        self, now_s: float, event: on.ClusterRegistered | on.ClusterBeat | on.ClusterLeft | on.PullAsked | on.ChunkAsked
-    ) -> None:
+        self, now_s: float,
+        event: (
+            on.ClusterRegistered | on.ClusterBeat | on.ClusterLeft | on.RoundKept | on.PullAsked | on.ChunkAsked
+        ),
+    ) -> None:  # fmt: skip
         if isinstance(event, on.ClusterRegistered):
             self._register(now_s, event)
         elif isinstance(event, on.ClusterLeft):
@@ -138,6 +144,8 @@ class OuterMaster:
         elif self._knows(now_s, event.cluster):
             if isinstance(event, on.PullAsked):
                 self._owed[event.cluster] = "it asked"
+            elif isinstance(event, on.RoundKept):
+                self._updates.excuse(event.cluster)
             elif isinstance(event, on.ChunkAsked):
                 self._out += self._clusters.lease(now_s, event.cluster)
 
@@ -221,6 +229,10 @@ class OuterMaster:
         reason = "first parameters" if seeds else "all shards are ready"
         self._out.append(do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason))
         self._begin(now_s, Way.PUSH, push.ticket, push.cluster, push.base_version, push)
+        if event.ends_round:
+            busy = {one.cluster for one in self._exchanges if one.way is Way.PUSH} | set(self.waiting)
+            others = [name for name in self._clusters.names if name not in busy]
+            self._out += self._updates.end_round(event.cluster, others)
 
     def _why_not(self, event: on.PushAsked) -> str:
         """Return why a cluster must not push now; empty if it may."""

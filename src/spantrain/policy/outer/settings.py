@@ -24,6 +24,9 @@ class OuterSettings:
     """Whether a window that holds pushes of some of the clusters is a part of a step, as large as their tokens are of
     those of one push of every cluster: one of four equal clusters steps a quarter, so tokens count alike at any speeds
     and the momentum acts once a round. False is a whole step for each window, as in Di-PS, algorithm 1."""
+    common_rounds: bool = True
+    """Whether a cluster that has taken all steps of a round ends that of the others, who push what they have: so a
+    window holds pushes of all, made from about the same version. False: each ends its own, as in Di-PS."""
     staleness_power: float = 0.0
     """A push weighs its tokens over this power of one more than the versions that were made since it began; 0 for its
     tokens alone."""

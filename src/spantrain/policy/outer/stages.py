@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 
 from spantrain.core.outer_events import Ticket
 from spantrain.core.outer_stages import StageOrder, StageReport
+from spantrain.policy.outer.round_steps import RoundSteps
 
 __all__ = ["StageRounds"]
 
@@ -32,8 +33,9 @@ class StageRounds:
     def __init__(self, others: Collection[str], *, inner_steps: int) -> None:
         """Begin a round; `others`: devices that move layers beside the leader."""
         self._others = tuple(others)
-        self._inner_steps = self._next_push = inner_steps
-        self._steps = 0
+        self._steps = RoundSteps(inner_steps)
+        self.ends_round = False
+        """Whether the last push that was ordered ends the round of other clusters."""
         self._number = 0
         self._unasked = False
         """Whether the last push was ordered, and not asked for."""
@@ -59,9 +61,13 @@ class StageRounds:
 
     def step(self, tokens: int) -> None:
         """Count a step."""
-        self._steps += 1
+        self._steps.step()
         self._own += tokens
         self._begun = True
+
+    def end_round(self) -> bool:
+        """Note that another cluster has ended the round of all; return whether there is a push to come."""
+        return self._steps.end() or self._unasked
 
     def order(
         self, *, can_push: bool, wants_first: bool = False, everything: bool = False, skipped: bool = False,
@@ -84,11 +90,11 @@ class StageRounds:
         """
         if skipped:
             self._waiting, self._pushed = self._waiting + self._pushed, 0
-            self._next_push = self._steps
+            self._steps.come_to_nothing()
         if counted:
             self._pushed = 0
         self._open = self._open and not (skipped or counted)
-        due = self._steps >= self._next_push or everything
+        due = self._steps.is_over or everything
         push = can_push and not self._unasked and not over and (wants_first or (due and self._to_push))
         if push:
             self._begin_push()
@@ -103,7 +109,7 @@ class StageRounds:
         self._pushed = self._waiting + self._own
         self._waiting = self._own = 0
         self._begun = False
-        self._next_push = self._steps + self._inner_steps
+        self.ends_round = self._steps.begin_push()
 
     def to_ask(self, reports: Mapping[str, StageReport]) -> int | None:
         """Return the tokens to ask for a push with, once all stages have copied their parameters for it."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from spantrain.core.outer_commands import Commit, Forget, OuterCommand, Save, SkipRound
+from spantrain.core.outer_commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
 from spantrain.core.outer_events import Committed, Fate, MeanCombined, NormsMeasured, Staged, Ticket
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.policy.outer.exchanges import Push
@@ -27,6 +27,10 @@ class Updates:
         self._settings = settings
         self._window: dict[str, Push] = {}
         self._window_ends_s = 0.0
+        self._round_ended = False
+        """Whether clusters were told to push for the window that is to come, or is open."""
+        self._excused: set[str] = set()
+        """Clusters that said they will not."""
         self._update: Update | None = None
         self._begun_s = 0.0
 
@@ -72,19 +76,34 @@ class Updates:
         self._window[push.cluster] = push
         return f"the window with {len(self._window)} of the clusters ends in {self._window_ends_s - now_s:.3g} s"
 
+    def end_round(self, cluster: str, others: Collection[str]) -> list[OuterCommand]:
+        """Have others push, since a cluster that took all steps of a round does; once for each window."""
+        if self._round_ended or not self._settings.common_rounds:
+            return []
+        self._round_ended = True
+        return [EndRound(cluster=name, reason=f"{cluster} has ended a round") for name in others]
+
+    def excuse(self, cluster: str) -> None:
+        """Note that a cluster does not push for this window."""
+        self._excused.add(cluster)
+
+    def _end_window(self) -> None:
+        self._window, self._round_ended, self._excused = {}, False, set()
+
     def begin(self, now_s: float, ticket: Callable[[], Ticket], clusters: Collection[str]) -> list[OuterCommand]:
-        """Begin an update, if the window has ended or holds a push of every cluster."""
+        """Begin an update, if the window has ended, or holds a push of every cluster that has one to give."""
         if not self._window or self._update:
             return []
         seeds = any(push.parameters for push in self._window.values())
-        if now_s < self._window_ends_s and not seeds and not self._window.keys() >= set(clusters):
+        if now_s < self._window_ends_s and not seeds and not self._window.keys() | self._excused >= set(clusters):
             return []
         pushes = tuple(self._window.values())
         records = self.state.clusters
         last_tokens = {name: records[name].last_tokens if name in records else 0 for name in clusters}
         weighing = weigh(pushes, version=self.state.version, last_tokens=last_tokens, settings=self._settings)
         self._update = Update(ticket(), pushes, weighing, self._layout, self._settings, self.state.guard)
-        self._begun_s, self._window = now_s, {}
+        self._begun_s = now_s
+        self._end_window()
         return self._update.begin()
 
     def late_shards(self, now_s: float) -> tuple[str, ...]:
@@ -197,7 +216,7 @@ class Updates:
         commands += [
             Forget(shard=shard, ticket=push.ticket, reason=reason) for push in self._window.values() for shard in shards
         ]
-        self._window = {}
+        self._end_window()
         return commands + [SkipRound(cluster=push.cluster, push=push.ticket, reason=reason) for push in lost]
 
     def _forget(self, update: Update, shards: Collection[str], reason: str) -> list[OuterCommand]:
