@@ -227,7 +227,7 @@ class MadeUpWire:
         server = self.of.server
         if self.of.cluster not in server.clients:
             return
-        pull = next((one for one in server.master._exchanges if one.ticket == key.ticket), None)
+        pull = next((one for one in server.master._traffic.under_way if one.ticket == key.ticket), None)
         if pull is not None:
             tensors = server.shards[peer].give(pull.version, key.layer)
             self.of.session.arrived(peer, key, {name: one.clone() for name, one in tensors.items()})
@@ -238,7 +238,7 @@ class MadeUpWire:
 
     def _take(self, peer: str, key: LayerKey, tensors: Any) -> None:
         server = self.of.server
-        exchange = next((one for one in server.master._exchanges if one.ticket == key.ticket), None)
+        exchange = next((one for one in server.master._traffic.under_way if one.ticket == key.ticket), None)
         if self.of.cluster not in server.clients or exchange is None:
             return
         transfer = next(

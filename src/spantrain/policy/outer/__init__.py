@@ -1,6 +1,7 @@
 """The outer optimizer's decisions: who pushes what where and when, and what makes a new version.
 
 master      all of it together: events in, commands out
+traffic     which pushes and pulls may begin, are whole, or come to nothing
 client      a cluster's side of the protocol
 round_steps when a cluster pushes: at its round's end, or at another's
 stages      when the stages of a pipeline that is a cluster push and take versions
@@ -9,7 +10,7 @@ rule        how far a step goes
 clusters    who is registered, and what outlives them
 members     who is there, and who has not been heard of for too long
 shards      which shards are ready, and from which version they go on
-exchanges   pushes and pulls, layer by layer
+exchanges   pushes and pulls under way, layer by layer
 transfers   which layer goes next, so that no shard is crowded while another idles
 rounds      an update over all shards, all or nothing
 updates     the window before it, and what is decided by it
