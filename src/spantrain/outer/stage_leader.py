@@ -13,7 +13,7 @@ from spantrain.core import outer_events as on
 from spantrain.core.outer_commands import OuterCommand, UseVersion
 from spantrain.core.outer_events import OuterEvent, Ticket, Transfer
 from spantrain.core.outer_layers import Layer
-from spantrain.core.outer_stages import StageMeeting, StageReport
+from spantrain.core.outer_stages import StageMeeting, StageOrder, StageReport
 from spantrain.outer.client_session import ClientSession, News
 from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.link import MasterWelcome
@@ -126,10 +126,7 @@ class StageLeader:
             news = self._news = session.take_news()
             if news.round_ended and not self._rounds.end_round():
                 session.keep_round()
-            order = self._rounds.order(
-                can_push=session.can_push,
-                wants_first=session.wants_first,
-                everything=everything,
+            known = StageOrder(
                 skipped=news.skipped,
                 pull=None if news.version is None else session.news_pull,
                 version=news.version or 0,
@@ -137,6 +134,9 @@ class StageLeader:
                 left_out=news.left_out,
                 over=over,
                 floor=session.pull,
+            )
+            order = self._rounds.order(
+                known, can_push=session.can_push, wants_first=session.wants_first, everything=everything
             )
             return StageReport(connected=session.registered, order=order)
 

@@ -8,8 +8,8 @@ fails to send or to get ends the push or pull for all; training never waits.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from spantrain.core.outer_events import Ticket
 from spantrain.core.outer_stages import StageOrder, StageReport
 from spantrain.policy.outer.round_steps import RoundSteps
 
@@ -21,10 +21,10 @@ class StageRounds:
 
     >>> rounds = StageRounds(["w1"], inner_steps=2)
     >>> rounds.step(10)
-    >>> rounds.order(can_push=True).push
+    >>> rounds.order(StageOrder(), can_push=True).push
     0
     >>> rounds.step(10)
-    >>> rounds.order(can_push=True).push
+    >>> rounds.order(StageOrder(), can_push=True).push
     1
     >>> rounds.to_ask({"w1": StageReport(taken=0)}), rounds.to_ask({"w1": StageReport(taken=1)})
     (None, 20)
@@ -70,38 +70,27 @@ class StageRounds:
         return self._steps.end() or self._unasked
 
     def order(
-        self, *, can_push: bool, wants_first: bool = False, everything: bool = False, skipped: bool = False,
-        pull: Ticket | None = None, version: int = 0, counted: bool = False, left_out: bool = False,
-        over: bool = False, floor: Ticket | None = None,
-    ) -> StageOrder:  # fmt: skip
+        self, known: StageOrder, *, can_push: bool, wants_first: bool = False, everything: bool = False
+    ) -> StageOrder:
         """Return what all do now.
 
         Args:
+            known: what has come of the last push and the last pull; a push is added, if it is time for one
             can_push: connected, and no push under way
             wants_first: nobody has brought parameters
             everything: push whatever there is, however few steps
-            skipped: the last push came to nothing
-            pull: that brought a version which is whole on all stages
-            version: its number
-            counted: the last push is part of it
-            left_out: of its update
-            over: what was waited for outside of steps has come
-            floor: no pull before this one will be ordered
         """
-        if skipped:
+        if known.skipped:
             self._waiting, self._pushed = self._waiting + self._pushed, 0
             self._steps.come_to_nothing()
-        if counted:
+        if known.counted:
             self._pushed = 0
-        self._open = self._open and not (skipped or counted)
+        self._open = self._open and not (known.skipped or known.counted)
         due = self._steps.is_over or everything
-        push = can_push and not self._unasked and not over and (wants_first or (due and self._to_push))
+        push = can_push and not self._unasked and not known.over and (wants_first or (due and self._to_push))
         if push:
             self._begin_push()
-        return StageOrder(
-            skipped=skipped, pull=pull, version=version, counted=counted, left_out=left_out,
-            push=self._number if push else 0, over=over, floor=floor,
-        )  # fmt: skip
+        return replace(known, push=self._number if push else 0)
 
     def _begin_push(self) -> None:
         self._number += 1
