@@ -219,7 +219,7 @@ class Torchft:
             pg=ProcessGroupGloo(timeout=PATIENCE), min_replica_size=order["clusters"], load_state_dict=lambda _: None,
             state_dict=dict, store_addr=order["address"], store_port=store.port, rank=0, world_size=1,
             replica_id=order["name"], use_async_quorum=False, timeout=PATIENCE, quorum_timeout=PATIENCE,
-            hostname=order["address"],
+            hostname=order["address"], init_sync=False,
         )  # fmt: skip
         self._store, self._inner, self._stack = store, inner, contextlib.ExitStack()
         self._stack.enter_context(DiLoCo(self._manager, [self._model], inner, outer, sync_every=order["inner_steps"]))
