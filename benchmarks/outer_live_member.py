@@ -226,7 +226,8 @@ class Torchft:
         self._every = order["inner_steps"]
         for one in self._model.parameters():
             one.grad = torch.zeros_like(one)
-        self._agreed = Agreed(shared_store(order), order["rank"])
+        self._shared, self._rank, self._count = shared_store(order), order["rank"], order["clusters"]
+        self._agreed = Agreed(self._shared, self._rank)
         self.over = self._agreed.over
         self.comm_s, self.rounds = 0.0, 0
 
@@ -243,7 +244,10 @@ class Torchft:
             self._agreed.after(number)
 
     def ended(self) -> None:
-        """Leave, without what its manager would still wait for."""
+        """Leave, without what its manager would still wait for; the first when all have heard that it is over."""
+        self._shared.set(f"left {self._rank}", "yes")
+        if self._rank == 0:
+            self._shared.wait([f"left {rank}" for rank in range(self._count)])
         os._exit(0)
 
 
