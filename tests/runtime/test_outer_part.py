@@ -1,5 +1,6 @@
 """A pipeline as one cluster of the outer optimizer: devices are threads, master and shards are real."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from made_up_clients import EXACT
 from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageOrder, StageReport
+from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
-from spantrain.errors import ConfigError, Interrupted
+from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names
 from spantrain.models.graph import build_graph
+from spantrain.models.tensor.slices import take
 from spantrain.outer.grouping import group_layers, spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master_config import MasterConfig
@@ -29,6 +32,27 @@ CONFIG = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=OuterSettings(cl
 
 def cluster(server: LocalParameterServer, name: str = "a") -> OuterCluster:
     return OuterCluster(master=server.address, token=server.token, cluster=name, inner_steps=2)
+
+
+def regrouped(plan: Plan, edges: list[int], groups: list[list[str]]) -> Plan:
+    """The plan with other cuts, and replicas that are groups of its devices."""
+    replica = plan.stages[0].replicas[0]
+    stages = tuple(
+        replace(
+            plan.stages[0],
+            first_unit=edges[index],
+            end_unit=edges[index + 1],
+            replicas=tuple(
+                replace(replica, devices=tuple(names.split()), tp_shares=(1.0,) * len(names.split())) for names in row
+            ),
+        )
+        for index, row in enumerate(groups)
+    )
+    return replace(plan, stages=stages)
+
+
+def parts(ran: Ran, device: str) -> Mapping[str, TensorPart]:
+    return ran.sessions[device]._part.holding.parts
 
 
 def parameters(ran: Ran, device: str) -> dict[str, torch.Tensor]:
@@ -122,10 +146,37 @@ def test_one_leads():
         StageMeeting(reports={"d0": StageReport()})
 
 
-def test_a_cut_through_a_layer_is_refused(make_plan, spec_of):
+def test_a_layer_that_a_cut_runs_through_is_moved_by_the_first_of_its_stages(make_plan, spec_of):
     spec = spec_of("resnet")
     names = unit_names(spec)
     cut = next(index for index, name in enumerate(names) if "stages.1.layers.1" in name)
     plan = make_plan(spec, [0, cut, len(names)], [[1], [1]], [HALVES, HALVES], "1f1b")
-    with pytest.raises(ConfigError, match=r"stages 0 and 1 hold parts of .*stages\.1, .* plan with a cut beside it"):
-        stage_layers(plan, build_graph(spec))
+    found = stage_layers(plan, build_graph(spec))
+    apart = [route for route in found.routes if route.holders != (route.mover,)]
+    assert apart
+    assert all("stages.1.layers.1" in route.spec.name for route in apart)
+    assert {(route.mover, route.holders) for route in apart} == {(0, (1,))}
+    moved = [name for stage in found.by_stage for name in found.names(stage)]
+    assert sorted(moved) == sorted(one.name for layer in found.layers for one in layer.parameters)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.tensor_parallel
+def test_groups_that_divide_tensors_take_versions_as_one(plan, make_plan, spec_of):
+    """Behind the first step devices form groups, and behind the fourth others, with the layers moved elsewhere."""
+    of_one = make_plan(spec_of("gpt2"), [0, 2, 5], [[2, 1, 1], [1, 1]], [HALVES, HALVES], "1f1b")
+    grouped = regrouped(of_one, [0, 2, 5], [["s0r0 s0r1", "s0r2"], ["s1r0 s1r1"]])
+    others = regrouped(of_one, [0, 3, 5], [["s1r0", "s0r1"], ["s1r1 s0r0 s0r2"]])
+    with LocalParameterServer(CONFIG) as server:
+        ran = train_in_threads(of_one, JOB, {0: grouped, 3: others}, outer=cluster(server))
+        status = server.status()
+        whole = {name: one.clone() for name, one in parameters(ran, "s1r0").items()}
+        whole |= {name: torch.zeros(part.full_shape) for name, part in parts(ran, "s1r1").items() if name not in whole}
+        with OuterOptimizer(whole, master=server.address, token=server.token, cluster="late") as late:
+            shared = {name: one.clone() for name, one in late_parameters(late).items()}
+    plain = train_in_threads(of_one, JOB, {0: grouped, 3: others})
+    assert ran.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert [one.tokens for one in status.clusters] == [7 * 6 * 8]
+    for device in of_one.devices:
+        for name, part in parts(ran, device).items():
+            assert torch.equal(parameters(ran, device)[name], take(shared[name], part)), (device, name)

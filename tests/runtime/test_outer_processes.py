@@ -1,6 +1,7 @@
-"""Two clusters of an outer optimizer: a pipeline of two processes, and a plain loop over the same model."""
+"""Two clusters of an outer optimizer: a pipeline of three processes, and a plain loop over the same model."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from spantrain.outer.master_config import MasterConfig
 from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
 from spantrain.policy.outer.settings import OuterSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 
 STEPS, INNER_STEPS = 10, 2
 HALVES = [Span(0, 2), Span(2, 4)]
@@ -43,7 +44,11 @@ class Notes(SilentReporter):
 
 @pytest.fixture(scope="module")
 def plan(make_plan, spec_of):
-    return make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [HALVES, HALVES], "1f1b")
+    """Two stages, the first of a group that divides tensors."""
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 1], [1]], [HALVES, HALVES], "1f1b")
+    first, last = plan.stages
+    group = replace(first.replicas[0], devices=("s0r0", "s0r1"), tp_shares=(1.0, 1.0))
+    return replace(plan, stages=(replace(first, replicas=(group,)), last))
 
 
 @pytest.fixture(scope="module")

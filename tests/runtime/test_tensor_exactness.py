@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from library_models import library_spec
+from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
@@ -42,9 +43,6 @@ BUCKETS = 6
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 """Nothing is made smaller: a plan that fails is small enough to look at, and each takes a second."""
 
-Groups = list[list[list[int]]]
-"""By stage and replica: tensor shares of its devices."""
-
 
 @dataclass(kw_only=True)
 class Ran:
@@ -55,23 +53,6 @@ class Ran:
     evaluation: float | None
     square: float | None
     held: int
-
-
-def divided(plan: Plan, groups: Groups, slices: frozenset[int] = frozenset()) -> Plan:
-    """The plan with replicas of several devices, some stages with slices of the sequence where they have groups."""
-    stages, names = [], []
-    for index, stage in enumerate(plan.stages):
-        replicas = []
-        for number, (replica, shares) in enumerate(zip(stage.replicas, groups[index], strict=True)):
-            devices = tuple(f"s{index}r{number}t{rank}" for rank in range(len(shares)))
-            names += devices
-            replicas.append(replace(replica, devices=devices, tp_shares=tuple(map(float, shares))))
-        grouped = any(len(replica.devices) > 1 for replica in replicas)
-        stages.append(replace(stage, replicas=tuple(replicas), sequence_parallel=grouped and index in slices))
-    one = plan.cluster.devices[0]
-    host = replace(plan.cluster.hosts[0], devices=tuple(names))
-    devices = tuple(replace(one, name=name) for name in names)
-    return replace(plan, cluster=replace(plan.cluster, hosts=(host,), devices=devices), stages=tuple(stages))
 
 
 class Cast:
@@ -204,12 +185,6 @@ def check(plan: Plan, reference) -> None:
     norm = math.sqrt(sum(one.square or 0.0 for one in ran.values()))
     wanted = math.sqrt(sum(float(parameter.grad.double().square().sum()) for parameter in distinct))
     assert norm == pytest.approx(wanted, rel=TOLERANCE)
-
-
-@st.composite
-def random_groups(draw: st.DrawFn, plan: Plan) -> Groups:
-    shares = st.lists(st.integers(1, 4), min_size=1, max_size=3)
-    return [[draw(shares) for _ in stage.replicas] for stage in plan.stages]
 
 
 @settings(max_examples=12, **RANDOM)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from spantrain.app.session import Session
 from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster
-from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.outer.client_environment import ClientEnvironment
 
@@ -33,17 +32,13 @@ def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | N
     )
 
 
-def check_outer(plan: Plan, job: TrainJob, session: Session) -> None:
+def check_outer(job: TrainJob, session: Session) -> None:
     """Make sure that a run can be a cluster.
 
     Raises:
-        ConfigError: it divides parameters among devices, overlaps steps, or its devices reach no master.
+        ConfigError: it overlaps steps, or its devices reach no master.
     """
-    divided = [
-        "+".join(replica.devices) for stage in plan.stages for replica in stage.replicas if len(replica.devices) > 1
-    ]
     problems = [
-        f"{', '.join(divided)} divide tensors among them (plan without tensor parallelism)" if divided else "",
         "steps overlap (leave --staleness out)" if job.staleness else "",
         "its devices are in an emulated network, which leads to no master (--no-network)" if session.testbed else "",
     ]

@@ -8,6 +8,7 @@ cluster has the copies; they are on the processor, in memory that does not move 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,24 @@ from spantrain.errors import UsageError
 from spantrain.outer.client_ranks import Alone, Ranks
 from spantrain.outer.grouping import plain_name, spec_of
 
-__all__ = ["ModelParameters"]
+__all__ = ["LiveParameters", "ModelParameters", "empty_copy"]
+
+
+class LiveParameters(Protocol):
+    """Parameters that are trained; where several processes share them, all of these call the same at once."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether copies come to this process."""
+
+    def memory(self) -> dict[str, Tensor]:
+        """Return memory for a copy of all."""
+
+    def copy(self, into: Mapping[str, Tensor]) -> None:
+        """Copy all; `into` is used by the process that leads only."""
+
+    def move(self, since: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+        """Make each parameter `new` plus what it is beyond `since`; the process that leads tells what these are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +105,7 @@ class ModelParameters:
     def memory(self) -> dict[str, Tensor]:
         """Return memory for a copy of all."""
         fixed = any(one.device.type == "cuda" for one in self._live.values())
-        return {name: _memory(place.spec, fixed=fixed) for name, place in self._places.items()}
+        return {name: empty_copy(place.spec, fixed=fixed) for name, place in self._places.items()}
 
     @torch.no_grad()
     def copy(self, into: Mapping[str, Tensor]) -> None:
@@ -128,7 +146,7 @@ class ModelParameters:
             if target != 0 and self.leads and tensor is not None:
                 self._ranks.carry(tensor, 0, target)
             elif target != 0 and target == self._ranks.rank:
-                mine = _memory(spec, fixed=False)
+                mine = empty_copy(spec, fixed=False)
                 self._ranks.carry(mine, 0, target)
         return mine
 
@@ -137,7 +155,8 @@ class ModelParameters:
             torch.cuda.synchronize()
 
 
-def _memory(spec: ParameterSpec, *, fixed: bool) -> Tensor:
+def empty_copy(spec: ParameterSpec, *, fixed: bool) -> Tensor:
+    """Return memory for a whole parameter, on the processor; `fixed`: that does not move, for an accelerator."""
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), pin_memory=fixed)
 
 

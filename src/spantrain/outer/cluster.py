@@ -17,7 +17,7 @@ from torch import Tensor
 from spantrain.core.outer_layers import ParameterSpec
 from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
-from spantrain.outer.client_parameters import ModelParameters
+from spantrain.outer.client_parameters import LiveParameters, ModelParameters
 from spantrain.outer.numerics import Tensors, pseudo_gradient
 from spantrain.outer.push_rounding import round_push
 
@@ -75,9 +75,9 @@ class ClusterCopy:
     tensor([9.5000])
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor] | ModelParameters) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor] | LiveParameters) -> None:
         """Begin a round; the parameters are the ones that are trained, and are changed in place."""
-        self._live = parameters if isinstance(parameters, ModelParameters) else ModelParameters(parameters)
+        self._live = ModelParameters(parameters) if isinstance(parameters, Mapping) else parameters
         self._spare: dict[str, Tensor] | None = None
         self._pushed: dict[str, Tensor] | None = None
         self._taken: TakenPush | None = None

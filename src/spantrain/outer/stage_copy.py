@@ -8,9 +8,9 @@ __all__ = ["carry_out"]
 
 
 def carry_out(copy: ClusterCopy, order: StageOrder, version: Tensors) -> TakenPush | None:
-    """Do what all stages do behind the same step; `version`: this stage's tensors of what the order's pull brought.
+    """Do what all stages do behind the same step; return what was copied, if the order is to push.
 
-    Returns what was copied, if the order is to push.
+    `version` is this stage's tensors of what the order's pull brought; devices but the stage's first have none.
 
     >>> import torch
     >>> from spantrain.core.outer_events import Ticket

@@ -43,9 +43,10 @@ memory_groups   the same among threads, for tests
 gradients       sums over replicas, and the norm
 background_sums the sums of one step, begun while its last backward runs
 background      a thread that does pieces of work in order
-part_sums       gradients of divided parameters, put together and taken apart again
+part_sums       tensors that a group divides, gradients mostly, put together and taken apart again
 outer_part      its part in an outer optimizer, where the whole run is one of its clusters
-outer_layers    which layers of it each stage moves
+outer_layers    which layers of it each stage moves, and who holds their parameters
+outer_parameters  a stage's parameters whole, whichever devices hold them
 tied            sums of parameters that several stages hold copies of
 traffic         bytes on the wire since a session began
 scaling         the loss scale of float16 on one device

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from spantrain.cost.buckets import bucket_bytes
 from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
-from spantrain.models.tensor.slices import take
 from spantrain.runtime.background import Background
 from spantrain.runtime.background_sums import StepSums, buckets_of, gradient_of
 from spantrain.runtime.groups import MemberGroup, StageGroups
-from spantrain.runtime.part_sums import GroupParts
+from spantrain.runtime.part_sums import GroupParts, hand_out
 
 __all__ = ["StageSum", "gradient_square"]
 
@@ -118,10 +117,7 @@ class StageSum:
 
     def replace(self, name: str, whole: Tensor | None, parameters: Parameters) -> None:
         """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
-        gradient, part = gradient_of(parameters[name]), self._parts.own[name]
-        full = gradient.new_empty(part.full_shape) if whole is None else whole.contiguous()
-        self._groups.world.broadcast(full)
-        gradient.copy_(take(full, part))
+        hand_out(whole, gradient_of(parameters[name]), self._parts.own[name], self._groups.world)
 
     def square(self, parameters: Parameters, *, leave_out: frozenset[str]) -> float | None:
         """Return this device's part of the stage's squared gradient norm; None where others have all of it."""

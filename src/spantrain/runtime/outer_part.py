@@ -1,24 +1,24 @@
 """A device's part in an outer optimizer, where the whole run is one of its clusters.
 
 Di-PS, 3.1: workers with the first data-parallel rank send and get the layers of their pipeline rank, the others get
-them from those. Kept: that. Here the first device of each stage moves the stage's layers; a version that all take
-behind the same step goes from there to the stage's other devices, and to stages that hold copies of tied parameters.
-Optimizer state stays each cluster's own.
+them from those. Kept: that. Here the first device of each stage moves the stage's layers; all others do their part
+where copies are taken and versions come, behind the same step (`runtime.outer_parameters`). Optimizer state stays each
+cluster's own.
 """
 
 import time
 from collections.abc import Callable
 
-import torch
-
-from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageOrder, StageReport
+from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageReport
+from spantrain.core.plan import Plan
 from spantrain.outer.cluster import ClusterCopy
 from spantrain.outer.stage_connect import lead_stages, work_as_stage, worker_name
+from spantrain.outer.stage_copy import carry_out
 from spantrain.outer.stage_leader import StageLeader
 from spantrain.outer.stage_worker import StageWorker
 from spantrain.runtime.outer_layers import StageLayers, leader_of, stage_layers
+from spantrain.runtime.outer_parameters import StageParameters
 from spantrain.runtime.own_part import OwnPart, Surroundings
-from spantrain.runtime.tied import Tied, tied_across_stages
 
 __all__ = ["OuterPart"]
 
@@ -27,7 +27,6 @@ _START_S = 30.0
 _FINISH_S = 60.0
 """How long to wait, behind the last step, for the version with all that was learned."""
 _SLICE_S = 0.25
-_LANE = "outer:"
 
 Meet = Callable[[StageReport | None], StageMeeting]
 """Comes to the next meeting outside of steps."""
@@ -36,43 +35,38 @@ Meet = Callable[[StageReport | None], StageMeeting]
 class OuterPart:
     """Takes part at the boundaries of steps; all devices of the run do the same there."""
 
-    def __init__(self, cluster: OuterCluster, here: Surroundings, part: OwnPart, meet: Meet) -> None:
-        """Begin to connect; nothing is waited for.
+    def __init__(self, cluster: OuterCluster, here: Surroundings, part: OwnPart, meet: Meet, *, step: int) -> None:
+        """Begin to connect before a step; nothing is waited for but the other devices of the run.
 
         Raises:
-            UsageError: a cut runs through a layer, or address or token are none.
+            UsageError: address or token are none.
         """
         self._cluster, self._here, self._meet = cluster, here, meet
-        self.hold(part)
-        plan, stage = part.plan, part.member.stage_index
+        plan = part.plan
         self._tokens = plan.global_batch * (plan.model.sequence_length or 1)
         self.notices: list[str] = []
         """What is to be told at the end."""
-        self._end: StageLeader | StageWorker | None = None
-        if here.name == leader_of(plan, stage):
-            self._end = self._connected(stage_layers(plan, here.graph))
+        found = stage_layers(plan, here.graph)
+        self._parameters = StageParameters(found, here, part, step)
+        self._copy = ClusterCopy(self._parameters)
+        self._end = self._connected(plan, part.member.stage_index, found) if self._parameters.leads else None
 
     def hold(self, part: OwnPart) -> None:
         """From now on this is what the device has; the same devices lead the same units."""
-        self._part = part
-        member = part.member
-        self._tied: tuple[Tied, ...] = tied_across_stages(part.plan, member.stage_index, member.graph, member.units)
+        self._parameters.hold(part)
 
-    def _connected(self, found: StageLayers) -> StageLeader | StageWorker | None:
-        plan, stage = self._part.plan, self._part.member.stage_index
+    def _connected(self, plan: Plan, stage: int, found: StageLayers) -> StageLeader | StageWorker | None:
         if stage not in found.by_stage:
             return None
-        parameters = self._part.holding.parameters
-        copy = ClusterCopy({name: parameters[name].detach() for name in found.names(stage)})
         own, cluster = found.by_stage[stage], self._cluster
         if stage != found.leader:
-            return work_as_stage(cluster, found.layers, copy, name=worker_name(cluster.cluster, stage), own=own)
+            return work_as_stage(cluster, found.layers, self._copy, name=worker_name(cluster.cluster, stage), own=own)
         others = {
             leader_of(plan, other): (worker_name(cluster.cluster, other), layers)
             for other, layers in found.by_stage.items()
             if other != stage
         }
-        return lead_stages(cluster, found.layers, copy, own=own, others=others)
+        return lead_stages(cluster, found.layers, self._copy, own=own, others=others)
 
     def close(self) -> None:
         """Leave: what was not pushed is this cluster's own."""
@@ -90,27 +84,11 @@ class OuterPart:
 
     def follow(self, meeting: StageMeeting, step: int) -> None:
         """Do what the leader orders, before a step."""
+        self._parameters.come_to(step)
         if self._end:
             self._end.follow(meeting)
-        if meeting.order.pull is not None:
-            self._pass_on(meeting.order, step)
-
-    @torch.no_grad()
-    def _pass_on(self, order: StageOrder, step: int) -> None:
-        """Give parameters to other stages that hold copies of them, and to the stage's other devices."""
-        part = self._part
-        stage, named = part.member.stage_index, part.parameters
-        if self._tied and self._here.name == leader_of(part.plan, stage):
-            post = part.post(self._here, step)
-            for tied in self._tied:
-                one, lane = named[tied.parameter].detach(), f"{_LANE}{order.pull}:{tied.group}"
-                if stage < min(tied.other_stages):
-                    for other in tied.other_stages:
-                        post.send(leader_of(part.plan, other), lane, one.cpu().clone().unsqueeze(0))
-                elif stage > min(tied.other_stages):
-                    one.copy_(post.receive(lane)[0])
-        for name in sorted(named):
-            part.member.groups.world.broadcast(named[name].detach())
+        else:
+            carry_out(self._copy, meeting.order, {})
 
     # Outside of steps.
 

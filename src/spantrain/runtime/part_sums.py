@@ -1,4 +1,7 @@
-"""Gradients of parameters that members of a tensor-parallel group hold parts of, put together and taken apart again."""
+"""Tensors that members of a tensor-parallel group hold parts of, put together and taken apart again.
+
+Gradients mostly; parameters themselves where a run is a cluster of an outer optimizer (`runtime.outer_parameters`).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +15,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.tensor.slices import put, take
 from spantrain.runtime.groups import MemberGroup, broadcast_bytes
 
-__all__ = ["GroupParts", "share_parts"]
+__all__ = ["GroupParts", "hand_out", "share_parts"]
 
 Parts = Mapping[str, TensorPart]
 
@@ -88,6 +91,16 @@ class GroupParts:
         self._group.receive(flat, source)
         pieces = flat.split_with_sizes([shape.numel() for shape in shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+def hand_out(whole: Tensor | None, into: Tensor, part: TensorPart, devices: MemberGroup) -> None:
+    """Give each device its part, in place, of a whole tensor that the first one has; `whole` is None elsewhere."""
+    full = into if part.is_whole and into.is_contiguous() else into.new_empty(part.full_shape)
+    if whole is not None and whole is not full:
+        full.copy_(whole)
+    devices.broadcast(full)
+    if full is not into:
+        into.copy_(take(full, part))
 
 
 def share_parts(group: MemberGroup, own: Parts, torch_device: torch.device) -> GroupParts:

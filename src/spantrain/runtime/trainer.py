@@ -209,7 +209,7 @@ class TrainSession:
         # Imported here: it takes a while, and most runs take part in none.
         from spantrain.runtime.outer_part import OuterPart
 
-        self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages)
+        self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages, step=step)
         self._outer.begin(step)
 
     def _meet_stages(self, report: StageReport | None) -> StageMeeting:
