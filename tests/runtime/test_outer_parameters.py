@@ -16,7 +16,7 @@ from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Span
-from spantrain.models.build import build_units
+from spantrain.models.build import build_units, unit_names
 from spantrain.models.device import CpuDevice
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor.group import ThreadGroup
@@ -80,7 +80,7 @@ class Devices:
         named = member.executor.named_parameters()
         holding = self.holdings[name] = holding_of(plan, name, self.graph, named, member.parts.own)
         post = MailboxPost(self._boxes[name], generation=plan.generation, step=STEP)
-        part: Any = SimpleNamespace(plan=plan, member=member, holding=holding, post=lambda _here, _step: post)
+        part: Any = SimpleNamespace(plan=plan, member=member, holding=holding, post=lambda *_, **__: post)
         return StageParameters(self.found, SimpleNamespace(name=name), part, STEP)  # type: ignore[arg-type]
 
     def copied(self) -> dict[str, dict[str, Tensor]]:
@@ -150,3 +150,11 @@ def test_copies_are_whole_and_versions_reach_all(data, plans, reference):
 def test_tied_parameters_of_groups_on_both_ends(make_plan, spec_of, reference):
     plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1, 1], [1]], [HALVES, HALVES], "1f1b")
     check(divided(plan, [[[1, 2], [2, 1]], [[1, 1, 1]]]), reference)
+
+
+def test_a_cut_through_a_layer_between_groups(make_plan, spec_of, reference):
+    names = unit_names(spec_of("resnet"))
+    cut = next(index for index, name in enumerate(names) if "stages.1.layers.1" in name)
+    plan = make_plan(spec_of("resnet"), [0, cut, len(names)], [[1], [1, 1]], [HALVES, HALVES], "1f1b")
+    assert any(route.mover not in route.holders for route in stage_layers(plan, build_graph(plan.model)).routes)
+    check(divided(plan, [[[1, 1]], [[2, 1], [1]]]), reference)

@@ -87,6 +87,26 @@ def test_alone_it_is_what_training_without_it_is(plan):
     assert any(f"version {status.version}, " in text for text in ran.results["s0r0"].notices)
 
 
+@pytest.mark.timeout(300)
+def test_steps_that_overlap_take_versions_into_their_newest_weights(plan):
+    job = replace(JOB, staleness=1)
+    with LocalParameterServer(CONFIG) as server:
+        ran = train_in_threads(plan, job, outer=cluster(server))
+        status = server.status()
+        whole = {**parameters(ran, "s1r0"), **parameters(ran, "s0r0")}
+        with OuterOptimizer(
+            {name: torch.zeros_like(one) for name, one in whole.items()},
+            master=server.address, token=server.token, cluster="late",
+        ) as late:  # fmt: skip
+            shared = late_parameters(late)
+            for device in plan.devices:
+                for name, one in parameters(ran, device).items():
+                    assert torch.equal(one, shared[name]), (device, name)
+    assert status.version > 1
+    assert [one.tokens for one in status.clusters] == [7 * 6 * 8]
+    assert ran.losses == pytest.approx(train_in_threads(plan, job).losses, rel=1e-5)
+
+
 def late_parameters(outer: OuterOptimizer) -> dict[str, torch.Tensor]:
     return outer._rounds._copy._live._live
 
@@ -165,7 +185,7 @@ def test_a_layer_that_a_cut_runs_through_is_moved_by_the_first_of_its_stages(mak
 def test_groups_that_divide_tensors_take_versions_as_one(plan, make_plan, spec_of):
     """Behind the first step devices form groups, and behind the fourth others, with the layers moved elsewhere."""
     of_one = make_plan(spec_of("gpt2"), [0, 2, 5], [[2, 1, 1], [1, 1]], [HALVES, HALVES], "1f1b")
-    grouped = regrouped(of_one, [0, 2, 5], [["s0r0 s0r1", "s0r2"], ["s1r0 s1r1"]])
+    grouped = regrouped(of_one, [0, 2, 5], [["s0r0 s1r1", "s0r2"], ["s1r0 s0r1"]])
     others = regrouped(of_one, [0, 3, 5], [["s1r0", "s0r1"], ["s1r1 s0r0 s0r2"]])
     with LocalParameterServer(CONFIG) as server:
         ran = train_in_threads(of_one, JOB, {0: grouped, 3: others}, outer=cluster(server))

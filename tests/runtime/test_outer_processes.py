@@ -12,12 +12,11 @@ from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.steps import StepLoop
-from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train import TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster
 from spantrain.core.spans import Span
-from spantrain.errors import ConfigError
 from spantrain.library.state import state_of
 from spantrain.models.data import open_dataset
 from spantrain.outer.local import LocalParameterServer
@@ -107,10 +106,3 @@ def test_a_pipeline_and_a_plain_loop_share_a_model(session, plan, law_profile, r
     assert {one.name: one.tokens for one in status.clusters}["pipeline"] == STEPS * 4 * 8
     assert status.updates == version
     assert not re.search(server.token, "".join(reporter.notes))
-
-
-def test_what_cannot_be_a_cluster_is_refused(session, plan, law_profile, tmp_path):
-    outer = OuterCluster(master="nowhere:1", token="none", cluster="a")
-    request = request_of(plan, law_profile, tmp_path, outer, staleness=1)
-    with pytest.raises(ConfigError, match=r"steps overlap \(leave --staleness out\)"):
-        train(session, request, StopRequest(), SilentReporter())

@@ -1,10 +1,9 @@
-"""A training run as one cluster of an outer optimizer: as `spantrain outer run` says, if the plan allows it."""
+"""A training run as one cluster of an outer optimizer: as `spantrain outer run` says."""
 
 import os
 from collections.abc import Mapping
 
 from spantrain.app.session import Session
-from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster
 from spantrain.errors import ConfigError
 from spantrain.outer.client_environment import ClientEnvironment
@@ -32,16 +31,14 @@ def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | N
     )
 
 
-def check_outer(job: TrainJob, session: Session) -> None:
+def check_outer(session: Session) -> None:
     """Make sure that a run can be a cluster.
 
     Raises:
-        ConfigError: it overlaps steps, or its devices reach no master.
+        ConfigError: its devices reach no master.
     """
-    problems = [
-        "steps overlap (leave --staleness out)" if job.staleness else "",
-        "its devices are in an emulated network, which leads to no master (--no-network)" if session.testbed else "",
-    ]
-    found = "; ".join(filter(None, problems))
-    if found:
-        raise ConfigError(f"this run cannot be a cluster of an outer optimizer: {found}")
+    if session.testbed:
+        raise ConfigError(
+            "this run cannot be a cluster of an outer optimizer: its devices are in an emulated network, which leads "
+            "to no master (--no-network)"
+        )

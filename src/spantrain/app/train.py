@@ -127,7 +127,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         )
     plan = request.plan
     if request.outer:
-        check_outer(request.job, session)
+        check_outer(session)
     if request.job.staleness:
         plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
         check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)

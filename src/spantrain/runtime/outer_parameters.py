@@ -32,7 +32,7 @@ class StageParameters:
     def __init__(self, found: StageLayers, here: Surroundings, part: OwnPart, step: int) -> None:
         """Take a device's part of a plan, before a step."""
         self._found, self._here, self._step = found, here, step
-        self._exchanges = 0
+        self._exchanges, self._at_end = 0, False
         self.hold(part)
 
     def hold(self, part: OwnPart) -> None:
@@ -40,10 +40,10 @@ class StageParameters:
         self._part, self._stage = part, part.member.stage_index
         self._routes = [route for route in self._found.routes if self._stage in route.stages]
 
-    def come_to(self, step: int) -> None:
-        """Exchange what follows before a step."""
-        if step != self._step:
-            self._step, self._exchanges = step, 0
+    def come_to(self, step: int, *, at_end: bool) -> None:
+        """Exchange what follows before a step, or at its end."""
+        self._exchanges = self._exchanges if step == self._step else 0
+        self._step, self._at_end = step, at_end
 
     @property
     def leads(self) -> bool:
@@ -106,7 +106,7 @@ class StageParameters:
 
     def _next_exchange(self) -> Post:
         self._exchanges += 1
-        return self._part.post(self._here, self._step)
+        return self._part.post(self._here, self._step, at_end=self._at_end)
 
     @property
     def _on_card(self) -> bool:

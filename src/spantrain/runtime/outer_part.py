@@ -3,7 +3,9 @@
 Di-PS, 3.1: workers with the first data-parallel rank send and get the layers of their pipeline rank, the others get
 them from those. Kept: that. Here the first device of each stage moves the stage's layers; all others do their part
 where copies are taken and versions come, behind the same step (`runtime.outer_parameters`). Optimizer state stays each
-cluster's own.
+cluster's own. Where steps overlap (`policy.two_steps`), the newest weights are the parameters: those that the update at
+a step's end has made, and that no step works on yet. A version goes into these; a step that is under way keeps its own
+weights, and its gradients update the version's, one step late as all gradients are.
 """
 
 import time
@@ -82,9 +84,9 @@ class OuterPart:
             self._end.step(self._tokens)
         return self._end.report() if self._end else None
 
-    def follow(self, meeting: StageMeeting, step: int) -> None:
-        """Do what the leader orders, before a step."""
-        self._parameters.come_to(step)
+    def follow(self, meeting: StageMeeting, step: int, *, at_end: bool = True) -> None:
+        """Do what the leader orders, at the end of a step, or before it."""
+        self._parameters.come_to(step, at_end=at_end)
         if self._end:
             self._end.follow(meeting)
         else:
@@ -120,7 +122,7 @@ class OuterPart:
             elif end:
                 report = end.report()
             meeting = self._meet(report)
-            self.follow(meeting, step)
+            self.follow(meeting, step, at_end=False)
             if meeting.order.over:
                 return reached
             if end:

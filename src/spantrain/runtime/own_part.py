@@ -69,11 +69,12 @@ class OwnPart:
         self.stage_sum.close()
         self.member.groups.close()
 
-    def post(self, here: Surroundings, step: int) -> Post:
-        """Return how an exchange before a step reaches the others, with nothing lost that comes for the step."""
+    def post(self, here: Surroundings, step: int, *, at_end: bool = False) -> Post:
+        """Return how an exchange before a step, or at its end, reaches the others, with nothing lost of the step's."""
         address = {"generation": self.plan.generation, "step": step}
-        if self.actions.driver is not None:
-            return DriverPost(self.actions.driver, **address)
+        driver = self.actions.messenger if at_end else self.actions.driver
+        if driver is not None:
+            return DriverPost(driver, **address)
         return MailboxPost(here.mailbox, **address, check_abort=here.check_abort)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
-from spantrain.runtime.driver import StepDriver
+from spantrain.runtime.tied import Messenger
 from spantrain.transport.interface import MailboxLike
 
 __all__ = ["DriverPost", "MailboxPost"]
@@ -17,7 +17,7 @@ _POLL_S = 0.25
 class DriverPost:
     """Of a device whose driver hears from other stages: what is none of the exchange's is kept for the first step."""
 
-    def __init__(self, driver: StepDriver, *, generation: int, step: int) -> None:
+    def __init__(self, driver: Messenger, *, generation: int, step: int) -> None:
         self._driver = driver
         self._generation = generation
         self._step = step

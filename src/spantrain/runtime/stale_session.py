@@ -71,17 +71,22 @@ class StaleSession(TrainSession):
 
     def _train(self) -> None:
         step = self._order.first_step
+        self._join_outer(step)
+        self._sets.level()
         self._colleagues.begin()
         evaluate = True
         while True:
             evaluation = self._evaluate(step) if evaluate else None
             step, verdict = self._run_until_quiet(step, evaluation)
+            if verdict.stop:
+                self._finish_outer(step)
             self._sets.level()
             if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
             if verdict.stop:
                 break
+        self._leave_outer()
         if self._held_out:
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
@@ -145,6 +150,7 @@ class StaleSession(TrainSession):
         verdict = self._agreed(self._with_norm(report, parameters))
         self._sets.aim(step)
         self._update(step, verdict)
+        self._follow_outer(step, verdict)
         return verdict
 
     def _verdict_of(self, end: _End) -> Verdict:

@@ -185,9 +185,8 @@ class TrainSession:
             overflow = self._scaling.unscale(self._part.parameters.values())
             verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
             self._update(step, verdict)
+            self._follow_outer(step, verdict)
             step += 1
-            if self._outer and verdict.outer:
-                self._outer.follow(verdict.outer, step)
             if verdict.stop:
                 self._finish_outer(step)
             if verdict.checkpoint:
@@ -214,6 +213,11 @@ class TrainSession:
 
     def _meet_stages(self, report: StageReport | None) -> StageMeeting:
         return self._colleagues.meet_stages(OuterCall(number=next(self._meetings), report=report))
+
+    def _follow_outer(self, step: int, verdict: Verdict) -> None:
+        """Do behind the update of a step what the outer optimizer's leader orders."""
+        if self._outer and verdict.outer:
+            self._outer.follow(verdict.outer, step)
 
     def _finish_outer(self, step: int) -> None:
         """Give what is left, and take the version with it."""
@@ -278,7 +282,7 @@ class TrainSession:
 
     def _agreed(self, report: StepReport) -> Verdict:
         """Bring a report to the barrier; return what all do."""
-        verdict = self._colleagues.commit_step(report)
+        verdict = self._colleagues.commit_step(replace(report, outer=self._outer.report() if self._outer else None))
         if verdict.data_differs:
             raise ConfigError(
                 f"data {self._part.plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs "
@@ -320,7 +324,6 @@ class TrainSession:
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
             switch=self._switch_report,
             links=part.actions.driver.link_reports() if part.actions.driver else (),
-            outer=self._outer.report() if self._outer else None,
         )
 
     def _update(self, step: int, verdict: Verdict) -> None:
