@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spantrain.core.outer_layers import Layer
-from spantrain.outer.client_session import ClientSession, WireLike
+from spantrain.outer.client_hands import WireLike
+from spantrain.outer.client_session import ClientSession
 from spantrain.outer.link import LinkLike, MasterLink, MemberFacts
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.members import check_name

@@ -10,17 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
-
-from torch import Tensor
+from functools import partial
 
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_commands import OuterCommand, SendLayer, SkipPush, UseVersion
 from spantrain.core.outer_events import OuterEvent, Progress, Ticket, Transfer, Way
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
-from spantrain.errors import SpanTrainError
-from spantrain.outer.client_hands import ClientHands
+from spantrain.core.outer_layers import Layer, ShardLayout
+from spantrain.outer.client_hands import ClientHands, WireLike
 from spantrain.outer.client_metrics import ClientMeter
 from spantrain.outer.cluster import TakenPush
 from spantrain.outer.leases import LeasedChunks
@@ -30,30 +27,11 @@ from spantrain.policy.outer.client import ClientPhase, OuterClient, Said
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.layers_interface import LayerKey
 
-__all__ = ["ClientSession", "News", "WireLike"]
+__all__ = ["ClientSession", "News"]
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
-
-
-class WireLike(Protocol):
-    """What a client needs of the data plane; tests may give it another."""
-
-    def set_peers(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Talk to these."""
-
-    def expect(self, peer: str, key: LayerKey, parameters: tuple[ParameterSpec, ...]) -> None:
-        """Take in a layer."""
-
-    def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
-        """Send a layer."""
-
-    def forget(self, ticket: Ticket) -> None:
-        """Drop what is left of a push or a pull."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +61,6 @@ class ClientSession:
         self._cluster, self._layers, self._clock = cluster, layers, clock
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
         self._hands = ClientHands(cluster)
-        self._link: LinkLike | None = None
-        self._wire: WireLike | None = None
         self.changed = threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self.heard = 0
@@ -110,7 +86,7 @@ class ClientSession:
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._link, self._wire = link, wire
+        self._hands.use(link, wire)
 
     def close(self) -> None:
         """Say goodbye, and end; link and wire are closed here."""
@@ -118,10 +94,6 @@ class ClientSession:
             if self.registered:
                 self._tell(on.ClusterLeft(cluster=self._cluster))
         self._hands.close()
-        if self._link:
-            self._link.close()
-        if self._wire:
-            self._wire.close()
 
     # From the loop.
 
@@ -202,9 +174,7 @@ class ClientSession:
             if welcome.layout is None or welcome.layout.layers != self._layers:
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
-            # Connections of before may be of a network that was cut: TCP waits long before it tries those again.
-            self._do(lambda: self._the_wire.set_peers(()))
-            self._do(lambda: self._the_wire.set_peers(welcome.peers))
+            self._hands.dial_anew(welcome.peers)
             self.chunks.connect()
             said = self._client.registered(self.chunks.numbers)
             self._carry_out(said[:-1])
@@ -219,7 +189,7 @@ class ClientSession:
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen; one that has come is a reason to ask soon for what was refused without it."""
         with self.changed:
-            self._do(lambda: self._the_wire.set_peers(peers))
+            self._hands.dial(peers)
             self._pause_s, self._again_s = _PAUSE_S, 0.0
             self._notify()
 
@@ -274,15 +244,7 @@ class ClientSession:
             return
         key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
         self._moves[key] = transfer
-        specs = self._layers[transfer.layer].parameters
-
-        def expect() -> None:
-            try:
-                self._the_wire.expect(transfer.shard, key, specs)
-            except (SpanTrainError, ValueError) as error:
-                self.lost(transfer.shard, key, str(error))
-
-        self._do(expect)
+        self._hands.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
 
     # From the wire.
 
@@ -339,15 +301,8 @@ class ClientSession:
         key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
         self._moves[key] = transfer
         specs = self._layers[transfer.layer].parameters
-
-        def send() -> None:
-            try:
-                tensors = taken.first(specs) if command.parameters else taken.sent(specs, transfer.wire_format)
-                self._the_wire.send(transfer.shard, key, tensors)
-            except (SpanTrainError, ValueError) as error:
-                self.lost(transfer.shard, key, str(error))
-
-        self._do(send)
+        make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
+        self._hands.send(transfer.shard, key, make, lost=self.lost)
 
     def _skip(self, reason: str) -> None:
         self.meter.end("push")
@@ -375,7 +330,7 @@ class ClientSession:
 
     def _forget(self, ticket: Ticket) -> None:
         self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-        self._do(lambda: self._the_wire.forget(ticket))
+        self._hands.forget(ticket)
 
     def _forget_all(self) -> None:
         self._coming = {}
@@ -386,20 +341,7 @@ class ClientSession:
             self._forget(ticket)
 
     def _tell(self, event: OuterEvent) -> None:
-        self._do(lambda: self._the_link.tell(event))
-
-    def _do(self, piece: Callable[[], None]) -> None:
-        self._hands.do(piece)
-
-    @property
-    def _the_link(self) -> LinkLike:
-        assert self._link, "connect first"
-        return self._link
-
-    @property
-    def _the_wire(self) -> WireLike:
-        assert self._wire, "connect first"
-        return self._wire
+        self._hands.tell(event)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 20:

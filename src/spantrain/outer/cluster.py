@@ -37,6 +37,10 @@ class TakenPush:
     spare: dict[str, Tensor] = field(default_factory=dict)
     """Memory for that."""
 
+    def tensors(self, specs: tuple[ParameterSpec, ...], wire_format: WireFormat, *, parameters: bool) -> Tensors:
+        """Return what the master asks for of some parameters: themselves, or what was learned."""
+        return self.first(specs) if parameters else self.sent(specs, wire_format)
+
     def first(self, specs: tuple[ParameterSpec, ...]) -> dict[str, Tensor]:
         """Return some of its parameters themselves, as first parameters for the shards."""
         return {one.name: self.now[one.name] for one in specs}

@@ -7,6 +7,7 @@ have theirs. A worker answers for its layers to the master itself, so that the n
 """
 
 import threading
+from functools import partial
 
 from torch import Tensor
 
@@ -16,9 +17,8 @@ from spantrain.core.outer_commands import OuterCommand
 from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
 from spantrain.core.outer_layers import Layer, ShardLayout
 from spantrain.core.outer_stages import StageMeeting, StageReport
-from spantrain.errors import ProtocolError, SpanTrainError
-from spantrain.outer.client_hands import ClientHands
-from spantrain.outer.client_session import WireLike
+from spantrain.errors import ProtocolError
+from spantrain.outer.client_hands import ClientHands, WireLike
 from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.link import LinkLike, MasterWelcome
 from spantrain.outer.numerics import Tensors
@@ -37,8 +37,6 @@ class StageWorker:
         self.name = name
         self._layers, self._own, self._copy = layers, frozenset(own), copy
         self._hands = ClientHands(name)
-        self._link: LinkLike | None = None
-        self._wire: WireLike | None = None
         self._changed = threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self.heard = 0
@@ -58,15 +56,11 @@ class StageWorker:
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._link, self._wire = link, wire
+        self._hands.use(link, wire)
 
     def close(self) -> None:
         """End; link and wire are closed here."""
         self._hands.close()
-        if self._link:
-            self._link.close()
-        if self._wire:
-            self._wire.close()
 
     # At the boundaries of steps.
 
@@ -106,9 +100,7 @@ class StageWorker:
             self._hands.connect()
             for ticket in {key.ticket for key in self._moves}:
                 self._forget(ticket)
-            # As `ClientSession.joined`: what was connected may be of a network that was cut.
-            self._hands.do(lambda: self._the_wire.set_peers(()))
-            self._hands.do(lambda: self._the_wire.set_peers(welcome.peers))
+            self._hands.dial_anew(welcome.peers)
             self._connected = True
             self._notify()
         return ()
@@ -119,7 +111,7 @@ class StageWorker:
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen."""
-        self._hands.do(lambda: self._the_wire.set_peers(peers))
+        self._hands.dial(peers)
 
     def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
         """Return nothing: the layers are known here."""
@@ -150,15 +142,8 @@ class StageWorker:
         key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
         self._moves[key] = transfer
         specs = self._layers[transfer.layer].parameters
-
-        def send() -> None:
-            try:
-                tensors = taken.first(specs) if command.parameters else taken.sent(specs, transfer.wire_format)
-                self._the_wire.send(transfer.shard, key, tensors)
-            except (SpanTrainError, ValueError) as error:
-                self.lost(transfer.shard, key, str(error))
-
-        self._hands.do(send)
+        make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
+        self._hands.send(transfer.shard, key, make, lost=self.lost)
 
     def _expect(self, command: do.Move) -> None:
         transfer = command.transfer
@@ -169,15 +154,7 @@ class StageWorker:
             self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
         key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
         self._moves[key] = transfer
-        specs = self._layers[transfer.layer].parameters
-
-        def expect() -> None:
-            try:
-                self._the_wire.expect(transfer.shard, key, specs)
-            except (SpanTrainError, ValueError) as error:
-                self.lost(transfer.shard, key, str(error))
-
-        self._hands.do(expect)
+        self._hands.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
 
     # From the wire.
 
@@ -215,21 +192,11 @@ class StageWorker:
     def _forget(self, ticket: Ticket | None) -> None:
         if ticket is not None:
             self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-            self._hands.do(lambda: self._the_wire.forget(ticket))
+            self._hands.forget(ticket)
 
     def _tell(self, event: OuterEvent) -> None:
-        self._hands.do(lambda: self._the_link.tell(event))
+        self._hands.tell(event)
 
     def _notify(self) -> None:
         self.heard += 1
         self._changed.notify_all()
-
-    @property
-    def _the_link(self) -> LinkLike:
-        assert self._link, "connect first"
-        return self._link
-
-    @property
-    def _the_wire(self) -> WireLike:
-        assert self._wire, "connect first"
-        return self._wire
