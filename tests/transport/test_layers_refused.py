@@ -1,5 +1,6 @@
 """What a layer wire refuses by name and counts, and what it survives: training goes on with the next layer."""
 
+import itertools
 import os
 import re
 import signal
@@ -329,15 +330,47 @@ def test_an_address_that_is_taken_is_named():
             LayerWire(name="t", bind=shard.endpoint, keypair=None, listener=wires.heard["s"])
 
 
-def test_a_worker_that_dials_before_it_is_known_is_let_in_when_it_is(wires):
-    shard, worker = wires.met("a")
-    early = wires.open("b")
-    early.set_peers([wires.address("s")])
-    wires.heard["b"].until(
-        lambda told: shard.counters().refused.get("unknown peer") or early.counters().refused or True
-    )
-    shard.set_peers([wires.address("a"), wires.address("b")])
-    shard.expect("b", a_key(), specs(a_layer()))
-    early.send("s", a_key(), a_layer())
-    assert same(wires.heard["s"].layer("b", a_key()), a_layer())
-    still_takes(wires, shard, worker)
+@pytest.mark.parametrize("encrypted", [True, False], ids=["curve", "plain"])
+def test_a_worker_that_dials_before_it_is_known_waits_and_is_not_refused(encrypted):
+    limits = patient(frame_bytes=64 * KIB, window_bytes=256 * KIB, early_s=PATIENCE_S)
+    with Wires(encrypted=encrypted, limits=limits) as wires:
+        shard, worker = wires.met("a")
+        early = wires.open("b")
+        early.set_peers([wires.address("s")])
+        still_takes(wires, shard, worker, number=1)
+        shard.set_peers([wires.address("a"), wires.address("b")])
+        shard.expect("b", a_key(), specs(a_layer()))
+        early.send("s", a_key(), a_layer())
+        assert same(wires.heard["s"].layer("b", a_key()), a_layer())
+        still_takes(wires, shard, worker)
+        assert shard.counters().refused == early.counters().refused == {}
+
+
+def test_who_waits_to_be_known_and_goes_is_counted(raw):
+    limits = patient(frame_bytes=64 * KIB, window_bytes=256 * KIB, early_s=PATIENCE_S)
+    with Wires(encrypted=False, limits=limits) as wires:
+        shard, worker = wires.met("a")
+        (socket,) = raw(shard, count=1)
+        hello = LayerHello(name="x", session=1, line=0, lines=2, frame_bytes=64 * KIB, window_bytes=64 * KIB)
+        socket.send(encode_hello(HELLO, hello))
+        socket.send(encode_pair(DATA, 0, 0))
+        assert socket.recv() == RESET, "for the frame: the hello has come before it"
+        socket.close()
+        has_refused(shard, {"no greeting": 1, "unknown peer": 1})
+        still_takes(wires, shard, worker)
+
+
+@pytest.mark.parametrize("encrypted", [True, False], ids=["curve", "plain"])
+def test_a_worker_that_was_refused_is_let_in_when_it_is_known(encrypted):
+    limits = patient(frame_bytes=64 * KIB, window_bytes=256 * KIB, early_s=0.0)
+    with Wires(encrypted=encrypted, limits=limits) as wires:
+        shard, worker = wires.met("a")
+        early = wires.open("b")
+        early.set_peers([wires.address("s")])
+        numbers = itertools.count(1)
+        while not shard.counters().refused.get("unknown peer"):
+            still_takes(wires, shard, worker, next(numbers))
+        shard.set_peers([wires.address("a"), wires.address("b")])
+        shard.expect("b", a_key(), specs(a_layer()))
+        early.send("s", a_key(), a_layer())
+        assert same(wires.heard["s"].layer("b", a_key()), a_layer())

@@ -1,7 +1,14 @@
-"""The listening side of a layer wire: one ROUTER for all peers that dial; who may come, whose each connection is."""
+"""The listening side of a layer wire: one ROUTER for all peers that dial; who may come, whose each connection is.
+
+Both sides hear of each other from a third, so a peer may dial before it is known here: it waits at the door for a
+moment, and is no stranger until that is over.
+"""
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -18,6 +25,20 @@ from spantrain.transport.receiver import user_of
 __all__ = ["LayerHost"]
 
 _LINGER_MS = 200
+_MOST_WAITING = 64
+"""Connections of which a hello may wait; more are refused at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Knock:
+    """A hello under a name that is not known."""
+
+    route: bytes
+    frame: "zmq.Frame"
+    descriptor: int
+    name: str
+    until_s: float
+    """How long it may wait for the name to be known."""
 
 
 class LayerHost:
@@ -43,8 +64,9 @@ class LayerHost:
         self._leaving: set[int] = set()
         self._turned_away = 0
         self._refusals: list[Refusal] = []
+        self._knocks: list[_Knock] = []
         self._changes: list[tuple[int, int]] = []
-        self._admission = Admission(context, name_of) if keypair is not None else None
+        self._admission = Admission(context, name_of, early_s=limits.early_s) if keypair is not None else None
         self._router = layer_socket(context, zmq.ROUTER, keypair, limits)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keypair is not None:
@@ -67,10 +89,19 @@ class LayerHost:
         """Those that something may come to."""
         return [*self._asking, self._router]
 
-    def attend(self, ready: Container[object]) -> list[Refusal]:
-        """Answer who asks to come in, and see who came and went, where something is ready; return what to count."""
-        if any(socket in ready for socket in self._asking):
+    @property
+    def due_s(self) -> float:
+        """When to attend, though nothing is ready; infinite where nobody waits to be known."""
+        asked_s = self._admission.due_s if self._admission is not None else math.inf
+        return min([asked_s, *(knock.until_s for knock in self._knocks)])
+
+    def attend(self, ready: Container[object]) -> None:
+        """Answer who asks to come in, and see who came and went, where something is ready."""
+        if self.due_s < math.inf or any(socket in ready for socket in self._asking):
             self._look()
+
+    def take_refusals(self) -> list[Refusal]:
+        """Return what to count of those who asked, came and went, once: when all was received."""
         told, self._refusals = self._refusals, []
         return told
 
@@ -95,6 +126,10 @@ class LayerHost:
     def _ended(self, descriptor: int) -> None:
         spoke, left = self._spoke.pop(descriptor, False), descriptor in self._leaving
         self._leaving.discard(descriptor)
+        if any(knock.descriptor == descriptor for knock in self._knocks):
+            self._knocks = [knock for knock in self._knocks if knock.descriptor != descriptor]
+            self._refusals.append(Refusal("unknown peer", "it left before it was known"))
+            return
         for link in [link for link in self.links.values() if descriptor in link.descriptors]:
             self.drop(link, "its connection has ended")
         if spoke and not left:
@@ -130,6 +165,12 @@ class LayerHost:
             Refusal: it is of nobody that may speak; receive the next.
         """
         while True:
+            knock = self._answered_knock()
+            if knock is not None:
+                link = self._greeted(knock.route, knock.frame, knock.descriptor, until_s=knock.until_s)
+                if link is not None:
+                    return link, []
+                continue
             try:
                 frames = receive_frames(self._router)
             except zmq.Again:
@@ -143,7 +184,8 @@ class LayerHost:
             if kind == BYE:
                 self._leaving.add(descriptor)
                 continue
-            link = self._greeted(route, frames[0], descriptor)
+            until_s = time.monotonic() + self._limits.early_s
+            link = self._greeted(route, frames[0], descriptor, until_s=until_s)
             if link is not None:
                 return link, []
 
@@ -156,12 +198,24 @@ class LayerHost:
             raise Refusal("unknown peer", "a route was taken over by another key")
         return link
 
-    def _greeted(self, route: bytes, frame: "zmq.Frame", descriptor: int) -> HostedLayerLink | None:
-        """Take a hello; return the link if it is complete now."""
+    def _answered_knock(self) -> _Knock | None:
+        """Take out a hello that has waited, if its name is known now, or its time is over."""
+        now_s = time.monotonic()
+        for index, knock in enumerate(self._knocks):
+            if now_s >= knock.until_s or self._peer_of(knock.name) is not None:
+                return self._knocks.pop(index)
+        return None
+
+    def _greeted(self, route: bytes, frame: "zmq.Frame", descriptor: int, *, until_s: float) -> HostedLayerLink | None:
+        """Take a hello; return the link if it is complete now. `until_s`: how long it may wait to be known."""
         hello = decode_hello(frame.bytes)
         if self._encrypted and user_of(frame) != hello.name:
             raise Refusal("unknown peer", f"{user_of(frame)!r} says that it is {hello.name!r}")
         peer = self._peer_of(hello.name)
+        if peer is None and time.monotonic() < until_s and len(self._knocks) < _MOST_WAITING:
+            knock = _Knock(route=route, frame=frame, descriptor=descriptor, name=hello.name, until_s=until_s)
+            self._knocks.append(knock)
+            return None
         if peer is None:
             self._tell(route, RESET)  # it may only be early: it dials again
             raise Refusal("unknown peer", f"{hello.name!r} is not among those that may dial this side")

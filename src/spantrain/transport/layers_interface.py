@@ -49,6 +49,8 @@ class LayerLimits:
     of the sockets does it."""
     welcome_s: float = 2.0
     """How long the first answer of a peer that was dialled may take until it is dialled anew."""
+    early_s: float = 1.0
+    """How long who dials and is not known waits before it is refused: its name may be on its way to this side."""
 
     def __post_init__(self) -> None:
         if self.frame_bytes < 65536 or self.window_bytes < self.frame_bytes or self.layer_bytes < 1:
@@ -60,9 +62,10 @@ class LayerLimits:
             raise ValueError(
                 f"connections must be 1 to 16 and copiers 0 to 64, got {self.connections} and {self.copiers}"
             )
-        if not (self.no_progress_s > 0 and self.welcome_s > 0):
+        if not (self.no_progress_s > 0 and self.welcome_s > 0 and self.early_s >= 0):
             raise ValueError(
-                f"no_progress_s and welcome_s must be positive, got {self.no_progress_s} and {self.welcome_s}"
+                "no_progress_s and welcome_s must be positive, early_s must not be negative; "
+                f"got {self.no_progress_s}, {self.welcome_s} and {self.early_s}"
             )
 
 

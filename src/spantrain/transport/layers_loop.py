@@ -194,6 +194,8 @@ class LayerLoop(threading.Thread):
         waits_s = [link.redial_s - now_s for link in self._dialled.values() if not link.up]
         if self.arrivals.pending or self.departures.pending:
             waits_s.append(self._patience_s)
+        if self._host is not None:
+            waits_s.append(self._host.due_s - now_s)
         wait_s = min(waits_s, default=math.inf)
         return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
 
@@ -202,9 +204,10 @@ class LayerLoop(threading.Thread):
             self._drain_wakes()
         self._obey()
         if self._host is not None:
-            for refusal in self._host.attend(ready):
-                self.refuse(refusal, "the network")
+            self._host.attend(ready)
             self._receive_hosted(self._host)
+            for refusal in self._host.take_refusals():
+                self.refuse(refusal, "the network")
         for socket in ready:
             if socket in self._by_socket:
                 self._receive_dialled(socket)
