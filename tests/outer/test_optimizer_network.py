@@ -125,6 +125,37 @@ def test_synchronous_clusters_are_diloco():
         close(dict(model.named_parameters()), diloco(rounds, tokens), by=1e-6)
 
 
+def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def test_after_the_end_a_cluster_has_the_version_of_then_and_who_joins_later_the_newest(caplog):
+    """And nobody is warned of anything in a run where nothing goes wrong."""
+    with LocalParameterServer(config(rule=OuterRule(learning_rate=0.7, momentum=0.8))) as server:
+
+        def run(cluster: str, steps: int) -> tuple[int, dict[str, torch.Tensor]]:
+            model = small_model(ord(cluster))
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            with OuterOptimizer(
+                model.named_parameters(), master=server.address, token=server.token, cluster=cluster, inner_steps=2,
+                options=OuterOptions(wait_for_start_s=PATIENCE_S),
+            ) as outer:  # fmt: skip
+                for number in range(steps):
+                    train_step(model, inner, number)
+                    outer.step(tokens=8)
+                assert not steps or outer.finish(PATIENCE_S)
+                return outer.metrics.version, parameters_of(model)
+
+        told = []
+        for cluster, steps in (("a", 5), ("b", 6)):
+            told.append(run(cluster, steps))
+            version, parameters = run("r", 0)
+            assert version == told[-1][0]
+            assert all(torch.equal(parameters[name], one) for name, one in told[-1][1].items())
+    assert told[0][0] < told[1][0]
+    assert not [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+
+
 @pytest.mark.parametrize("what", ["shard", "master"])
 def test_what_died_and_came_back_has_all_that_was_learned(what, tmp_path):
     """Steps go on meanwhile; the shard has its snapshots, the master its state."""

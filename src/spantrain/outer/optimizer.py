@@ -192,7 +192,11 @@ class OuterOptimizer:
         )
 
     def finish(self, timeout_s: float = 60.0) -> bool:
-        """Push what is left, and wait for the version with it; return whether it came in time."""
+        """Push what is left, and wait for the version with it; return whether it came in time.
+
+        If it did, the parameters are that version's: what all clusters have made together so far, no longer this
+        cluster's own. Others that train on make newer ones; whoever joins later gets the newest.
+        """
         entered_s = self._meter.enter()
         given = self._rounds.until(self._rounds.has_given_all, timeout_s, everything=True)
         self._meter.leave(entered_s)
