@@ -197,6 +197,7 @@ def test_a_frame_beyond_every_bound_is_counted_and_costs_the_connection_only(ope
     c.set_peers(1, [b.address])
     a = dial(b, keys)
     a.send(hello("a"))
+    a.recv()  # libzmq may tell of the end of a connection before it hands over what came last
     a.send_multipart([chunk(1, GOOD), bytes(8 * 2**20)])
     c.send("b", KEY, [GOOD])
     assert collect(b, 1)[0].source == "c"
