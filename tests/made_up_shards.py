@@ -27,7 +27,7 @@ from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import MasterState, OuterSettings
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
+from spantrain.transport.layers import LayerKey, LayerWire
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -123,13 +123,12 @@ class Household(contextlib.ExitStack):
 
     def __init__(
         self, parameters: Tensors, *, shards: int, clusters: str, folder: Path | None = None, encrypted: bool = True,
-        settings: OuterSettings | None = None, rule: OuterRule | None = None, limits: LayerLimits | None = None,
+        settings: OuterSettings | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.encrypted, self.limits, self.folder = encrypted, limits or patient(), folder
+        self.encrypted, self.limits, self.folder = encrypted, patient(), folder
         self.layout = divide(layers_of(parameters), [f"s{k}" for k in range(shards)])
         self.settings = settings or OuterSettings(grace_s=1e6, lost_after_s=1e6)
-        self.rule = rule or OuterRule()
         self.saved = MasterState()
         self.heard: list[Any] = []
         self.inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
@@ -168,7 +167,7 @@ class Household(contextlib.ExitStack):
     def _join(self, link: FakeLink) -> None:
         self.links[link.name] = link
         peers = tuple(cluster.address for cluster in self.clusters.values())
-        welcome = MasterWelcome(layout=self.layout, rule=self.rule, settings=self.settings, peers=peers)
+        welcome = MasterWelcome(layout=self.layout, rule=OuterRule(), settings=self.settings, peers=peers)
         known = [
             PeerAddress(name=one.name, endpoint=one.facts.endpoint, public_key=one.facts.public_key)
             for one in self.links.values()

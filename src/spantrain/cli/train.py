@@ -35,6 +35,7 @@ from spantrain.cli.options import (
 )
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
+from spantrain.core.outer_stages import OuterCluster
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.models.data_choice import user_functions
 from spantrain.schedule.registry import check_schedule
@@ -100,14 +101,18 @@ def train(
     _check_words(context)
     where = session_options(no_network=no_network, listen=listen, insecure=insecure, lost_after=lost_after)
     trace = chosen_trace(network_trace, emulated=not no_network and listen is None)
-    from spantrain.app.outer_pipeline import outer_cluster
-
-    outer = outer_cluster()
     if model is not None:
-        request = replace(_quick_request(context, model, out), network_trace=trace, outer=outer)
+        request = replace(_quick_request(context, model, out), network_trace=trace, outer=_outer_cluster())
         _train_from_scratch(request, where, json_)
     else:
-        _train(replace(_request(context), network_trace=trace, outer=outer), where, json_)
+        _train(replace(_request(context), network_trace=trace, outer=_outer_cluster()), where, json_)
+
+
+def _outer_cluster() -> OuterCluster | None:
+    """Return which cluster of an outer optimizer this run was started as, if any."""
+    from spantrain.app.outer_pipeline import outer_cluster
+
+    return outer_cluster()
 
 
 def _check_words(context: typer.Context) -> None:
