@@ -165,7 +165,7 @@ class LayerHost:
             Refusal: it is of nobody that may speak; receive the next.
         """
         while True:
-            knock = self._answered_knock()
+            knock = self._answered_knock() if self._knocks else None
             if knock is not None:
                 link = self._greeted(knock.route, knock.frame, knock.descriptor, until_s=knock.until_s)
                 if link is not None:
