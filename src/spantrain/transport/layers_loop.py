@@ -2,7 +2,6 @@
 
 import logging
 import math
-import socket as sockets
 import threading
 import time
 from collections import Counter, deque
@@ -34,6 +33,7 @@ from spantrain.transport.layers_format import (
 from spantrain.transport.layers_host import LayerHost
 from spantrain.transport.layers_interface import LayerLimits
 from spantrain.transport.layers_link import DialledLayerLink, HostedLayerLink, LayerLink, receive_frames
+from spantrain.transport.waker import Waker
 
 __all__ = ["LayerLoop"]
 
@@ -65,10 +65,8 @@ class LayerLoop(threading.Thread):
         """By socket and by its monitor; the monitor of each with the line -1."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._wake_out, self._wake_in = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._waker = Waker()
+        self._poller.register(self._waker, zmq.POLLIN)
         self._host: LayerHost | None = None
         self.endpoint = ""
         try:
@@ -97,10 +95,7 @@ class LayerLoop(threading.Thread):
         self._orders.append(order)
         if not self._told:
             self._told = True
-            try:
-                self._wake_out.send(b"\0")
-            except (BlockingIOError, OSError):
-                return  # it has been told already, or has stopped
+            self._waker.wake()
 
     def stop(self) -> None:
         """End soon; called by the thread itself."""
@@ -200,8 +195,8 @@ class LayerLoop(threading.Thread):
         return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
 
     def _handle(self, ready: dict[object, int]) -> None:
-        if self._wake_in.fileno() in ready:
-            self._drain_wakes()
+        if self._waker.fileno() in ready:
+            self._waker.drain()
         self._obey()
         if self._host is not None:
             self._host.attend(ready)
@@ -217,13 +212,6 @@ class LayerLoop(threading.Thread):
             self._look_s = now_s + self._patience_s
             self.arrivals.overdue(now_s, self.links)
             self.departures.overdue(now_s, self.links)
-
-    def _drain_wakes(self) -> None:
-        try:
-            while self._wake_in.recv(4096):
-                pass
-        except BlockingIOError:
-            return
 
     def _obey(self) -> None:
         self._told = False
@@ -324,6 +312,5 @@ class LayerLoop(threading.Thread):
             link.close()
         if self._host is not None:
             self._host.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
         self._context.term()

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import socket as sockets
 import threading
 import time
 from typing import Any
@@ -16,6 +15,7 @@ from spantrain.transport.links import AcceptedLink, DialledLink, Link
 from spantrain.transport.listener import Listener
 from spantrain.transport.receiver import Receiver
 from spantrain.transport.sender import Sender
+from spantrain.transport.waker import Waker
 from spantrain.transport.wire import BYE, RESET, WELCOME, WHO, decode_bye, decode_greeting, encode_bye
 
 __all__ = ["Loop"]
@@ -40,10 +40,8 @@ class Loop(threading.Thread):
         self._links: dict[str, Link] = {}
         self._by_socket: dict[zmq.Socket[bytes], DialledLink] = {}
         self._retry: set[str] = set()
-        self._wake_out, self._wake_in = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._poller.register(self._wake_in, zmq.POLLIN)
+        self._waker = Waker()
+        self._poller.register(self._waker, zmq.POLLIN)
         self._listener: Listener | None = None
         self.endpoint = ""
         try:
@@ -61,10 +59,7 @@ class Loop(threading.Thread):
 
     def wake(self) -> None:
         """Make the thread look at the exchange; any thread may call this."""
-        try:
-            self._wake_out.send(b"\0")
-        except (BlockingIOError, OSError):
-            return  # it has been told already, or has stopped
+        self._waker.wake()
 
     def run(self) -> None:
         """Move frames until the exchange is stopped."""
@@ -91,8 +86,8 @@ class Loop(threading.Thread):
         return [link for link in self._links.values() if isinstance(link, DialledLink)]
 
     def _handle(self, ready: dict[Any, int]) -> None:
-        if self._wake_in.fileno() in ready:
-            self._drain_wakes()
+        if self._waker.fileno() in ready:
+            self._waker.drain()
         if self._listener is not None:
             self._listener.attend(ready)
         if self._exchange.changed:
@@ -104,13 +99,6 @@ class Loop(threading.Thread):
                 self._receive_dialled(socket, events)
         self._redial_unanswered()
         self._flush_all()
-
-    def _drain_wakes(self) -> None:
-        try:
-            while self._wake_in.recv(4096):
-                pass
-        except BlockingIOError:
-            return
 
     # Links follow the peers that are wanted.
 
@@ -276,6 +264,5 @@ class Loop(threading.Thread):
             self._hang_up(link)
         if self._listener is not None:
             self._listener.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
         self._context.term()
