@@ -14,6 +14,7 @@ __all__ = [
     "EndPull",
     "EndRound",
     "Forget",
+    "FragmentCommand",
     "LeaseChunk",
     "LeaseNothing",
     "Measure",
@@ -32,6 +33,8 @@ __all__ = [
     "UseVersion",
     "Weight",
     "Welcome",
+    "tag_command",
+    "untag_command",
 ]
 
 # To clusters.
@@ -271,10 +274,33 @@ class Save:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class FragmentCommand:
+    """A command of one fragment of the layers; what comes without this is of fragment 0, or of all."""
+
+    fragment: int
+    command: "OuterCommand"
+
+    def __post_init__(self) -> None:
+        if self.fragment < 1 or isinstance(self.command, FragmentCommand):
+            raise ValueError(f"only a command of a fragment over 0 is told with its fragment, once; got {self}")
+
+
 OuterCommand = (
     Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | EndRound | SkipRound | StartPull | LeaseChunk
     | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | Save
+    | FragmentCommand
 )  # fmt: skip
+
+
+def tag_command(fragment: int, command: OuterCommand) -> OuterCommand:
+    """Return a command with its fragment, as it is told."""
+    return FragmentCommand(fragment=fragment, command=command) if fragment else command
+
+
+def untag_command(command: OuterCommand) -> tuple[int, OuterCommand]:
+    """Return the fragment and what is commanded of it."""
+    return (command.fragment, command.command) if isinstance(command, FragmentCommand) else (0, command)
 
 
 # What a cluster's client commands its own processes.

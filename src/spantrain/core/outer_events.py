@@ -21,6 +21,7 @@ __all__ = [
     "ClusterRegistered",
     "Committed",
     "Fate",
+    "FragmentEvent",
     "Lease",
     "MeanCombined",
     "Moved",
@@ -42,6 +43,8 @@ __all__ = [
     "Transfer",
     "TransferLost",
     "Way",
+    "tag_event",
+    "untag_event",
 ]
 
 _TICKET = re.compile(r"(\d+)\.(\d+)")
@@ -322,8 +325,30 @@ class Ticked:
     """Nothing but time has passed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FragmentEvent:
+    """Something that is of one fragment of the layers; what comes without this is of fragment 0, or of all."""
+
+    fragment: int
+    event: "OuterEvent"
+
+    def __post_init__(self) -> None:
+        if self.fragment < 1 or isinstance(self.event, FragmentEvent):
+            raise ValueError(f"only an event of a fragment over 0 is told with its fragment, once; got {self}")
+
+
 OuterEvent = (
     ClusterRegistered | ClusterBeat | ClusterLeft | PushAsked | RoundKept | PushSent | PullAsked | ChunkAsked | Moved
     | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured | MeanCombined | Staged
-    | Committed | Restored | Ticked
+    | Committed | Restored | Ticked | FragmentEvent
 )  # fmt: skip
+
+
+def tag_event(fragment: int, event: OuterEvent) -> OuterEvent:
+    """Return an event with its fragment, as it is told."""
+    return FragmentEvent(fragment=fragment, event=event) if fragment else event
+
+
+def untag_event(event: OuterEvent) -> tuple[int, OuterEvent]:
+    """Return the fragment and what is told of it."""
+    return (event.fragment, event.event) if isinstance(event, FragmentEvent) else (0, event)

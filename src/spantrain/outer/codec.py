@@ -2,9 +2,9 @@
 
 Driven by the dataclasses' own types, so that each thing is described once, in `core`. A dataclass becomes an object
 with all its fields, a tuple a list, an enum its value, a ticket its text; an event or a command has its name beside its
-fields. Reading takes exactly that: what is unknown, missing, of another type or over a bound is refused by name, and
-what a dataclass itself refuses is told with its place. Nothing is looked up by a name that came over the network but
-in the tables here.
+fields, and the number of its fragment if that is over 0. Reading takes exactly that: what is unknown, missing, of
+another type or over a bound is refused by name, and what a dataclass itself refuses is told with its place. Nothing is
+looked up by a name that came over the network but in the tables here.
 """
 
 import types
@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent, Ticket
+from spantrain.core.outer_commands import FragmentCommand, OuterCommand, tag_command, untag_command
+from spantrain.core.outer_events import FragmentEvent, OuterEvent, Ticket, tag_event, untag_event
 from spantrain.errors import ProtocolError
 
 __all__ = ["decode_command", "decode_event", "decode_value", "encode_command", "encode_event", "encode_value"]
@@ -24,11 +24,11 @@ T = TypeVar("T")
 _Reader = Callable[[object, str], Any]
 """(what came, its place in the message) -> value; raises ProtocolError."""
 
-_KIND = "kind"
+_KIND, _FRAGMENT = "kind", "fragment"
 _LONGEST_TEXT = 65_536
 _LONGEST_LIST = 200_000
-_EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent)}
-_COMMANDS = {kind.__name__: kind for kind in get_args(OuterCommand)}
+_EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent) if kind is not FragmentEvent}
+_COMMANDS = {kind.__name__: kind for kind in get_args(OuterCommand) if kind is not FragmentCommand}
 
 
 def encode_event(event: OuterEvent) -> dict[str, Any]:
@@ -38,12 +38,16 @@ def encode_event(event: OuterEvent) -> dict[str, Any]:
     >>> encode_event(PushSent(cluster="a", push=Ticket(2, 17)))
     {'kind': 'PushSent', 'cluster': 'a', 'push': '2.17'}
     """
-    return {_KIND: type(event).__name__, **encode_value(event)}
+    return _encode_kind(*untag_event(event))
 
 
 def encode_command(command: OuterCommand) -> dict[str, Any]:
     """Return a command as plain values."""
-    return {_KIND: type(command).__name__, **encode_value(command)}
+    return _encode_kind(*untag_command(command))
+
+
+def _encode_kind(fragment: int, one: OuterEvent | OuterCommand) -> dict[str, Any]:
+    return {_KIND: type(one).__name__, **encode_value(one), **({_FRAGMENT: fragment} if fragment else {})}
 
 
 def decode_event(data: object) -> OuterEvent:
@@ -52,7 +56,8 @@ def decode_event(data: object) -> OuterEvent:
     Raises:
         ProtocolError: it is none; the message says which field is wrong, and how.
     """
-    return cast(OuterEvent, _decode_kind(_EVENTS, "event", data))
+    fragment, event = _decode_kind(_EVENTS, "event", data)
+    return tag_event(fragment, cast(OuterEvent, event))
 
 
 def decode_command(data: object) -> OuterCommand:
@@ -61,7 +66,8 @@ def decode_command(data: object) -> OuterCommand:
     Raises:
         ProtocolError: it is none; the message says which field is wrong, and how.
     """
-    return cast(OuterCommand, _decode_kind(_COMMANDS, "command", data))
+    fragment, command = _decode_kind(_COMMANDS, "command", data)
+    return tag_command(fragment, cast(OuterCommand, command))
 
 
 def encode_value(value: Any) -> Any:
@@ -89,14 +95,18 @@ def decode_value(kind: type[T], data: object, where: str) -> T:
     return cast(T, _reader(cast(Any, kind))(data, where))
 
 
-def _decode_kind(table: Mapping[str, type], what: str, data: object) -> object:
+def _decode_kind(table: Mapping[str, type], what: str, data: object) -> tuple[int, object]:
+    """Return the fragment, and what is of it."""
     if not isinstance(data, dict):
         raise ProtocolError(f"the {what} must be an object, got {_shown(data)}")
     name = data.get(_KIND)
     kind = table.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"unknown {what} {_shown(name)}: install the same SpanTrain on both sides")
-    return _reader(kind)({key: value for key, value in data.items() if key != _KIND}, kind.__name__)
+    fragment = _read_int(data.get(_FRAGMENT, 0), f"{kind.__name__}.{_FRAGMENT}")
+    if fragment < 1 and _FRAGMENT in data:
+        raise _wrong(f"{kind.__name__}.{_FRAGMENT}", "a number over 0, or left out", fragment)
+    return fragment, _reader(kind)({k: one for k, one in data.items() if k not in (_KIND, _FRAGMENT)}, kind.__name__)
 
 
 @cache

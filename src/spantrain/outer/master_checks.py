@@ -33,6 +33,11 @@ def join_problem(name: str, facts: MemberFacts, config: MasterConfig) -> str | N
         return f"{name} is a shard's name: take another for a {facts.kind}"
     elif facts.kind == "cluster" and "/" in name:
         return f"a cluster's name has no slash, got {name}: that is for its further workers"
+    elif facts.kind == "worker" and config.settings.fragments > 1:
+        return (
+            f"{name} is a stage of a pipeline, and this master has the model in {config.settings.fragments} fragments: "
+            "a pipeline takes part only with `fragments: 1` in the master's settings"
+        )
     elif facts.kind == "worker" and not all(name.partition("/")):
         return f"a worker is named as its cluster, a slash and a name of its own, like a/w1; got {name}"
     return _key_problem(name, facts, config.encrypted)
@@ -84,6 +89,7 @@ def speaker_problem(kind: str, name: str, event: OuterEvent) -> str | None:
     >>> speaker_problem("cluster", "a", on.PullAsked(cluster="b"))
     'a, a cluster, cannot say PullAsked: only b can'
     """
+    _, event = on.untag_event(event)
     if isinstance(event, on.Ticked):
         return f"{name} cannot say what time it is for the master"
     if (kind, name) not in _speakers(event):
@@ -107,7 +113,7 @@ def _speakers(event: OuterEvent) -> set[tuple[str, str]]:
             | on.PushSent() | on.PullAsked() | on.ChunkAsked()
         ):  # fmt: skip
             return {("cluster", event.cluster)}
-        case on.Ticked():
+        case on.Ticked() | on.FragmentEvent():
             return set()
         case _:
             return {("shard", event.shard)}

@@ -1,6 +1,7 @@
 """The outer optimizer's decisions: who pushes what where and when, and what makes a new version.
 
 master      all of it together: events in, commands out
+fragments   the masters of a model in fragments, as one
 traffic     which pushes and pulls may begin, are whole, or come to nothing
 client      a cluster's side of the protocol
 round_steps when a cluster pushes: at its round's end, or at another's

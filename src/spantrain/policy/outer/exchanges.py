@@ -10,7 +10,7 @@ from spantrain.core.plan import WireFormat
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.policy.outer.transfers import TransferSchedule
 
-__all__ = ["Exchange", "Exchanges", "Push"]
+__all__ = ["Exchange", "Exchanges", "Push", "SharedLines"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,39 @@ class Exchange:
     """Shards that have."""
 
 
+class SharedLines:
+    """The lines between workers and shards, over which layers of all fragments go."""
+
+    def __init__(self, shards: Iterable[str], settings: OuterSettings) -> None:
+        slots = dict.fromkeys(shards, settings.shard_slots)
+        self.schedules = {way: TransferSchedule(slots, settings.worker_slots) for way in Way}
+        self.exchanges: dict[Ticket, Exchange] = {}
+        """That are under way."""
+
+    def moves(self) -> list[Move]:
+        """Return the layers to move now."""
+        return [self._move(way, transfer) for way in Way for transfer in self.schedules[way].begin()]
+
+    def _move(self, way: Way, transfer: Transfer) -> Move:
+        exchange = self.exchanges[transfer.ticket]
+        return Move(
+            way=way,
+            transfer=transfer,
+            version=exchange.version,
+            parameters=exchange.push is not None and exchange.push.parameters,
+            reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
+        )
+
+
 class Exchanges:
     """All that is under way; a cluster has one push and one pull at most."""
 
-    def __init__(self, layout: ShardLayout, settings: OuterSettings) -> None:
-        slots = dict.fromkeys(layout.shards, settings.shard_slots)
+    def __init__(self, layout: ShardLayout, settings: OuterSettings, lines: SharedLines | None = None) -> None:
+        """Begin with nothing; `lines`: shared with others."""
         self._layout = layout
         self._limit_s = settings.transfer_limit_s
-        self._schedules = {way: TransferSchedule(slots, settings.worker_slots) for way in Way}
+        self._lines = lines or SharedLines(layout.shards, settings)
+        self._schedules = self._lines.schedules
         self._open: dict[Ticket, Exchange] = {}
         self._whole = _sizes(layout, WireFormat.NATIVE)
         self._pushed = _sizes(layout, settings.push_format)
@@ -73,7 +98,7 @@ class Exchanges:
     def begin(self, exchange: Exchange, workers: Mapping[str, Iterable[int]]) -> None:
         """Put all layers of a push or a pull in line."""
         assert self.of(exchange.way, exchange.cluster) is None
-        self._open[exchange.ticket] = exchange
+        self._open[exchange.ticket] = self._lines.exchanges[exchange.ticket] = exchange
         exchange.waiting = set(range(len(self._layout.layers)))
         sizes, wire_format = self._pushed if exchange.push and not exchange.push.parameters else self._whole
         self._schedules[exchange.way].add(
@@ -105,11 +130,13 @@ class Exchanges:
     @property
     def moving(self) -> tuple[tuple[Way, Transfer], ...]:
         """Layers under way."""
-        return tuple((way, transfer) for way in Way for transfer in sorted(self._schedules[way].running))
+        running = ((way, transfer) for way in Way for transfer in sorted(self._schedules[way].running))
+        return tuple((way, transfer) for way, transfer in running if transfer.ticket in self._open)
 
     def drop(self, ticket: Ticket) -> None:
         """End a push or a pull, whole or not."""
         exchange = self._open.pop(ticket)
+        del self._lines.exchanges[ticket]
         self._schedules[exchange.way].drop(ticket)
 
     def overdue(self, now_s: float) -> list[Exchange]:
@@ -123,17 +150,7 @@ class Exchanges:
 
     def moves(self) -> list[Move]:
         """Return the layers to move now."""
-        return [self._move(way, transfer) for way in Way for transfer in self._schedules[way].begin()]
-
-    def _move(self, way: Way, transfer: Transfer) -> Move:
-        exchange = self._open[transfer.ticket]
-        return Move(
-            way=way,
-            transfer=transfer,
-            version=exchange.version,
-            parameters=exchange.push is not None and exchange.push.parameters,
-            reason=f"{transfer.worker} of {transfer.cluster} and {transfer.shard} are both free",
-        )
+        return self._lines.moves()
 
 
 def _sizes(layout: ShardLayout, wire_format: WireFormat) -> tuple[tuple[int, ...], WireFormat]:

@@ -27,6 +27,7 @@ from spantrain.core.outer_layers import ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.policy.outer.chunks import ChunkLedger
 from spantrain.policy.outer.clusters import ClusterTable
+from spantrain.policy.outer.exchanges import SharedLines
 from spantrain.policy.outer.members import Members
 from spantrain.policy.outer.rounds import UpdateOutcome
 from spantrain.policy.outer.settings import MasterState, OuterSettings
@@ -42,10 +43,13 @@ class OuterMaster:
 
     def __init__(
         self, layout: ShardLayout, settings: OuterSettings | None = None, state: MasterState | None = None,
-        *, now_s: float = 0.0,
+        *, now_s: float = 0.0, lines: SharedLines | None = None, fragment: tuple[int, int] = (0, 1),
     ) -> None:  # fmt: skip
-        """Begin, or go on from a saved state: clusters and shards register again, pushes under way are gone."""
-        self._layout = layout
+        """Begin, or go on from a saved state: clusters and shards register again, pushes under way are gone.
+
+        `lines` are shared with the masters of other fragments; `fragment`: which of how many this is (see `fragments`).
+        """
+        self.layout = self._layout = layout
         self._settings = settings or OuterSettings()
         before = state or MasterState()
         lease_s = self._settings.lease_s
@@ -54,10 +58,11 @@ class OuterMaster:
         self._alive = Members(lost_after_s=self._settings.lost_after_s)
         self.shards = ShardTable(layout.shards)
         """To look at."""
+        self._fragment = fragment
         self._updates = Updates(layout, self._settings, replace(before, epoch=before.epoch + 1))
         self._traffic = Traffic(
             layout, self._settings, clusters=self._clusters, shards=self.shards, updates=self._updates,
-            new_ticket=self._ticket,
+            new_ticket=self._ticket, lines=lines,
         )  # fmt: skip
         self._next_ticket = 0
         self._out: list[OuterCommand] = [do.Save(reason=f"start {self._updates.state.epoch} of the master")]
@@ -299,7 +304,8 @@ class OuterMaster:
 
     def _ticket(self) -> Ticket:
         self._next_ticket += 1
-        return Ticket(self._updates.state.epoch, self._next_ticket)
+        number, count = self._fragment
+        return Ticket(self._updates.state.epoch, self._next_ticket * count + number)
 
     def _follow(self, event: OuterEvent, commands: list[OuterCommand] | None) -> None:
         """Do what an event asks for; None: it is of something that has ended."""

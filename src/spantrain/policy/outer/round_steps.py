@@ -4,6 +4,9 @@ Di-PS, 3.2: every cluster pushes after H steps of its own. Kept: the fastest doe
 (see `policy.outer.settings`) a slower cluster then pushes what it has, so that all pushes of a window begin from about
 the same version and none waits for most of a round. Liu et al. 2024 ("Asynchronous local-SGD training for language
 modeling") give slower workers fewer steps by their measured speeds; here nobody has to know speeds.
+
+Of a model in F fragments each has rounds of its own, which end at different steps, as in Streaming DiLoCo: those of
+fragment f at f H / F, and every H steps from there. A push that comes a little early or late moves the next one back.
 """
 
 __all__ = ["RoundSteps"]
@@ -22,12 +25,23 @@ class RoundSteps:
     (False, True, True)
     >>> steps.begin_push(), steps.is_over, steps.end()
     (False, False, False)
+    >>> last = RoundSteps(32, fragment=3, fragments=4)
+    >>> pushed = []
+    >>> for _ in range(90):
+    ...     last.step()
+    ...     if last.is_over:
+    ...         pushed.append((last.steps, last.begin_push()))
+    >>> pushed
+    [(24, True), (56, True), (88, True)]
     """
 
-    def __init__(self, inner_steps: int) -> None:
-        """`inner_steps`: of a whole round."""
+    def __init__(self, inner_steps: int, *, fragment: int = 0, fragments: int = 1) -> None:
+        """`inner_steps`: of a whole round; `fragment`: which of how many is pushed."""
         assert inner_steps >= 1
-        self._inner_steps = self._over_at = inner_steps
+        assert 0 <= fragment < fragments
+        self.inner_steps = inner_steps
+        self._offset, self._fragments = fragment * inner_steps // fragments, fragments
+        self._over_at = self._offset or inner_steps
         self._least = max(1, inner_steps // _LEAST_PART)
         self._begun_at = 0
         self._ended = self._again = False
@@ -54,6 +68,18 @@ class RoundSteps:
     def begin_push(self) -> bool:
         """Begin the next round; return whether all steps of this one were taken, so that it ends that of the others."""
         whole = not (self._ended or self._again) and self.steps >= self._over_at
-        self._begun_at, self._over_at = self.steps, self.steps + self._inner_steps
+        self._begun_at, self._over_at = self.steps, self._next(was_over=self.is_over)
         self._ended = self._again = False
         return whole
+
+    def _next(self, *, was_over: bool) -> int:
+        """Return the end of the round that begins; one of several fragments keeps its place among the others.
+
+        Who is far from that place is slower than others, who end its rounds.
+        """
+        late = (self.steps - self._offset) % self.inner_steps
+        early = self.inner_steps - late
+        near = self.inner_steps / self._fragments / 2
+        if self._fragments == 1 or (was_over and min(late, early) > near):
+            return self.steps + self.inner_steps
+        return self.steps + early + (self.inner_steps if was_over and early <= near else 0)

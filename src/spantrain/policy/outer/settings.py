@@ -46,6 +46,8 @@ class OuterSettings:
     push_format: WireFormat = WireFormat.NATIVE
     """What pseudo-gradients are sent as; first parameters and pulls are always sent as they are, so that every cluster
     begins from exactly what the shards hold."""
+    fragments: int = 1
+    """Of the layers, each with pushes, windows and versions of its own, at other steps; 1 for all layers at once."""
     guard: GuardSettings = field(default_factory=GuardSettings)
 
     def __post_init__(self) -> None:
@@ -58,9 +60,10 @@ class OuterSettings:
             raise ValueError(f"staleness_power must be from 0 to 10, got {self.staleness_power}")
         if not 0 <= self.compensation <= 1:
             raise ValueError(f"compensation must be from 0 to 1, got {self.compensation}")
-        if min(self.shard_slots, self.worker_slots) < 1:
+        if min(self.shard_slots, self.worker_slots, self.fragments) < 1:
             raise ValueError(
-                f"shard_slots and worker_slots must be at least 1, got {self.shard_slots} and {self.worker_slots}"
+                "shard_slots, worker_slots and fragments must be at least 1, "
+                f"got {self.shard_slots}, {self.worker_slots} and {self.fragments}"
             )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, or None for no clipping, got {self.clip_norm}")

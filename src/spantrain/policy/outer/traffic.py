@@ -12,7 +12,7 @@ from spantrain.core.outer_commands import OuterCommand
 from spantrain.core.outer_events import Fate, Ticket, Way
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.policy.outer.clusters import ClusterTable
-from spantrain.policy.outer.exchanges import Exchange, Exchanges, Push
+from spantrain.policy.outer.exchanges import Exchange, Exchanges, Push, SharedLines
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.policy.outer.shards import ShardTable
 from spantrain.policy.outer.updates import Updates
@@ -35,8 +35,9 @@ class Traffic:
         shards: ShardTable,
         updates: Updates,
         new_ticket: Callable[[], Ticket],
+        lines: SharedLines | None = None,
     ) -> None:
-        self.under_way = Exchanges(layout, settings)
+        self.under_way = Exchanges(layout, settings, lines)
         """To look at."""
         self._layout = layout
         self._settings = settings
