@@ -12,17 +12,18 @@ from torch import Tensor
 from patience import PATIENCE_S
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
-from spantrain.core.outer_events import Way
+from spantrain.core.outer_commands import untag_command
+from spantrain.core.outer_events import Way, tag_event
 from spantrain.core.outer_layers import Layer
 from spantrain.outer.link import MasterWelcome
 from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.shard import OuterShard
 from spantrain.outer.snapshots import MemorySnapshots
 from spantrain.policy.outer.chunks import ChunkState
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.master import OuterMaster
+from spantrain.policy.outer.fragments import FragmentedMaster, FragmentedState
+from spantrain.policy.outer.layout import divide, fragment_layouts
 from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import MasterState, OuterSettings
+from spantrain.policy.outer.settings import OuterSettings
 from spantrain.transport.layers_interface import LayerKey
 
 EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
@@ -39,9 +40,12 @@ class MadeUpServer:
         self.rule, self.settings = rule, settings or OuterSettings(clip_norm=None, grace_s=0.0)
         self.names = [f"s{k}" for k in range(shards)]
         self.samples, self.chunks = samples, chunks
-        self.saved = MasterState(chunks=ChunkState.of(samples, chunks, passes=passes) if samples else None)
-        self.master: OuterMaster | None = None
-        self.shards: dict[str, OuterShard] = {}
+        leased = ChunkState.of(samples, chunks, passes=passes) if samples else None
+        self.fragments = self.settings.fragments
+        self.saved = FragmentedState.of(self.fragments, leased)
+        self.master: FragmentedMaster | None = None
+        self.shards: dict[tuple[str, int], OuterShard] = {}
+        """By name and fragment."""
         self.stores = {name: MemorySnapshots() for name in self.names}
         self.sessions: dict[str, Any] = {}
         self.clients: dict[str, Any] = {}
@@ -101,16 +105,24 @@ class MadeUpServer:
     def restart_shard(self, name: str) -> None:
         """Lose a shard's memory; its snapshots hold what it served."""
         assert self.master
-        self.shards[name] = OuterShard(name, self.master._layout, rule=self.rule, snapshots=self.stores[name])
+        self._start_shard(name)
         self._tell(on.ShardLost(shard=name, reason="killed"))
-        self._tell(self.shards[name].registered())
+        self._register(name)
+
+    def _start_shard(self, name: str) -> None:
+        for k, part in enumerate(fragment_layouts(self.master.layout, self.fragments)):
+            store = self.stores[name].of_fragment(k)
+            self.shards[name, k] = OuterShard(name, part, rule=self.rule, snapshots=store)
+
+    def _register(self, name: str) -> None:
+        for k in range(self.fragments):
+            self._tell(tag_event(k, self.shards[name, k].registered()))
 
     def restart_master(self) -> None:
         assert self.master
-        layout = self.master._layout
-        self.master = OuterMaster(layout, self.settings, self.saved, now_s=time.monotonic())
-        for shard in self.shards.values():
-            self._tell(shard.registered())
+        self.master = FragmentedMaster(self.master.layout, self.settings, self.saved, now_s=time.monotonic())
+        for name in self.names:
+            self._register(name)
         for cluster, session in list(self.clients.items()):
             session.disconnected("the master was killed")
             self._join(cluster, session)
@@ -141,13 +153,13 @@ class MadeUpServer:
 
     def _join(self, cluster: str, session: Any) -> None:
         if self.master is None:
-            layout = divide(self.known[cluster], self.names)
-            self.master = OuterMaster(layout, self.settings, self.saved, now_s=time.monotonic())
+            layout = divide(self.known[cluster], self.names, fragments=self.fragments)
+            self.master = FragmentedMaster(layout, self.settings, self.saved, now_s=time.monotonic())
             for name in self.names:
-                self.shards[name] = OuterShard(name, layout, rule=self.rule, snapshots=self.stores[name])
-                self._tell(self.shards[name].registered())
+                self._start_shard(name)
+                self._register(name)
         welcome = MasterWelcome(
-            layout=self.master._layout, rule=self.rule, settings=self.settings, peers=(),
+            layout=self.master.layout, rule=self.rule, settings=self.settings, peers=(),
             samples=self.samples, chunks=self.chunks,
         )  # fmt: skip
         self.clients[cluster] = session
@@ -169,18 +181,19 @@ class MadeUpServer:
             elif self.hook(command):
                 self._pass(command)
 
-    def _pass(self, command: Any) -> None:
+    def _pass(self, tagged: Any) -> None:
+        k, command = untag_command(tagged)
         if isinstance(command, do.Move):
-            self._to_cluster(command.transfer.cluster, command)
+            self._to_cluster(command.transfer.cluster, tagged)
         elif hasattr(command, "cluster"):
-            self._to_cluster(command.cluster, command)
+            self._to_cluster(command.cluster, tagged)
         elif hasattr(command, "shard"):
-            shard = self.shards[command.shard]
+            shard = self.shards[command.shard, k]
             answer = shard.on_command(command)
             if isinstance(command, do.Commit) and shard.serving:
-                self.stores[command.shard].save(shard.serving)
+                self.stores[command.shard].of_fragment(k).save(shard.serving)
             if answer:
-                self.post(lambda: self._tell(answer))
+                self.post(lambda: self._tell(tag_event(k, answer)))
 
     def _to_cluster(self, cluster: str, command: Any) -> None:
         if cluster in self.clients:
@@ -227,10 +240,15 @@ class MadeUpWire:
         server = self.of.server
         if self.of.cluster not in server.clients:
             return
-        pull = next((one for one in server.master._traffic.under_way if one.ticket == key.ticket), None)
+        k, pull = self._exchange(key)
         if pull is not None:
-            tensors = server.shards[peer].give(pull.version, key.layer)
+            tensors = server.shards[peer, k].give(pull.version, key.layer)
             self.of.session.arrived(peer, key, {name: one.clone() for name, one in tensors.items()})
+
+    def _exchange(self, key: LayerKey) -> tuple[int, Any]:
+        """Its fragment, and itself; None if it has ended."""
+        open_ones = ((k, one) for k, part in enumerate(self.of.server.master.parts) for one in part._traffic.under_way)
+        return next(((k, one) for k, one in open_ones if one.ticket == key.ticket), (0, None))
 
     def send(self, peer: str, key: LayerKey, tensors: Any) -> None:
         copies = {name: one.clone() for name, one in tensors.items()}
@@ -238,14 +256,14 @@ class MadeUpWire:
 
     def _take(self, peer: str, key: LayerKey, tensors: Any) -> None:
         server = self.of.server
-        exchange = next((one for one in server.master._traffic.under_way if one.ticket == key.ticket), None)
+        k, exchange = self._exchange(key)
         if self.of.cluster not in server.clients or exchange is None:
             return
         transfer = next(
             one for way, one in server.master.transfers
             if way is Way.PUSH and (one.ticket, one.layer) == (key.ticket, key.layer)
         )  # fmt: skip
-        server.shards[peer].take(key.ticket, key.layer, tensors, transfer.wire_format)
+        server.shards[peer, k].take(key.ticket, key.layer, tensors, transfer.wire_format)
         self.of.session.sent(peer, key)
         server._tell(on.Moved(way=Way.PUSH, transfer=transfer))
 

@@ -52,7 +52,8 @@ inner_steps: 16
 rule: {learning_rate: 1, momentum: 0}
 settings:
   {grace: 0 s, clip_norm: none, part_steps: off, common_rounds: off, staleness_power: 0.5, lost_after: 5 s,
-   transfer_limit: 2 min, lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1}
+   transfer_limit: 2 min, lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1,
+   fragments: 4}
 guard: {smoothing: 0.1, factor: 2, warm_up: 4, wild: 5, restart_after: 3}
 data: {samples: 1000, chunk_samples: 64, passes: 3}
 encryption: off
@@ -81,6 +82,7 @@ placement:
             shard_slots=2,
             worker_slots=3,
             push_format=WireFormat.INT8,
+            fragments=4,
             compensation=0.1,
         ),
         guard=GuardNumbers(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),

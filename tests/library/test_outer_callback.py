@@ -30,7 +30,7 @@ def test_a_trainer_takes_part_by_one_callback():
             callback.on_step_end(arguments, state, None)
         callback.on_train_end(arguments, state, None)
         assert callback.metrics.tokens == 3 * 8 + 3 * 100
-        assert server.master.state.clusters["a"].tokens == 324
+        assert server.master.state.leading.clusters["a"].tokens == 324
         close(server.parameters, alone(6))
 
 

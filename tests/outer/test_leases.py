@@ -93,7 +93,7 @@ def test_two_clusters_see_every_sample_of_two_passes_once():
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert server.master.state.chunks.counted == (20,) * 6
+        assert server.master.state.leading.chunks.counted == (20,) * 6
     assert sorted(seen["a"] + seen["b"]) == sorted([*range(60)] * 2)
 
 
@@ -108,7 +108,7 @@ def test_one_cluster_ends_when_all_is_counted():
             seen += batch
             outer.step(tokens=len(batch))
         assert sorted(seen) == sorted([*range(50)] * 2)
-        assert server.master.state.chunks.counted == (2 * 12, 2 * 13, 2 * 12, 2 * 13)
+        assert server.master.state.leading.chunks.counted == (2 * 12, 2 * 13, 2 * 12, 2 * 13)
         assert outer.finish(PATIENCE_S)
 
 
@@ -164,7 +164,7 @@ def test_a_cluster_that_was_cut_off_goes_on_with_its_chunks():
             if number == 4:
                 server.do(lambda: server.mend("a"))
         assert sorted(seen) == list(range(40))
-        assert server.master.state.chunks.counted == (20, 20)
+        assert server.master.state.leading.chunks.counted == (20, 20)
 
 
 def test_a_loader_that_fetches_ahead_ends_and_may_begin_again():

@@ -103,7 +103,7 @@ def test_the_state_is_kept_before_any_command_that_needs_it(files: MasterFiles) 
     desk = ready(files)
     desk.tell("a", on.ChunkAsked(cluster="a"))
     assert desk.fetch("a")
-    kept = files.load_state(CONFIG)
+    kept = files.load_state(CONFIG).leading
     assert kept.chunks
     assert [lease.cluster for lease in kept.chunks.leases] == ["a"]
     assert kept.epoch == 1
@@ -130,7 +130,7 @@ def test_who_does_not_fetch_is_dropped_and_nobody_else(files: MasterFiles) -> No
     assert desk.desk.refusals == {"does_not_fetch": 1}
     with pytest.raises(RemoteRefusal, match="connection 2 of a has ended"):
         desk.tell("a", on.ClusterBeat(cluster="a"))
-    assert desk.desk.master.shards.present == ("s0",)
+    assert desk.desk.master.parts[0].shards.present == ("s0",)
     assert desk.enter("a", cluster_facts()).layout is not None
 
 

@@ -32,9 +32,9 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(overlap):
         close(server.parameters, alone(20))
         metrics = outer.metrics
         assert (metrics.tokens, metrics.inner_steps, metrics.skipped) == (160, 20, {})
-        assert server.master.state.clusters["a"].tokens == 160
+        assert server.master.state.leading.clusters["a"].tokens == 160
         # The first push brought parameters.
-        assert metrics.outer_rounds == server.master.state.updates
+        assert metrics.outer_rounds == server.master.state.leading.updates
         if not overlap:
             assert metrics.outer_rounds == 11
             assert metrics.mean_staleness == 0
@@ -121,7 +121,7 @@ def test_a_fault_in_any_phase_loses_and_doubles_nothing(fault, phase):
         if not (fault == "shard" and phase is do.Commit):
             # A version that was decided, and that a shard lost before it served it, is lost with what is in it.
             close(server.parameters, alone(12))
-            assert server.master.state.clusters["a"].tokens == 96
+            assert server.master.state.leading.clusters["a"].tokens == 96
 
 
 class Fault:

@@ -48,6 +48,35 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
     assert threading.active_count() == before
 
 
+def test_a_model_in_fragments_crosses_and_its_state_and_snapshots_outlive_all(tmp_path):
+    """Two fragments, a stop of everything, and on from the newest version of each."""
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, fragments=2)
+    layers = {name: [name] for name, _ in small_model().named_parameters()}
+    rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
+    before, model = threading.active_count(), small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for half in (range(8), range(8, 16)):
+        with (
+            LocalParameterServer(rounds, folder=tmp_path) as server,
+            OuterOptimizer(
+                model.named_parameters(), master=server.address, token=server.token, cluster="a", inner_steps=4,
+                options=OuterOptions(wait_for_start_s=PATIENCE_S, layers=layers),
+            ) as outer,
+        ):  # fmt: skip
+            for number in half:
+                train_step(model, inner, number)
+                outer.step(tokens=8)
+            assert outer.finish(PATIENCE_S)
+            close(dict(model.named_parameters()), alone(half.stop))
+            status = server.status()
+            assert status.clusters[0].tokens == 8 * half.stop
+            assert [one.layers for one in status.fragments] == [2, 2]
+            assert status.updates == sum(one.updates for one in status.fragments)
+    assert threading.active_count() == before
+    with pytest.raises(UsageError, match="is of a model in 2 fragments, not in 1"):
+        MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "master", config=config())
+
+
 @pytest.mark.parametrize("wire_format", [WireFormat.BFLOAT16, WireFormat.INT4], ids=str)
 def test_rounded_pushes_cross_in_the_bytes_that_they_are_said_to_take(wire_format, tmp_path):
     model = small_model()

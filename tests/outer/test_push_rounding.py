@@ -231,7 +231,7 @@ def test_a_training_loop_with_rounded_pushes_ends_where_it_would(wire_format, fa
         assert struck[0] == (fault is not None)
         close(dict(model.named_parameters()), server.parameters, by=0.0)
         close(server.parameters, alone(12), by=0.02)
-        assert server.master.state.clusters["a"].tokens == 96
+        assert server.master.state.leading.clusters["a"].tokens == 96
     first, rest = moves[:2], moves[2:]
     whole = {one.layer: one.size_bytes for one in first}
     assert {one.wire_format for one in first} == {WireFormat.NATIVE}, "first parameters are exact"

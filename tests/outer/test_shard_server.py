@@ -72,7 +72,7 @@ def test_a_shard_that_lost_all_takes_the_others_back_to_what_all_have(tmp_path):
     with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
         house.seed(random_tensors(0))
         for name, shard in house.shards.items():
-            stores[name].save(shard._shard.serving)
+            stores[name].save(shard._memory(0).serving)
         house.round(pushes(0))
         for name in house.layout.shards:
             house.shards[name].close()
@@ -91,7 +91,7 @@ def test_layers_of_a_connection_that_ended_are_dropped_and_the_round_is_skipped(
         house.until(lambda: cluster.client.phase.value == "sent")
         house.links["s1"].register_again("test")
         house.until(lambda: cluster.skipped)
-        assert house.shards["s1"]._shard._pushes == {}
+        assert house.shards["s1"]._memory(0)._pushes == {}
         house.until(lambda: any(isinstance(event, Restored) for event in house.heard))
         house.round(pushes(1))
         assert [shard.version for shard in house.shards.values()] == [2, 2]

@@ -36,7 +36,7 @@ def test_all_that_was_trained_on_counts_once():
         for _ in range(9):
             fleet.step(1.0, tokens=5)
         fleet.until("has_given_all", everything=True)
-        assert server.do(lambda: server.master.state.clusters["a"].tokens) == 45
+        assert server.do(lambda: server.master.state.leading.clusters["a"].tokens) == 45
 
 
 def test_each_stage_moves_its_own_layers():

@@ -85,16 +85,19 @@ def _status(status: "MasterStatus") -> RenderableType:
     ]
     if len(status.transfers) > _FEW_TRANSFERS:
         lines.append(f"and {len(status.transfers) - _FEW_TRANSFERS} more layers on their way")
-    if status.last_update is not None:
-        lines.append(f"last update: norm {status.last_update.norm:.4g}, scaled by {status.last_update.scale:.3g}")
-        lines += [f"  {cluster}: {verdict}" for cluster, verdict in status.last_update.verdicts.items()]
+    for number, update in enumerate([one.last_update for one in status.fragments] or [status.last_update]):
+        if update is not None:
+            of = f" of fragment {number}" if status.fragments else ""
+            lines.append(f"last update{of}: norm {update.norm:.4g}, scaled by {update.scale:.3g}")
+            lines += [f"  {cluster}: {verdict}" for cluster, verdict in update.verdicts.items()]
     lines += [f"refused {count} times: {reason}" for reason, count in status.refusals.items()]
     return Group(*parts, *(Text(line) for line in lines))
 
 
 def _summary(status: "MasterStatus") -> str:
+    versions = ", ".join(str(one.version) for one in status.fragments) or str(status.version)
     text = (
-        f"{status.address}: version {status.version}, {status.updates} updates, "
+        f"{status.address}: version{'s' if status.fragments else ''} {versions}, {status.updates} updates, "
         f"{status.left_out} pushes left out, {status.layers} layers of {format_bytes(status.size_bytes)}"
     )
     if status.chunks is not None:

@@ -10,6 +10,7 @@ from spantrain.core.quantities import parse_seconds
 __all__ = ["GuardNumbers", "OuterNumbers", "RuleNumbers", "SettingNumbers", "read_numbers", "read_switch"]
 
 _MOST_STEPS = 10**9
+_MOST_FRAGMENTS = 1000
 _SWITCH = {"on": True, "off": False}
 
 
@@ -54,6 +55,8 @@ class SettingNumbers:
     worker_slots: int | None = None
     push_format: WireFormat | None = None
     """What pseudo-gradients are sent as."""
+    fragments: int | None = None
+    """Of the layers, each exchanged at steps of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         "shard_slots",
         "worker_slots",
         "push_format",
+        "fragments",
     )
     clipped = not ("clip_norm" in row and _text(row["clip_norm"]) == "none")
     return SettingNumbers(
@@ -125,6 +129,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         shard_slots=row["shard_slots"].count() if "shard_slots" in row else None,
         worker_slots=row["worker_slots"].count() if "worker_slots" in row else None,
         push_format=_wire_format(row["push_format"]) if "push_format" in row else None,
+        fragments=row["fragments"].count(most=_MOST_FRAGMENTS) if "fragments" in row else None,
     )
 
 

@@ -24,6 +24,8 @@ optimizer  what a training loop calls after each step: the outer optimizer of a 
 grouping   which layer a parameter is of, by its name
 leases     a cluster's chunks of data, and the order of samples in them
 local      a master and its shards in this process
+fragment_rounds    the rounds of all fragments of a cluster's model
+fragment_sessions  what the leader hears, for the session of the fragment that it is of
 client_rounds      what a cluster's processes do between two steps, all at once
 client_session     what the leader hears of the master and the wire, and gets done
 client_hands       the thread that does it

@@ -5,21 +5,25 @@ from typing import Protocol
 
 from spantrain.core.outer_layers import Layer
 from spantrain.outer.client_hands import WireLike
-from spantrain.outer.client_session import ClientSession
-from spantrain.outer.link import LinkLike, MasterLink, MemberFacts
+from spantrain.outer.link import LinkLike, LinkListener, MasterLink, MemberFacts
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.members import check_name
 from spantrain.transport.control.token import JoinToken
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers import LayerWire
+from spantrain.transport.layers_interface import WireListener
 
-__all__ = ["Connector", "NetworkConnector"]
+__all__ = ["Connector", "Hearing", "NetworkConnector"]
+
+
+class Hearing(LinkListener, WireListener, Protocol):
+    """A cluster's end that hears link and wire."""
 
 
 class Connector(Protocol):
     """Makes a connection that keeps itself up."""
 
-    def connect(self, session: ClientSession, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
         """Return the way to the master, and that to the shards; what they hear they tell the session."""
 
     def start(self) -> None:
@@ -36,7 +40,7 @@ class NetworkConnector:
     encrypted: bool = True
     """Whether layers are; what is said to the master always is."""
 
-    def connect(self, session: ClientSession, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
         """Make both ends; nothing is dialled yet.
 
         Raises:

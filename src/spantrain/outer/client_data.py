@@ -12,7 +12,7 @@ from enum import IntEnum
 import torch
 
 from spantrain.errors import UsageError
-from spantrain.outer.client_rounds import ClientRounds
+from spantrain.outer.fragment_rounds import FragmentRounds
 from spantrain.outer.leases import ChunkOrder
 
 __all__ = ["LeasedBatches"]
@@ -37,7 +37,7 @@ class LeasedBatches:
     """
 
     def __init__(
-        self, samples: int, batch_samples: int, *, seed: int | None, rounds: ClientRounds, patience_s: float
+        self, samples: int, batch_samples: int, *, seed: int | None, rounds: FragmentRounds, patience_s: float
     ) -> None:
         """Lease nothing yet; `patience_s`: for how long a master must be away until a cluster with no data goes on.
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["ClientMeter", "OuterMetrics"]
+__all__ = ["ClientMeter", "FragmentMeter", "OuterMetrics"]
 
 _REASONS = 50
 """Different reasons that are counted; further ones count as `other reasons`."""
@@ -19,11 +19,11 @@ class OuterMetrics:
     """Trained on here, by all processes as far as they were pushed."""
     inner_steps: int = 0
     outer_rounds: int = 0
-    """Pushes that were part of an update."""
+    """Pushes that were part of an update; of a model in fragments those of each."""
     mean_staleness: float = 0.0
     """Over these: versions that others made between a push's start and the update with it."""
     version: int = 0
-    """That the parameters began from; 0 before there was any."""
+    """That the parameters began from; 0 before there was any. Of a model in fragments that of the first."""
     train_s: float = 0.0
     """Outside of calls of the outer optimizer: the loop's own."""
     blocked_s: float = 0.0
@@ -107,3 +107,27 @@ class ClientMeter:
             uncounted_samples=self.uncounted_samples,
             skipped=dict(self.skipped),
         )
+
+
+class FragmentMeter(ClientMeter):
+    """Counts of a further fragment: its exchanges are the cluster's too, its steps and tokens the first one's."""
+
+    def __init__(self, whole: ClientMeter, fragment: int) -> None:
+        super().__init__()
+        self._whole, self._fragment = whole, fragment
+
+    def begin(self, what: str) -> None:
+        """Note that a push or a pull is under way."""
+        self._whole.begin(f"{what} {self._fragment}")
+
+    def end(self, what: str) -> None:
+        """Note that it is no more."""
+        self._whole.end(f"{what} {self._fragment}")
+
+    def skip(self, reason: str) -> None:
+        """Count a push that came to nothing."""
+        self._whole.skip(reason)
+
+    def count(self, *, base_version: int, version: int) -> None:
+        """Count a push that is part of a version."""
+        self._whole.count(base_version=base_version, version=version)

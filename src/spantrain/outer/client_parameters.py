@@ -6,7 +6,8 @@ cluster has the copies; they are on the processor, in memory that does not move 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,6 +102,13 @@ class ModelParameters:
     def specs(self) -> tuple[ParameterSpec, ...]:
         """Describe them, whole, those of other processes, too."""
         return tuple(place.spec for place in self._places.values())
+
+    def part(self, names: Collection[str]) -> "ModelParameters":
+        """Return some of them, which all processes go through in the same order."""
+        part = copy(self)
+        part._live = {name: one for name, one in self._live.items() if name in names}
+        part._places = {name: one for name, one in self._places.items() if name in names}
+        return part
 
     def memory(self) -> dict[str, Tensor]:
         """Return memory for a copy of all."""

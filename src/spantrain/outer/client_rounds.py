@@ -5,8 +5,7 @@ steps, and parameters are copied for a push at the same step.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spantrain.outer.client_metrics import ClientMeter
 from spantrain.outer.client_ranks import Ranks
@@ -19,7 +18,6 @@ __all__ = ["ClientRounds"]
 _LOOKS_IN_A_ROUND = 16
 """How often several processes ask in a round whether there is something to do: so a version waits a sixteenth of a
 round at most, and agreeing costs a sixteenth of what it would at every step. One process looks at every step."""
-_SLICE_S = 0.25
 
 
 @dataclass(kw_only=True)
@@ -44,12 +42,12 @@ class ClientRounds:
     """Counts steps, asks for pushes, takes versions."""
 
     def __init__(
-        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, inner_steps: int
+        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, steps: RoundSteps
     ) -> None:
-        """Begin a round; `session`: of the first process."""
+        """Begin a round; `session`: of the first process; `steps`: when to push."""
         self._copy, self.ranks, self.session, self.meter = copy, ranks, session, meter
-        self._steps = RoundSteps(inner_steps)
-        self._look_every = 1 if ranks.size == 1 else max(1, inner_steps // _LOOKS_IN_A_ROUND)
+        self._steps = steps
+        self._look_every = 1 if ranks.size == 1 else max(1, steps.inner_steps // _LOOKS_IN_A_ROUND)
         self._tokens = _Tokens()
 
     def count(self, tokens: int) -> None:
@@ -108,34 +106,33 @@ class ClientRounds:
             took_s = time.monotonic() - begun_s
             self.session.ask(taken, tokens=self._tokens.pushed, took_s=took_s, ends_round=ends_round)
 
-    # Waiting, where it was asked for.
+    def part(
+        self, copy: ClusterCopy, session: ClientSession | None, meter: ClientMeter, steps: RoundSteps
+    ) -> "ClientRounds":
+        """Return the rounds of a fragment of what these are of, where nothing was pushed yet."""
+        part = ClientRounds(copy, self.ranks, session, meter, steps=steps)
+        part._tokens = replace(self._tokens)
+        return part
 
-    def until(self, over: Callable[[ClientSession], bool], limit_s: float, *, everything: bool = False) -> bool:
-        """Look until something is over; return whether it was, in time. `over` is asked in the first process."""
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            heard = self.session.heard if self.session else 0
-            self.look(everything=everything)
-            late = time.monotonic() >= deadline_s
-            ended, late = map(bool, self.ranks.agree([bool(self.session and over(self.session)), late]))
-            if ended or late:
-                return ended
-            if self.session:
-                self.session.wait(heard, min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
+    # What may be waited for; asked in the first process.
 
-    def has_version(self, session: ClientSession) -> bool:  # noqa: ARG002
+    def has_version(self) -> bool:
         """Whether a version is here."""
         return self.meter.version > 0
 
-    def has_begun(self, session: ClientSession) -> bool:
+    def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
-        return self.meter.version > 0 or (session.brings_first and session.pushing)
+        session = self.session
+        return self.meter.version > 0 or (session is not None and session.brings_first and session.pushing)
 
-    def has_settled(self, session: ClientSession) -> bool:
+    def has_settled(self) -> bool:
         """Whether nothing is under way, or nothing can be."""
-        return not session.registered or not (session.pushing or session.pulling)
+        session = self.session
+        return session is None or not session.registered or not (session.pushing or session.pulling)
 
-    def has_given_all(self, session: ClientSession) -> bool:
+    def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        under_way = session.pushing or session.pulling or session.refused or session.wants_first
-        return session.registered and not under_way and not self._tokens.some
+        session = self.session
+        if session is None or not session.registered or self._tokens.some:
+            return False
+        return not (session.pushing or session.pulling or session.refused or session.wants_first)

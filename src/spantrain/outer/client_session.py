@@ -55,18 +55,22 @@ class ClientSession:
 
     def __init__(
         self, cluster: str, layers: tuple[Layer, ...], *, workers: Mapping[str, tuple[int, ...]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, changed: threading.Condition | None = None,
+        chunks: LeasedChunks | None = None, meter: ClientMeter | None = None,
     ) -> None:  # fmt: skip
-        """Begin without a connection; `workers`: who sends and gets which layers, by default the leader all."""
+        """Begin without a connection; `workers`: who sends and gets which layers, by default the leader all.
+
+        Where several sessions of a cluster have a fragment of the layers each, they share the rest.
+        """
         self._cluster, self._layers, self._clock = cluster, layers, clock
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
         self._hands = ClientHands(cluster)
-        self.changed = threading.Condition()
+        self.changed = changed or threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self.heard = 0
         """How often that was."""
-        self.chunks = LeasedChunks()
-        self.meter = ClientMeter(clock)
+        self.chunks = chunks or LeasedChunks()
+        self.meter = meter or ClientMeter(clock)
         self.data: MasterWelcome | None = None
         """The last welcome."""
         self.registered = False

@@ -8,7 +8,8 @@ takes. Where pushes are rounded (see `push_rounding`), what the last push that w
 the next one; it is in no parameter meanwhile, and ends with the process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -88,6 +89,14 @@ class ClusterCopy:
         self._left: dict[str, Tensor] = {}
         self._spare_left: dict[str, Tensor] = {}
         self._start: Tensors = self._copied()
+
+    def part(self, live: ModelParameters, names: Collection[str]) -> "ClusterCopy":
+        """Return the copy of some of its parameters, where nothing was taken yet; `live`: these."""
+        assert self._taken is None, "a copy is divided before the first push"
+        part = copy(self)
+        part._live, part._left, part._spare_left = live, {}, {}
+        part._start = {name: one for name, one in self._start.items() if name in names}
+        return part
 
     def _copied(self) -> dict[str, Tensor]:
         into, self._spare = self._spare or (self._live.memory() if self._live.leads else {}), None

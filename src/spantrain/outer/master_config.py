@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass, field
 
 from spantrain.policy.outer.chunks import ChunkState
+from spantrain.policy.outer.fragments import FragmentedState
 from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import MasterState, OuterSettings
+from spantrain.policy.outer.settings import OuterSettings
 
 __all__ = ["MasterConfig"]
 
@@ -47,12 +48,11 @@ class MasterConfig:
             )
         self.first_state()
 
-    def first_state(self) -> MasterState:
+    def first_state(self) -> FragmentedState:
         """Return the state of a master that begins.
 
         Raises:
             ValueError: the data cannot be cut so.
         """
-        if not self.samples:
-            return MasterState()
-        return MasterState(chunks=ChunkState.of(self.samples, self.chunks, passes=self.passes))
+        chunks = ChunkState.of(self.samples, self.chunks, passes=self.passes) if self.samples else None
+        return FragmentedState.of(self.settings.fragments, chunks)

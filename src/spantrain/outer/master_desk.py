@@ -1,7 +1,7 @@
 """The master apart from network, threads and clock: who enters, what is heard, what follows, what is kept.
 
-It drives the pure `OuterMaster`: events one by one, in the order in which they came; what is to be saved is on the disk
-before any command after it can be fetched. Not for several threads at once.
+It drives the pure `FragmentedMaster`: events one by one, in the order in which they came; what is to be saved is on the
+disk before any command after it can be fetched. Not for several threads at once.
 """
 
 import logging
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent
+from spantrain.core.outer_commands import OuterCommand, untag_command
+from spantrain.core.outer_events import OuterEvent, untag_event
 from spantrain.core.outer_layers import Layer, ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.outer.codec import encode_command, encode_value
@@ -22,9 +22,8 @@ from spantrain.outer.master_files import MasterFiles
 from spantrain.outer.master_members import Connection, Connections
 from spantrain.outer.master_outbox import Outbox
 from spantrain.outer.master_rates import TransferClock
+from spantrain.policy.outer.fragments import FragmentedMaster, FragmentedState
 from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.master import OuterMaster
-from spantrain.policy.outer.settings import MasterState
 from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["MasterDesk"]
@@ -56,7 +55,7 @@ class MasterDesk:
         self.dropped: Counter[str] = Counter()
         """What came from, or went to, members that are not registered."""
         self.layout = files.load_layout(config)
-        self.master: OuterMaster | None = None
+        self.master: FragmentedMaster | None = None
         """None before a cluster has described the model."""
         self._files = files
         self._kept = files.load_state(config)
@@ -65,7 +64,7 @@ class MasterDesk:
             self._begin(now_s, self.layout)
 
     @property
-    def state(self) -> MasterState:
+    def state(self) -> FragmentedState:
         """What outlives the master."""
         return self.master.state if self.master else self._kept
 
@@ -114,7 +113,7 @@ class MasterDesk:
         if self.layout:
             return model_problem(self.layout.layers, layers)
         try:
-            layout = divide(layers, self.config.shards)
+            layout = divide(layers, self.config.shards, fragments=self.config.settings.fragments)
         except ValueError as error:
             return f"the model cannot be divided: {error}"
         size_bytes = sum(len(one.name) + 60 for layer in layers for one in layer.parameters)
@@ -128,7 +127,7 @@ class MasterDesk:
 
     def _begin(self, now_s: float, layout: ShardLayout) -> None:
         self.layout = layout
-        self.master = OuterMaster(layout, self.config.settings, self._kept, now_s=now_s)
+        self.master = FragmentedMaster(layout, self.config.settings, self._kept, now_s=now_s)
 
     def leave(self, now_s: float, name: str, reason: str) -> None:
         """End a member's connection, if there is one."""
@@ -168,20 +167,23 @@ class MasterDesk:
         problem = speaker_problem(facts.kind, name, event)
         if problem:
             return self.refuse("foreign", problem)
-        registers = isinstance(event, on.ClusterRegistered | on.ShardRegistered)
+        fragment, inner = untag_event(event)
+        registers = isinstance(inner, on.ClusterRegistered | on.ShardRegistered)
         if self.master is None:
-            return self.refuse("no_model", f"{name}: {type(event).__name__} before any cluster described the model")
-        if not connection.attached and not registers:
-            self.dropped[f"{type(event).__name__} before registering"] += 1
+            return self.refuse("no_model", f"{name}: {type(inner).__name__} before any cluster described the model")
+        knows = fragment in connection.registered
+        if not knows and not registers:
+            self.dropped[f"{type(inner).__name__} before registering"] += 1
             return None
-        if connection.attached and registers:
+        if knows and registers:
             raise RemoteRefusal(f"{name} has registered on this connection: begin a new one to register again")
-        connection.attached = True
+        connection.registered.add(fragment)
         self._events.append(event)
         try:
             self._drain(now_s)
         except ProtocolError as error:
-            connection.attached = not registers
+            if registers:
+                connection.registered.discard(fragment)
             return self.refuse("impossible", str(error))
         return None
 
@@ -219,9 +221,10 @@ class MasterDesk:
             self._follow(now_s, self.master, event)
         self._announce(now_s)
 
-    def _follow(self, now_s: float, master: OuterMaster, event: OuterEvent) -> None:
-        if isinstance(event, on.Moved):
-            self.clock.arrived(now_s, event.way, event.transfer)
+    def _follow(self, now_s: float, master: FragmentedMaster, event: OuterEvent) -> None:
+        _, inner = untag_event(event)
+        if isinstance(inner, on.Moved):
+            self.clock.arrived(now_s, inner.way, inner.transfer)
         commands = master.on_event(now_s, event)
         if any(isinstance(command, do.Save) for command in commands):
             self._files.save_state(master.state)
@@ -232,18 +235,19 @@ class MasterDesk:
     def _give(self, now_s: float, command: OuterCommand) -> None:
         """Put a command where those it is for can fetch it."""
         notice = {"command": encode_command(command)}
-        for name in _ends(command):
-            connection = self.connections.attached(name)
+        fragment, inner = untag_command(command)
+        for name in _ends(inner):
+            connection = self.connections.attached(name, fragment)
             if connection is None:
-                self.dropped[f"{type(command).__name__} for one that is not there"] += 1
+                self.dropped[f"{type(inner).__name__} for one that is not there"] += 1
             elif not connection.outbox.put(notice):
                 self._lose_full(connection)
-        if isinstance(command, do.Move):
-            self._begin_move(now_s, command)
+        if isinstance(inner, do.Move):
+            self._begin_move(now_s, fragment, inner)
 
-    def _begin_move(self, now_s: float, move: do.Move) -> None:
+    def _begin_move(self, now_s: float, fragment: int, move: do.Move) -> None:
         self.clock.begun(now_s, move.way, move.transfer)
-        if self.connections.attached(move.transfer.worker) is None:
+        if self.connections.attached(move.transfer.worker, fragment) is None:
             reason = f"worker {move.transfer.worker} is not connected"
             self._events.append(on.TransferLost(way=move.way, transfer=move.transfer, reason=reason))
 

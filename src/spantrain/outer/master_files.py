@@ -3,7 +3,7 @@
 credentials.json  its certificate, authority and token
 token             the token alone, for whoever starts shards and clusters
 layout.json       the model, as the first cluster described it, and which shard holds what
-state.json        versions, tokens, the guard's numbers, leases of chunks
+state.json        of each fragment versions, tokens and the guard's numbers; leases of chunks
 lock              held while a master runs
 
 All are for their owner's eyes, and written so that they are never half there.
@@ -18,7 +18,8 @@ from spantrain.config.json_codec import from_json, parse_json, render_json, to_j
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.outer.master_config import MasterConfig
-from spantrain.policy.outer.settings import MasterState
+from spantrain.policy.outer.fragments import FragmentedState
+from spantrain.policy.outer.layout import fragment_layouts
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.private_file import make_private_folder, read_private, write_private
 
@@ -67,7 +68,7 @@ class MasterFiles:
         """Return the layout; None if no cluster has described the model yet.
 
         Raises:
-            UsageError: it is damaged, or of other shards than these.
+            UsageError: it is damaged, or of other shards than these, or they hold too few layers for the fragments.
         """
         path = self._folder / "layout.json"
         layout = _read(path, ShardLayout)
@@ -76,6 +77,10 @@ class MasterFiles:
                 f"{path}: the model is divided over {', '.join(layout.shards)}, not over {', '.join(config.shards)}; "
                 "start the master with those shards, or begin with another folder"
             )
+        try:
+            fragment_layouts(layout, config.settings.fragments) if layout is not None else ()
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}, or begin with another folder") from None
         return layout
 
     def save_layout(self, layout: ShardLayout) -> None:
@@ -86,18 +91,22 @@ class MasterFiles:
         """
         self._write("layout.json", layout)
 
-    def load_state(self, config: MasterConfig) -> MasterState:
+    def load_state(self, config: MasterConfig) -> FragmentedState:
         """Return the state; that of a master that begins, if there is none.
 
         Raises:
-            UsageError: it is damaged, or of other data than these.
+            UsageError: it is damaged, or of other data or another number of fragments than these.
         """
         path = self._folder / "state.json"
-        begun, state = config.first_state(), _read(path, MasterState)
+        begun, state = config.first_state(), _read(path, FragmentedState)
         if state is None:
             return begun
-        kept = state.chunks.chunk_samples if state.chunks else ()
-        wanted = begun.chunks.chunk_samples if begun.chunks else ()
+        if len(state.fragments) != len(begun.fragments):
+            raise UsageError(
+                f"{path}: is of a model in {len(state.fragments)} fragments, not in {len(begun.fragments)}; start the "
+                "master with as many, or begin with another folder, also for the shards"
+            )
+        kept, wanted = (one.chunks.chunk_samples if one.chunks else () for one in (state.leading, begun.leading))
         if kept != wanted:
             raise UsageError(
                 f"{path}: is of data of {sum(kept)} samples in {len(kept)} chunks, not of {sum(wanted)} in "
@@ -105,7 +114,7 @@ class MasterFiles:
             )
         return state
 
-    def save_state(self, state: MasterState) -> None:
+    def save_state(self, state: FragmentedState) -> None:
         """Keep the state.
 
         Raises:

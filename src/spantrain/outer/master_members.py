@@ -20,8 +20,8 @@ class Connection:
         self.facts = facts
         self.outbox = Outbox(limit=limit)
         self.heard_s = now_s
-        self.attached = facts.kind == "worker"
-        """Whether the policy knows of this connection: commands made before that belong to an earlier one."""
+        self.registered: set[int] = {0} if facts.kind == "worker" else set()
+        """Fragments whose master knows of this connection: commands made before that belong to an earlier one."""
         self.told = 0
         """Number of the last batch of events that was taken in."""
 
@@ -106,7 +106,7 @@ class Connections:
                     full.append(one)
         return tuple(full)
 
-    def attached(self, name: str) -> Connection | None:
-        """Return a member's connection, if the policy knows of it."""
+    def attached(self, name: str, fragment: int) -> Connection | None:
+        """Return a member's connection, if a fragment's master knows of it."""
         one = self._by_name.get(name)
-        return one if one and one.attached else None
+        return one if one and fragment in one.registered else None

@@ -1,6 +1,6 @@
 """How fast layers go between clusters and shards, as the master sees it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from spantrain.core.outer_events import Transfer, Way
@@ -54,14 +54,14 @@ class TransferClock:
         """Forget those that have ended without arriving: all but these."""
         self._begun_s = {one: begun_s for one, begun_s in self._begun_s.items() if one in moving}
 
-    def moving(self, now_s: float) -> tuple[TransferStatus, ...]:
-        """Return the layers on their way."""
+    def moving(self, now_s: float, layer_of: Callable[[Transfer], int]) -> tuple[TransferStatus, ...]:
+        """Return the layers on their way; `layer_of` says which of the model each is."""
         return tuple(
             TransferStatus(
                 way=way.value,
                 cluster=one.cluster,
                 worker=one.worker,
-                layer=one.layer,
+                layer=layer_of(one),
                 shard=one.shard,
                 size_bytes=one.size_bytes,
                 since_s=now_s - begun_s,

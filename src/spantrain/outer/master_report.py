@@ -4,6 +4,7 @@ from spantrain.outer.master_desk import MasterDesk
 from spantrain.outer.master_status import (
     ChunksStatus,
     ClusterStatus,
+    FragmentStatus,
     GuardStatus,
     MasterStatus,
     ShardStatus,
@@ -18,10 +19,11 @@ __all__ = ["status_of"]
 def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
     """Return all that a master can tell of itself, but for what the control plane refused."""
     state, layout = desk.state, desk.layout
+    leading = state.leading
     return MasterStatus(
         address=address,
-        epoch=state.epoch,
-        version=state.version,
+        epoch=leading.epoch,
+        version=leading.version,
         seeded=state.seeded,
         updates=state.updates,
         left_out=state.left_out,
@@ -29,11 +31,12 @@ def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
         size_bytes=layout.size_bytes if layout else 0,
         clusters=_clusters(desk, now_s),
         shards=tuple(_shard(desk, name, now_s) for name in desk.config.shards),
-        transfers=desk.clock.moving(now_s),
+        transfers=desk.clock.moving(now_s, desk.master.layer_of) if desk.master else (),
         links=desk.clock.links,
-        guard=_guard(state),
-        last_update=_last_update(desk.master),
-        chunks=_chunks(state),
+        guard=_guard(leading),
+        last_update=_last_update(desk.master.parts[0] if desk.master else None),
+        fragments=tuple(map(_fragment, desk.master.parts)) if desk.master and len(state.fragments) > 1 else (),
+        chunks=_chunks(leading),
         refusals=dict(desk.refusals),
         dropped={**desk.dropped, **(desk.master.dropped if desk.master else {})},
     )
@@ -41,22 +44,24 @@ def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
 
 def _clusters(desk: MasterDesk, now_s: float) -> tuple[ClusterStatus, ...]:
     here = {one.name for one in desk.connections if one.facts.kind == "cluster"}
-    return tuple(_cluster(desk, name, now_s) for name in sorted(here | desk.state.clusters.keys()))
+    counted = (one.clusters.keys() for one in desk.state.fragments)
+    return tuple(_cluster(desk, name, now_s) for name in sorted(here.union(*counted)))
 
 
 def _cluster(desk: MasterDesk, name: str, now_s: float) -> ClusterStatus:
-    record = desk.state.clusters.get(name, ClusterRecord())
+    records = [one.clusters.get(name, ClusterRecord()) for one in desk.state.fragments]
+    pushes = sum(record.pushes for record in records)
     connection = desk.connections.get(name)
-    chunks = desk.state.chunks
+    chunks = desk.state.leading.chunks
     return ClusterStatus(
         name=name,
         state=_cluster_state(desk, name),
         workers=tuple(sorted(desk.master.workers_of(name))) if desk.master else (),
-        tokens=record.tokens,
-        pushes=record.pushes,
-        left_out=record.left_out,
-        mean_staleness=record.staleness / record.pushes if record.pushes else 0.0,
-        version=record.version,
+        tokens=records[0].tokens,
+        pushes=pushes,
+        left_out=sum(record.left_out for record in records),
+        mean_staleness=sum(record.staleness for record in records) / pushes if pushes else 0.0,
+        version=records[0].version,
         leases=sum(lease.cluster == name for lease in chunks.leases) if chunks else 0,
         heard_ago_s=now_s - connection.heard_s if connection else None,
     )
@@ -72,21 +77,34 @@ def _cluster_state(desk: MasterDesk, name: str) -> str:
 
 def _shard(desk: MasterDesk, name: str, now_s: float) -> ShardStatus:
     connection = desk.connections.get(name)
-    table = desk.master.shards if desk.master else None
+    tables = [part.shards for part in desk.master.parts] if desk.master else []
     layers = [desk.layout.layers[k] for k in desk.layout.layers_of(name)] if desk.layout else []
     state = "away"
-    if table and table.is_present(name):
-        state = "ready" if name in table.ready else "restoring"
+    if tables and all(table.is_present(name) for table in tables):
+        state = "ready" if all(name in table.ready for table in tables) else "restoring"
     elif connection:
         state = "joining"
     return ShardStatus(
         name=name,
         state=state,
         endpoint=connection.facts.endpoint if connection else "",
-        versions=tuple(sorted(table.versions.get(name, ()))) if table else (),
+        versions=tuple(sorted(tables[0].versions.get(name, ()))) if tables else (),
         layers=len(layers),
         size_bytes=sum(layer.size_bytes for layer in layers),
         heard_ago_s=now_s - connection.heard_s if connection else None,
+    )
+
+
+def _fragment(part: OuterMaster) -> FragmentStatus:
+    state = part.state
+    return FragmentStatus(
+        version=state.version,
+        updates=state.updates,
+        left_out=state.left_out,
+        layers=len(part.layout.layers),
+        size_bytes=part.layout.size_bytes,
+        guard=_guard(state),
+        last_update=_last_update(part),
     )
 
 

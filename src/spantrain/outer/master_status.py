@@ -9,6 +9,7 @@ from spantrain.outer.codec import encode_value
 __all__ = [
     "ChunksStatus",
     "ClusterStatus",
+    "FragmentStatus",
     "GuardStatus",
     "LinkStatus",
     "MasterStatus",
@@ -27,13 +28,14 @@ class ClusterStatus:
     """`training`, `waiting` (for the update with its accepted push), `joining` or `away`."""
     workers: tuple[str, ...]
     tokens: int
-    """In updates that were decided, left out or not."""
+    """In updates that were decided, left out or not; of a model in fragments as the first counts them."""
     pushes: int
+    """Of whichever fragment, here and below."""
     left_out: int
     mean_staleness: float
     """Versions made between a push's start and the update with it, on the average over its pushes."""
     version: int
-    """That its last push went into."""
+    """That its last push went into; of the first fragment."""
     leases: int
     """Chunks of data that it has."""
     heard_ago_s: float | None
@@ -49,7 +51,7 @@ class ShardStatus:
     """`ready`, `restoring`, `joining` or `away`."""
     endpoint: str
     versions: tuple[int, ...]
-    """That it can restore."""
+    """That it can restore; of the first fragment."""
     layers: int
     size_bytes: int
     """Of the parameters that it holds."""
@@ -113,6 +115,19 @@ class UpdateStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FragmentStatus:
+    """One fragment of the layers, where there are several."""
+
+    version: int
+    updates: int
+    left_out: int
+    layers: int
+    size_bytes: int
+    guard: GuardStatus
+    last_update: UpdateStatus | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChunksStatus:
     """The data that is leased."""
 
@@ -133,9 +148,11 @@ class MasterStatus:
     epoch: int
     """Starts of the master."""
     version: int
+    """Of the first fragment; a model that is not in fragments is one."""
     seeded: bool
     """Whether there are parameters."""
     updates: int
+    """Of whichever fragment."""
     left_out: int
     layers: int
     size_bytes: int
@@ -145,7 +162,11 @@ class MasterStatus:
     transfers: tuple[TransferStatus, ...]
     links: tuple[LinkStatus, ...]
     guard: GuardStatus
+    """Of the first fragment."""
     last_update: UpdateStatus | None
+    """Of the first fragment."""
+    fragments: tuple[FragmentStatus, ...]
+    """Empty where all layers are exchanged at once."""
     chunks: ChunksStatus | None
     refusals: Mapping[str, int]
     """By reason, since the master started."""

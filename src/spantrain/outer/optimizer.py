@@ -15,6 +15,7 @@ from types import TracebackType
 import torch.distributed as dist
 from torch import Tensor
 
+from spantrain.core.outer_layers import Layer
 from spantrain.errors import UsageError
 from spantrain.outer.client_connect import Connector, NetworkConnector
 from spantrain.outer.client_data import LeasedBatches
@@ -23,8 +24,8 @@ from spantrain.outer.client_metrics import ClientMeter, OuterMetrics
 from spantrain.outer.client_parameters import ModelParameters
 from spantrain.outer.client_ranks import Ranks, ranks_of
 from spantrain.outer.client_rounds import ClientRounds
-from spantrain.outer.client_session import ClientSession
-from spantrain.outer.cluster import ClusterCopy
+from spantrain.outer.fragment_rounds import FragmentRounds
+from spantrain.outer.fragment_sessions import FragmentSessions
 from spantrain.outer.grouping import group_layers, named_layers
 
 __all__ = ["OuterOptimizer", "OuterOptions"]
@@ -104,15 +105,17 @@ class OuterOptimizer:
             connector = self._options.connector or NetworkConnector(
                 master=master, token=token, encrypted=self._options.encrypted
             )
-            self._session = self._connected(live, cluster, connector, stack) if self._ranks.rank == 0 else None
+            layers = self._layers_of(live)
+            self._session = self._connected(layers, cluster, connector, stack) if self._ranks.rank == 0 else None
             self._meter = self._session.meter if self._session else ClientMeter()
-            copy = ClusterCopy(live)
+            self._rounds = FragmentRounds(
+                live, layers, self._ranks, self._session, self._meter, inner_steps=inner_steps
+            )  # fmt: skip
             if self._session:
                 connector.start()
-            self._rounds = ClientRounds(copy, self._ranks, self._session, self._meter, inner_steps=inner_steps)
             entered_s = self._meter.enter()
             if self._options.wait_for_start_s:
-                over = self._rounds.has_begun if self._options.overlap else self._rounds.has_version
+                over = ClientRounds.has_begun if self._options.overlap else ClientRounds.has_version
                 self._rounds.until(over, self._options.wait_for_start_s)
             self._meter.leave(entered_s)
             self._open: ExitStack = stack.pop_all()
@@ -139,10 +142,13 @@ class OuterOptimizer:
             group=group,
         )
 
-    def _connected(self, live: ModelParameters, cluster: str, connector: Connector, stack: ExitStack) -> ClientSession:
+    def _layers_of(self, live: ModelParameters) -> tuple[Layer, ...]:
         specs, names = live.specs(), self._options.layers
-        layers = group_layers(specs) if names is None else named_layers(specs, names)
-        session = ClientSession(cluster, layers)
+        return group_layers(specs) if names is None else named_layers(specs, names)
+
+    @staticmethod
+    def _connected(layers: tuple[Layer, ...], cluster: str, connector: Connector, stack: ExitStack) -> FragmentSessions:
+        session = FragmentSessions(cluster, layers)
         stack.callback(session.close)
         session.connect(*connector.connect(session, cluster, layers))
         return session
@@ -170,7 +176,7 @@ class OuterOptimizer:
         if self._rounds.is_time:
             began = self._rounds.look()
             if began and not self._options.overlap:
-                self._rounds.until(self._rounds.has_settled, self._options.wait_for_round_s)
+                self._rounds.until(ClientRounds.has_settled, self._options.wait_for_round_s)
         self._meter.leave(entered_s)
 
     def data(self, samples: int, *, batch_samples: int, seed: int | None = 0) -> LeasedBatches:
@@ -198,7 +204,7 @@ class OuterOptimizer:
         cluster's own. Others that train on make newer ones; whoever joins later gets the newest.
         """
         entered_s = self._meter.enter()
-        given = self._rounds.until(self._rounds.has_given_all, timeout_s, everything=True)
+        given = self._rounds.until(ClientRounds.has_given_all, timeout_s, everything=True)
         self._meter.leave(entered_s)
         return given
 

@@ -2,12 +2,14 @@
 
 Di-PS, 3.1 and 4.2. Kept: data and control by separate ways, a thread for each layer in flight, several snapshots of the
 newest versions. Decided here: the master's commands are carried out in order by one thread; layers go and come beside
-them, and each push is measured as it comes; what belongs to an earlier connection to the master is dropped.
+them, and each push is measured as it comes; what belongs to an earlier connection to the master is dropped. Of a model
+in fragments it has a memory, and a writer of snapshots, for each.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -16,14 +18,15 @@ from torch import Tensor
 
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
+from spantrain.core.outer_commands import OuterCommand, untag_command
+from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way, tag_event
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.shard import OuterShard, ShardCommand
 from spantrain.outer.shard_snapshots import SnapshotWriter
 from spantrain.outer.snapshots import SnapshotStore
+from spantrain.policy.outer.layout import fragment_layouts
 from spantrain.policy.outer.rule import OuterRule
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
@@ -33,8 +36,25 @@ from spantrain.transport.layers_pool import BufferPool
 __all__ = ["LinkMaker", "ShardServer", "StartedLink", "master_link"]
 
 _LOG = logging.getLogger(__name__)
-_Order = tuple[int, do.Move | ShardCommand]
-"""Number of the connection that it came by, and a command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """A command, the number of the connection that it came by, and the fragment that it is of."""
+
+    connection: int
+    fragment: int
+    command: do.Move | ShardCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fragment:
+    """A shard's memory of one fragment of the layers, and what writes it down."""
+
+    number: int
+    memory: OuterShard
+    snapshots: SnapshotStore
+    writer: SnapshotWriter
 
 
 class StartedLink(LinkLike, Protocol):
@@ -71,12 +91,14 @@ class ShardServer:
         self._lock = threading.Lock()
         """Of what follows; held for moments."""
         self._connection = 0
-        self._moving: dict[tuple[str, LayerKey], Transfer] = {}
+        self._moving: dict[tuple[str, LayerKey], tuple[int, Transfer]] = {}
+        """With the fragment."""
         self._busy = threading.Lock()
         """Held while a command is carried out, and while the shard registers."""
-        self._shard: OuterShard | None = None
+        self._fragments: tuple[_Fragment, ...] = ()
+        """None before the layout is known."""
         self._layout: ShardLayout | None = None
-        self._rule = OuterRule()
+        self._rule, self._count = OuterRule(), 1
         self._failed = threading.Event()
         self.failure: str | None = None
         """Why it cannot go on; None while it can."""
@@ -89,7 +111,6 @@ class ShardServer:
         )  # fmt: skip
         self.endpoint = _reached_by(self._wire.endpoint, host)
         """Where clusters dial it for layers."""
-        self._writer = SnapshotWriter(snapshots, name=name, saved=self._saved)
         facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
         self._link = link_of(facts, self)
         self._thread = threading.Thread(target=self._run, name=f"commands of {name}", daemon=True)
@@ -108,10 +129,14 @@ class ShardServer:
 
     @property
     def version(self) -> int | None:
-        """What it serves; None before there is something."""
-        shard = self._shard
-        serving = shard.serving if shard is not None else None
-        return serving.version if serving is not None else None
+        """What it serves, of the first fragment; None before there is something."""
+        return self.versions[0] if self._fragments else None
+
+    @property
+    def versions(self) -> tuple[int | None, ...]:
+        """What it serves of each fragment."""
+        serving = [one.memory.serving for one in self._fragments]
+        return tuple(one.version if one is not None else None for one in serving)
 
     def counters(self) -> LayerCounters:
         """Return what its wire has done."""
@@ -122,7 +147,7 @@ class ShardServer:
         return self._failed.wait(timeout_s)
 
     def close(self) -> None:
-        """Stop, and write the version that is served down, if it is not; may be called twice."""
+        """Stop, and write the versions that are served down, if they are not; may be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -131,7 +156,11 @@ class ShardServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._wire.close()
-        self._writer.close(self._shard.serving if self._shard is not None else None)
+        self._close_writers()
+
+    def _close_writers(self) -> None:
+        for one in self._fragments:
+            one.writer.close(one.memory.serving)
 
     # What the link tells.
 
@@ -145,7 +174,7 @@ class ShardServer:
             for ticket in ended:
                 self._wire.forget(ticket)
             self.peers_changed(welcome.peers)
-            self._rule = welcome.rule
+            self._rule, self._count = welcome.rule, welcome.settings.fragments
             return self._register(welcome.layout)
 
     def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:
@@ -160,17 +189,29 @@ class ShardServer:
             raise ProtocolError(
                 f"{self._name}: the master's shards are {', '.join(layout.shards)}; start this one with one's name"
             )
-        if self._shard is None or layout != self._layout:
-            self._layout = layout
-            self._shard = OuterShard(
-                self._name, layout, snapshots=self._snapshots, rule=self._rule, pool=self._pool
-            )  # fmt: skip
-        return (self._shard.registered(),)
+        if layout != self._layout or len(self._fragments) != self._count:
+            self._close_writers()
+            parts = fragment_layouts(layout, self._count)
+            self._layout, self._fragments = layout, tuple(self._fragment(k, part) for k, part in enumerate(parts))
+        return tuple(tag_event(one.number, one.memory.registered()) for one in self._fragments)
+
+    def _fragment(self, number: int, layout: ShardLayout) -> _Fragment:
+        snapshots = self._snapshots.of_fragment(number)
+        return _Fragment(
+            number=number,
+            memory=OuterShard(self._name, layout, snapshots=snapshots, rule=self._rule, pool=self._pool),
+            snapshots=snapshots,
+            writer=SnapshotWriter(
+                snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved
+            ),
+        )
 
     def beat(self) -> tuple[OuterEvent, ...]:
         """Return a sign of life, with the versions that it can restore."""
-        shard = self._shard
-        return (on.ShardBeat(shard=self._name, versions=shard.restorable),) if shard is not None else ()
+        return tuple(
+            tag_event(one.number, on.ShardBeat(shard=self._name, versions=one.memory.restorable))
+            for one in self._fragments
+        )
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Let these workers, and no others, dial."""
@@ -182,32 +223,36 @@ class ShardServer:
 
     def commanded(self, command: OuterCommand) -> None:
         """Take a command: begin to take in a layer at once, carry the others out in order."""
-        match command:
+        fragment, inner = untag_command(command)
+        match inner:
             case do.Move(way=Way.PUSH):
-                self._expect(command.transfer)
+                self._expect(fragment, inner.transfer)
             case do.Forget():
-                self._forget(command.ticket)
-                self._order(command)
+                self._forget(inner.ticket)
+                self._order(fragment, inner)
             case do.Move():
-                if not self._give(command, late=False):
-                    self._order(command)
+                if not self._give(fragment, inner, late=False):
+                    self._order(fragment, inner)
             case do.CheckPush() | do.Measure() | do.Combine() | do.Stage() | do.Commit() | do.Restore():
-                self._order(command)
+                self._order(fragment, inner)
             case _:
-                _LOG.warning("%s was told what is for others: %s", self._name, type(command).__name__)
+                _LOG.warning("%s was told what is for others: %s", self._name, type(inner).__name__)
 
-    def _order(self, command: do.Move | ShardCommand) -> None:
+    def _order(self, fragment: int, command: do.Move | ShardCommand) -> None:
         with self._lock:
-            self._orders.put((self._connection, command))
+            self._orders.put(_Order(connection=self._connection, fragment=fragment, command=command))
 
     # Layers.
 
-    def _expect(self, transfer: Transfer) -> None:
-        shard = self._shard
-        assert shard is not None, "the master commands only shards that have registered"
+    def _memory(self, fragment: int) -> OuterShard:
+        assert fragment < len(self._fragments), "the master commands only shards that have registered"
+        return self._fragments[fragment].memory
+
+    def _expect(self, fragment: int, transfer: Transfer) -> None:
+        shard = self._memory(fragment)
         key = _key(Way.PUSH, transfer)
         with self._lock:
-            self._moving[transfer.worker, key] = transfer
+            self._moving[transfer.worker, key] = fragment, transfer
         try:
             if transfer.layer not in shard.layers:
                 raise ProtocolError(f"layer {transfer.layer} is not held here")
@@ -215,19 +260,19 @@ class ShardServer:
         except (ProtocolError, ValueError) as error:
             self.lost(transfer.worker, key, str(error))
 
-    def _give(self, command: do.Move, *, late: bool) -> bool:
+    def _give(self, fragment: int, command: do.Move, *, late: bool) -> bool:
         """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
-        shard, transfer = self._shard, command.transfer
-        assert shard is not None, "the master commands only shards that have registered"
+        shard, transfer = self._memory(fragment), command.transfer
         key = _key(Way.PULL, transfer)
         try:
             tensors = shard.give(command.version, transfer.layer)
         except ProtocolError as error:
             if late:
-                self._link.tell(on.TransferLost(way=Way.PULL, transfer=transfer, reason=str(error)))
+                lost = on.TransferLost(way=Way.PULL, transfer=transfer, reason=str(error))
+                self._link.tell(tag_event(fragment, lost))
             return False
         with self._lock:
-            self._moving[transfer.worker, key] = transfer
+            self._moving[transfer.worker, key] = fragment, transfer
         try:
             self._wire.send(transfer.worker, key, tensors)
         except (ProtocolError, ValueError) as error:
@@ -240,26 +285,27 @@ class ShardServer:
                 del self._moving[one]
         self._wire.forget(ticket)
 
-    def _moved(self, peer: str, key: LayerKey) -> tuple[int, Transfer | None]:
+    def _moved(self, peer: str, key: LayerKey) -> tuple[int, int, Transfer | None]:
+        """Return the number of the connection, the fragment, and which layer is no longer moving."""
         with self._lock:
-            return self._connection, self._moving.pop((peer, key), None)
+            fragment, transfer = self._moving.pop((peer, key), (0, None))
+            return self._connection, fragment, transfer
 
     def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
         """Keep a layer of a push, and measure it; called by the wire's threads."""
-        connection, transfer = self._moved(peer, key)
-        shard = self._shard
-        if transfer is None or shard is None:
+        connection, fragment, transfer = self._moved(peer, key)
+        if transfer is None:
             return
         event: OuterEvent = on.Moved(way=Way.PUSH, transfer=transfer)
         try:
-            shard.take(key.ticket, key.layer, tensors, transfer.wire_format)
+            self._memory(fragment).take(key.ticket, key.layer, tensors, transfer.wire_format)
         except ProtocolError as error:
             event = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
         with self._lock:
             if connection == self._connection:
-                self._link.tell(event)
+                self._link.tell(tag_event(fragment, event))
                 return
-            self._orders.put((self._connection, do.Forget(shard=self._name, ticket=key.ticket, reason="it is old")))
+        self._order(fragment, do.Forget(shard=self._name, ticket=key.ticket, reason="it is old"))
 
     def sent(self, peer: str, key: LayerKey) -> None:
         """Take note that a worker has a layer; it tells the master itself."""
@@ -267,31 +313,28 @@ class ShardServer:
 
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:
         """Tell the master that a layer did not come, or could not be sent."""
-        _, transfer = self._moved(peer, key)
+        _, fragment, transfer = self._moved(peer, key)
         if transfer is not None:
-            self._link.tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+            self._link.tell(tag_event(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
 
     # Commands.
 
     def _run(self) -> None:
         try:
             while (order := self._orders.get()) is not None:
-                connection, command = order
                 with self._busy:
-                    if connection == self._connection:
-                        self._carry_out(command)
+                    if order.connection == self._connection:
+                        self._carry_out(order.fragment, order.command)
         finally:
             if not self._closed:
                 self._fail("its thread for commands has ended; the log says why")
 
-    def _carry_out(self, command: do.Move | ShardCommand) -> None:
+    def _carry_out(self, fragment: int, command: do.Move | ShardCommand) -> None:
         if isinstance(command, do.Move):
-            self._give(command, late=True)
+            self._give(fragment, command, late=True)
             return
-        shard = self._shard
-        assert shard is not None, "the master commands only shards that have registered"
         try:
-            answer = shard.on_command(command)
+            answer = self._memory(fragment).on_command(command)
         except ConfigError as error:
             self._fail(str(error))
             return
@@ -301,14 +344,14 @@ class ShardServer:
         if isinstance(answer, on.ShardRegistered):
             self._link.register_again("it does not have what it was told to restore")
         elif answer is not None:
-            self._link.tell(answer)
+            self._link.tell(tag_event(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
-            self._write_down(shard)
+            self._write_down(self._fragments[fragment])
 
-    def _write_down(self, shard: OuterShard) -> None:
-        serving = shard.serving
-        if serving is not None and serving.version not in self._snapshots.versions:
-            self._writer.offer(serving)
+    def _write_down(self, one: _Fragment) -> None:
+        serving = one.memory.serving
+        if serving is not None and serving.version not in one.snapshots.versions:
+            one.writer.offer(serving)
 
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)

@@ -68,6 +68,9 @@ class SnapshotStore(Protocol):
     def load(self, version: int) -> ShardVersion | None:
         """Return a version; None if it is not there, or turns out damaged, and from then on it is not there."""
 
+    def of_fragment(self, fragment: int) -> "SnapshotStore":
+        """Return where versions of a fragment of the layers are kept; of the first it is this."""
+
 
 class MemorySnapshots:
     """Keeps versions in memory: for tests, and for shards whose parameters somebody else keeps."""
@@ -75,6 +78,11 @@ class MemorySnapshots:
     def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 4) -> None:
         self._keep = keep
         self._kept = {one.version: one for one in kept}
+        self._fragments: dict[int, MemorySnapshots] = {}
+
+    def of_fragment(self, fragment: int) -> "MemorySnapshots":
+        """Return where versions of a fragment of the layers are kept; of the first it is this."""
+        return self._fragments.setdefault(fragment, MemorySnapshots(keep=self._keep)) if fragment else self
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -103,6 +111,10 @@ class FolderSnapshots:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(".unfinished-*"):
             unfinished.unlink()
+
+    def of_fragment(self, fragment: int) -> "FolderSnapshots":
+        """Return where versions of a fragment are kept: here those of the first, of others in a folder in this one."""
+        return FolderSnapshots(self._folder / f"fragment-{fragment}", keep=self._keep) if fragment else self
 
     @property
     def versions(self) -> tuple[int, ...]:

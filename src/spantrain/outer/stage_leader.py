@@ -72,6 +72,11 @@ class LeaderSession(ClientSession):
         """Take note of a new connection; return the event to register with."""
         with self.changed:
             self._pull_due_s = None
+            if welcome.settings.fragments > 1:
+                self._warn(
+                    "the master has the model in fragments, with which a pipeline takes no part; it trains alone"
+                )
+                return ()
         return super().joined(welcome)
 
     def _note(self, command: OuterCommand) -> None:
