@@ -22,6 +22,7 @@ from spantrain.models.text import read_windows
 from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.shard import OuterShard
 from spantrain.outer.snapshots import MemorySnapshots
+from spantrain.policy.outer.layout import fragment_layers
 from spantrain.policy.outer.rule import OuterRule
 
 WINDOW, VOCABULARY, WIDTH, BLOCKS, HEADS = 32, 256, 168, 3, 6
@@ -184,6 +185,13 @@ class GptCluster:
         self._outer = ClusterCopy(copy.parameters)
         self._taken: TakenPush | None = None
         self._chance = torch.Generator().manual_seed(seed)
+
+    def part(self, number: int, count: int) -> "GptCluster":
+        """Return a fragment of it, over the same parameters."""
+        part = GptCluster(self._copy, fragment_layers(self._layers, number, count), self._spoil, number)
+        names = {one.name for layer in part._layers for one in layer.parameters}
+        part._outer = ClusterCopy({name: one for name, one in self._copy.parameters.items() if name in names})
+        return part
 
     def step(self) -> None:
         """Take an inner step."""

@@ -3,8 +3,9 @@
 The training is that of `outer_convergence.py`: a GPT of 1.07 million parameters on real text, four clusters of unequal
 speed, the held-out loss when all together have trained on as many tokens. An option is the name of a wire format of
 pushes (`int8`), `compensation=PART` for a correction of pushes by what came since they began, `staleness=POWER`,
-several of these joined by `+`, or `plain`. All have the same seed, data, rule and time of grace; lines are as slow as
-there, and a push in fewer bytes takes its line for less time.
+`fragments=COUNT` for streaming (with as many shards as have a layer of each), several of these joined by `+`, or
+`plain`. All have the same seed, data, rule and time of grace; lines are as slow as there, and a push in fewer bytes
+takes its line for less time.
 
 Real: parameters, gradients, losses, rounding, shards' sums and updates, the master's and the clients' decisions.
 Simulated: time.
@@ -27,7 +28,7 @@ from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.sim.outer_methods import simulate_method
 
-DEFAULT = ("plain", "bfloat16", "int8", "int4", "compensation=0.1", "staleness=0.5")
+DEFAULT = ("plain", "bfloat16", "int8", "int4", "compensation=0.1", "staleness=0.5", "fragments=3")
 
 
 def settings_of(option: str, settings: OuterSettings) -> OuterSettings:
@@ -43,6 +44,8 @@ def settings_of(option: str, settings: OuterSettings) -> OuterSettings:
             changes["compensation"] = float(value)
         elif name == "staleness":
             changes["staleness_power"] = float(value)
+        elif name == "fragments":
+            changes["fragments"] = int(value)
         elif name != "plain":
             changes["push_format"] = WireFormat(name)
     return replace(settings, **changes)
@@ -52,7 +55,9 @@ def trained(run: Run, option: str) -> tuple[float, float, float]:
     """Train; return the held-out loss, the mean staleness, and seconds of a cluster's line busy in a round."""
     start = begun(replace(run.recipe, rule=OuterRule()), run.seed)
     bodies, case = OuterBodies(run, start), case_of(run, start)
-    result = simulate_method("outer", replace(case, settings=settings_of(option, case.settings)), bodies)
+    settings = settings_of(option, case.settings)
+    shards = case.shards[: len(case.layers) // settings.fragments]
+    result = simulate_method("outer", replace(case, shards=shards, settings=settings), bodies)
     clusters = result.clusters.values()
     rounds = sum(one.outer_rounds for one in clusters)
     stale = sum(one.mean_staleness for one in clusters) / len(clusters)

@@ -152,7 +152,7 @@ class OuterBodies:
         self._run, self._start = run, start
         self._layers = layers_of(start)
         self._progress = Progress(run.recipe, run.steps)
-        self._shards: dict[str, GptShard] = {}
+        self._shards: dict[tuple[str, int], GptShard] = {}
         self._steps = 0
         self.losses: list[float] = []
 
@@ -162,10 +162,10 @@ class OuterBodies:
         copy = Copy(self._start, self._run.recipe, f"{self._run.seed} {name}", self._progress)
         return Noted(GptCluster(copy, self._layers, spoil, self._run.seed), self)
 
-    def shard(self, name: str, layout: ShardLayout) -> GptShard:
-        """Return a shard that was just started."""
-        self._shards[name] = GptShard(name, layout, self._run.recipe, MemorySnapshots())
-        return self._shards[name]
+    def shard(self, name: str, layout: ShardLayout, fragment: int) -> GptShard:
+        """Return what a shard that was just started has of a fragment."""
+        shard = self._shards[name, fragment] = GptShard(name, layout, self._run.recipe, MemorySnapshots())
+        return shard
 
     def stepped(self) -> None:
         """Note a step, and the loss now and then."""

@@ -39,11 +39,14 @@ def cases(draw: st.DrawFn, *, faults: int = 0) -> OuterCase:
     return OuterCase(
         clusters=clusters,
         shards=tuple(SimulatedShard(name=f"s{k}", line=draw(lines), command_s=0.01) for k in range(shards)),
-        layers=equal_layers(4, MODEL_BYTES),
+        layers=equal_layers(8, MODEL_BYTES),
         inner_steps=draw(st.integers(3, 20)),
         steps=draw(st.integers(20, 200)),
         settings=OuterSettings(
-            grace_s=draw(st.sampled_from([0.0, 0.5, 20.0])), lost_after_s=3.0, transfer_limit_s=60.0
+            grace_s=draw(st.sampled_from([0.0, 0.5, 20.0])),
+            lost_after_s=3.0,
+            transfer_limit_s=60.0,
+            fragments=draw(st.sampled_from([1, 1, 2])),
         ),
         snapshot_every=draw(st.integers(1, 3)),
         faults=tuple(
@@ -64,14 +67,14 @@ class Watched(PlainBodies):
         super().__init__()
         self.served: dict[str, list[int]] = {}
 
-    def shard(self, name, layout):
-        body = super().shard(name, layout)
+    def shard(self, name, layout, fragment):
+        body = super().shard(name, layout, fragment)
         serve = body._serve
 
         def noted(command):
             answer = serve(command)
             if body.serving is not None:
-                self.served.setdefault(name, []).append(body.serving)
+                self.served.setdefault((name, fragment), []).append(body.serving)
             return answer
 
         body._serve = noted
@@ -79,9 +82,9 @@ class Watched(PlainBodies):
 
 
 def contents(simulation: OuterSimulation) -> list:
-    """What each shard's newest version has learned."""
-    shards = [member._body for member in simulation.members.values() if hasattr(member, "versions")]
-    return [shard._versions[shard.serving] for shard in shards]
+    """What each shard's newest version of each fragment has learned."""
+    members = [member for member in simulation.members.values() if hasattr(member, "beat")]
+    return [body._versions[body.serving] for member in members for body in member._bodies]
 
 
 @FEW
@@ -91,8 +94,9 @@ def test_every_token_that_was_trained_is_counted_once(case):
     simulation = OuterSimulation(case, PlainBodies())
     found = simulation.run()
     assert found.tokens == found.tokens_counted == case.steps
-    (learned,) = {*contents(simulation)}
-    assert sum(span.end - span.first for span in learned) == case.steps
+    learned = {*contents(simulation)}
+    assert len(learned) <= len(case.fragments), "a fragment has one content on all shards"
+    assert all(sum(span.end - span.first for span in one) == case.steps for one in learned)
 
 
 @FEW

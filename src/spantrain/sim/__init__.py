@@ -31,6 +31,7 @@ outer      clusters that never wait for each other: the outer optimizer's master
 outer_case     who trains over which lines, and what happens meanwhile
 outer_bodies   what clusters and shards hold
 outer_members  a cluster and a shard: what they do, and how long it takes
+outer_rounds   the rounds of one fragment of a simulated cluster
 outer_lines    lines of members, shared by all that goes over them
 outer_methods  other ways to train over clusters
 outer_result   what came of it

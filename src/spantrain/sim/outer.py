@@ -12,10 +12,9 @@ from typing import Any
 
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way
-from spantrain.policy.outer.master import OuterMaster
-from spantrain.policy.outer.settings import ClusterRecord, MasterState
+from spantrain.core.outer_commands import OuterCommand, untag_command
+from spantrain.core.outer_events import OuterEvent, Ticket, Transfer, Way, untag_event
+from spantrain.policy.outer.fragments import FragmentedMaster, FragmentedState
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.outer_bodies import Bodies, PlainBodies
 from spantrain.sim.outer_case import MASTER, OuterCase
@@ -67,9 +66,9 @@ class OuterSimulation:
         self._lines = Lines(self.clock, case)
         self._clusters = {one.name: one for one in case.clusters}
         self._shards = {one.name: one for one in case.shards}
-        self.saved = MasterState()
+        self.saved = FragmentedState.of(case.settings.fragments)
         """What outlives the master."""
-        self.master: OuterMaster | None = None
+        self.master: FragmentedMaster | None = None
         self.members: dict[str, ClusterMember | ShardMember] = {}
         """Those that live."""
         self._down: set[str] = set()
@@ -82,7 +81,8 @@ class OuterSimulation:
         self._ended = False
         self._stale = {name: _Staleness() for name in self._clusters}
         self._seeds: set[Ticket] = set()
-        self._outcome: Ticket | None = None
+        self._outcomes: dict[int, Ticket] = {}
+        """The last, by fragment."""
         self._changed_s = 0.0
         self._first_s: float | None = None
         self._last_s = 0.0
@@ -165,19 +165,20 @@ class OuterSimulation:
 
     def _arrived(self, way: Way, transfer: Transfer, content: Any) -> None:
         cluster, shard = self.members[transfer.cluster], self.members[transfer.shard]
+        number = transfer.ticket.number % len(self.case.fragments)
         if way is Way.PUSH:
             assert isinstance(shard, ShardMember)
             assert isinstance(cluster, ClusterMember)
-            shard.got(transfer, content)
-            cluster.sent(transfer)
+            shard.got(number, transfer, content)
+            cluster.sent(number, transfer)
         else:
             assert isinstance(cluster, ClusterMember)
-            cluster.got(transfer, content)
+            cluster.got(number, transfer, content)
 
     def _told(self, member: str, connection: int, event: OuterEvent) -> None:
         if self.master is None or connection != self._connections[member]:
             return
-        if isinstance(event, on.ClusterRegistered | on.ShardRegistered):
+        if isinstance(untag_event(event)[1], on.ClusterRegistered | on.ShardRegistered):
             self._attached[member] = connection
         self._decide(event)
 
@@ -189,20 +190,21 @@ class OuterSimulation:
         self._plan_wake()
 
     def _command(self, command: OuterCommand) -> None:
-        match command:
+        _, inner = untag_command(command)
+        match inner:
             case do.Save():
                 assert self.master is not None
                 self.saved = self.master.state
                 return
             case do.Move():
-                member = command.transfer.shard if command.way is Way.PULL else command.transfer.cluster
+                member = inner.transfer.shard if inner.way is Way.PULL else inner.transfer.cluster
             case do.RegisterAgain():
-                member = command.member
+                member = inner.member
             case do.Stage(parameters=Ticket()):
-                self._seeds.add(command.update)
-                member = command.shard
+                self._seeds.add(inner.update)
+                member = inner.shard
             case _:
-                member = _end_of(command)
+                member = _end_of(inner)
         connection = self._attached.get(member)
         if connection is not None:
             self.later(self.case.lines[member].latency_s, self._hear, member, connection, command)
@@ -213,13 +215,14 @@ class OuterSimulation:
 
     def _note_outcome(self) -> None:
         assert self.master is not None
-        outcome = self.master.last_outcome
-        if outcome is None or outcome.update == self._outcome:
-            return
-        self._outcome, self._changed_s = outcome.update, self.now_s
-        for cluster, versions in outcome.staleness.items() if outcome.update not in self._seeds else ():
-            self._stale[cluster].versions += versions
-            self._stale[cluster].pushes += 1
+        for number, part in enumerate(self.master.parts):
+            outcome = part.last_outcome
+            if outcome is None or outcome.update == self._outcomes.get(number):
+                continue
+            self._outcomes[number], self._changed_s = outcome.update, self.now_s
+            for cluster, versions in outcome.staleness.items() if outcome.update not in self._seeds else ():
+                self._stale[cluster].versions += versions
+                self._stale[cluster].pushes += 1
 
     # Time.
 
@@ -240,7 +243,7 @@ class OuterSimulation:
             return
         for name, member in self.members.items():
             if isinstance(member, ShardMember):
-                self.tell(name, on.ShardBeat(shard=name, versions=member.versions))
+                member.beat()
             else:
                 self.tell(name, on.ClusterBeat(cluster=name))
         self._check_progress()
@@ -264,7 +267,7 @@ class OuterSimulation:
     # Who lives.
 
     def _start_master(self) -> None:
-        self.master = OuterMaster(self.case.layout, self.case.settings, self.saved, now_s=self.now_s)
+        self.master = FragmentedMaster(self.case.layout, self.case.settings, self.saved, now_s=self.now_s)
         self._wake_s = None
         for name in self.members:
             self.connect(name)
@@ -275,8 +278,8 @@ class OuterSimulation:
             self.members[name] = cluster
             self._past[name].append(cluster)
         else:
-            body = self._bodies.shard(name, self.case.layout)
-            self.members[name] = ShardMember(self, self._shards[name], self.case, body)
+            bodies = [self._bodies.shard(name, layout, number) for number, layout in enumerate(self.case.fragments)]
+            self.members[name] = ShardMember(self, self._shards[name], self.case, bodies)
         self.connect(name)
 
     def _kill(self, name: str) -> None:
@@ -311,8 +314,8 @@ class OuterSimulation:
             ideal_tokens_per_s=sum(case.tokens_per_step / one.mean_step_s for one in case.clusters),
         )
 
-    def _figures(self, name: str, state: MasterState) -> ClusterFigures:
-        counted = state.clusters.get(name, ClusterRecord()).tokens
+    def _figures(self, name: str, state: FragmentedState) -> ClusterFigures:
+        counted = state.tokens(name)
         lives, stale = self._past[name], self._stale[name]
         tokens = sum(one.steps for one in lives) * self.case.tokens_per_step
         train_s = sum(one.train_s for one in lives)

@@ -37,6 +37,9 @@ class ClusterBody(Protocol):
     def pulled(self, layers: Mapping[int, Any], *, counted: bool, left_out: bool) -> None:
         """Begin a round from a version; whether the last push was part of an update, and was left out of it."""
 
+    def part(self, number: int, count: int, /) -> "ClusterBody":
+        """Return a fragment of it, of so many: all but steps are the parts' then."""
+
 
 class ShardBody(Protocol):
     """A shard's memory; snapshots that it makes by itself outlive it."""
@@ -75,8 +78,8 @@ class Bodies(Protocol):
     def cluster(self, name: str) -> ClusterBody:
         """Return a cluster that was just started."""
 
-    def shard(self, name: str, layout: ShardLayout) -> ShardBody:
-        """Return a shard that was just started, with the snapshots of its earlier lives."""
+    def shard(self, name: str, layout: ShardLayout, fragment: int, /) -> ShardBody:
+        """Return what a shard that was just started has of a fragment, with the snapshots of its earlier lives."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -97,16 +100,25 @@ class PlainCluster:
 
     def __init__(self, name: str, life: int) -> None:
         self._name, self._life = name, life
-        self._steps = self._start = self._kept = 0
+        self._start = self._kept = 0
         self._before: Learned = frozenset()
+        self._parts: list[PlainCluster] = []
+        self._taken = 0
+
+    def part(self, number: int, count: int, /) -> "PlainCluster":  # noqa: ARG002
+        """Return a fragment of it."""
+        self._parts.append(PlainCluster(self._name, self._life))
+        return self._parts[-1]
 
     def step(self) -> None:
         """Count it."""
-        self._steps += 1
+        self._taken += 1
+        for part in self._parts:
+            part.step()
 
     def keep(self) -> None:
         """Remember how many steps there were."""
-        self._kept = self._steps
+        self._kept = self._taken
 
     def layer(self, index: int, wire_format: WireFormat, /, *, parameters: bool) -> Learned:
         """Return the steps that were kept, and with parameters those of the version before; all layers are alike."""
@@ -253,13 +265,13 @@ class PlainBodies:
 
     def __init__(self) -> None:
         self._lives: dict[str, int] = {}
-        self._snapshots: dict[str, dict[int, Learned]] = {}
+        self._snapshots: dict[tuple[str, int], dict[int, Learned]] = {}
 
     def cluster(self, name: str) -> PlainCluster:
         """Return a cluster that has learned nothing."""
         self._lives[name] = self._lives.get(name, -1) + 1
         return PlainCluster(name, self._lives[name])
 
-    def shard(self, name: str, layout: ShardLayout) -> PlainShard:
+    def shard(self, name: str, layout: ShardLayout, fragment: int, /) -> PlainShard:
         """Return a shard with what its earlier lives have left."""
-        return PlainShard(name, layout.layers_of(name), self._snapshots.setdefault(name, {}))
+        return PlainShard(name, layout.layers_of(name), self._snapshots.setdefault((name, fragment), {}))

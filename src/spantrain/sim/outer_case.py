@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
-from spantrain.policy.outer.layout import divide
+from spantrain.policy.outer.layout import divide, fragment_layouts
 from spantrain.policy.outer.settings import OuterSettings
 
 __all__ = ["MASTER", "Fault", "Line", "OuterCase", "SimulatedCluster", "SimulatedShard", "equal_layers"]
@@ -123,7 +123,12 @@ class OuterCase:
     @cached_property
     def layout(self) -> ShardLayout:
         """Which shard holds which layers."""
-        return divide(self.layers, [shard.name for shard in self.shards])
+        return divide(self.layers, [shard.name for shard in self.shards], fragments=self.settings.fragments)
+
+    @cached_property
+    def fragments(self) -> tuple[ShardLayout, ...]:
+        """The same for each fragment."""
+        return fragment_layouts(self.layout, self.settings.fragments)
 
     @cached_property
     def model_bytes(self) -> int:

@@ -5,19 +5,18 @@ for an update and while a version comes. What came whole it takes in between two
 """
 
 import random
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand, SkipPush, UseVersion
-from spantrain.core.outer_events import OuterEvent, Transfer, Way
+from spantrain.core.outer_commands import OuterCommand, SkipPush, UseVersion, untag_command
+from spantrain.core.outer_events import OuterEvent, Transfer, Way, tag_event
 from spantrain.errors import ProtocolError
-from spantrain.policy.outer.client import ClientPhase, OuterClient, Said
-from spantrain.policy.outer.round_steps import RoundSteps
+from spantrain.policy.outer.client import Said
 from spantrain.sim.outer_bodies import ClusterBody, ShardBody
 from spantrain.sim.outer_case import OuterCase, SimulatedCluster, SimulatedShard
+from spantrain.sim.outer_rounds import ClusterRounds
 
 __all__ = ["ClusterMember", "MemberWorld", "ShardMember"]
 
@@ -58,23 +57,24 @@ class ClusterMember:
 
     def __init__(self, world: MemberWorld, spec: SimulatedCluster, case: OuterCase, body: ClusterBody) -> None:
         self._world, self._spec, self._case, self._body = world, spec, case, body
-        self._client = OuterClient(spec.name, {spec.name: tuple(range(len(case.layers)))})
+        count = len(case.fragments)
+        bodies = [body] if count == 1 else [body.part(number, count) for number in range(count)]
+        self._parts = [ClusterRounds(spec.name, case, one, number) for number, one in enumerate(bodies)]
         self._chance = random.Random(spec.name)
-        self._came: deque[tuple[SkipPush | UseVersion, dict[int, Any]]] = deque()
-        self._arriving: dict[int, Any] = {}
-        self._round = RoundSteps(case.inner_steps)
-        self._round_ended = False
-        self._steps_kept = self._steps_counted = 0
         self._began = self._stepping = self._waiting = False
         self._exchange_since_s: float | None = None
         self.dead = False
-        self.rounds = 0
         self.train_s = self.comm_s = self.blocked_s = 0.0
 
     @property
     def steps(self) -> int:
         """That were taken."""
-        return self._round.steps
+        return self._parts[0].steps
+
+    @property
+    def rounds(self) -> int:
+        """That ended in a new start; of a model in fragments those of each."""
+        return sum(part.rounds for part in self._parts)
 
     @property
     def idle(self) -> bool:
@@ -82,59 +82,52 @@ class ClusterMember:
         return not self._stepping
 
     @property
-    def steps_left(self) -> int:
-        """That no update has counted."""
-        return self.steps - self._steps_counted
-
-    @property
     def done(self) -> bool:
         """Whether all steps are taken, and all that was learned is decided on."""
-        quiet = self._client.phase is ClientPhase.FREE and self._client.pull is None and not self._came
-        return self.idle and quiet and not self.steps_left
+        return self.idle and all(part.done for part in self._parts)
 
     def registered(self) -> None:
         """Begin a connection."""
-        self._say(self._client.registered())
+        for number, part in enumerate(self._parts):
+            self._say(number, part.registered())
 
     def heard(self, command: OuterCommand) -> None:
         """Take in what the master commands."""
-        if isinstance(command, do.RegisterAgain):
+        number, inner = untag_command(command)
+        if isinstance(inner, do.RegisterAgain):
             self._world.connect(self._spec.name)
             return
-        if isinstance(command, do.StartPull):
-            self._arriving = {}
-        self._round_ended = self._round_ended or isinstance(command, do.EndRound)
-        self._say(self._client.on_command(command))
-        if isinstance(command, do.Welcome) and command.version is None and not self._began:
-            self._ask()
-            self._go_on()
+        part = self._parts[number]
+        self._say(number, part.heard(inner))
+        if isinstance(inner, do.Welcome) and inner.version is None and not part.begun:
+            self._say(number, part.ask())
+            if not self._began:
+                self._go_on()
 
-    def sent(self, transfer: Transfer) -> None:
+    def sent(self, number: int, transfer: Transfer) -> None:
         """Note that a layer has left."""
-        self._say(self._client.sent(transfer))
+        self._say(number, self._parts[number].sent(transfer))
 
-    def got(self, transfer: Transfer, content: Any) -> None:
+    def got(self, number: int, transfer: Transfer, content: Any) -> None:
         """Take in a layer of a version."""
-        if self._client.pull and self._client.pull.pull == transfer.ticket:
-            self._arriving[transfer.layer] = content
-        self._say(self._client.arrived(transfer))
+        self._say(number, self._parts[number].got(transfer, content))
 
-    def _say(self, said: list[Said]) -> None:
+    def _say(self, number: int, said: list[Said]) -> None:
+        part = self._parts[number]
         for one in said:
             if isinstance(one, do.SendLayer):
-                content = self._body.layer(one.transfer.layer, one.transfer.wire_format, parameters=one.parameters)
-                self._world.carry(Way.PUSH, one.transfer, 0, content)
+                self._world.carry(Way.PUSH, one.transfer, 0, part.content(one))
             elif isinstance(one, SkipPush | UseVersion):
-                self._came.append((one, self._arriving if isinstance(one, UseVersion) else {}))
+                part.came(one)
             else:
-                self._world.tell(self._spec.name, one)
+                self._world.tell(self._spec.name, tag_event(number, one))
         self._note_exchange()
-        if self._came and not self._stepping:
+        if part.has_news and not self._stepping:
             self._between_steps()
 
     def _note_exchange(self) -> None:
         now_s = self._world.now_s
-        busy = self._client.phase is ClientPhase.SENDING or self._client.pull is not None
+        busy = any(part.exchanges for part in self._parts)
         if busy and self._exchange_since_s is None:
             self._exchange_since_s = now_s
         elif not busy and self._exchange_since_s is not None:
@@ -144,6 +137,8 @@ class ClusterMember:
     # Steps.
 
     def _go_on(self) -> None:
+        if not all(part.begun for part in self._parts):
+            return
         self._began = True
         self._stepping = self._world.may_step()
         if self._stepping:
@@ -157,66 +152,47 @@ class ClusterMember:
         if self.dead:
             return
         self._body.step()
-        self._round.step()
+        for part in self._parts:
+            part.step()
         self._world.stepped()
         self._between_steps()
 
     def _between_steps(self) -> None:
-        """Take in what came, ask for a push if it is time, and go on."""
+        """Take in what came, ask for pushes if it is time, and go on."""
         if self.dead:
             return
-        copies = self._take_in()
-        if self._round_ended:
-            self._round_ended = False
-            if not self._round.end():
-                self._say(self._client.keep_round())
-        if self._round.is_over and self._client.phase is ClientPhase.FREE:
-            self._ask()
-            copies += 1
+        self._stepping = True
+        copies = 0.0
+        for number, part in enumerate(self._parts):
+            copies += part.take_in() * self._size(number)
+            self._say(number, part.end_round())
+            if part.is_due:
+                self._say(number, part.ask())
+                copies += self._size(number)
         if copies and self._case.copy_s:
-            self._stepping = True
             self.blocked_s += copies * self._case.copy_s
             self._world.later(copies * self._case.copy_s, self._resume)
         else:
             self._resume()
 
+    def _size(self, number: int) -> float:
+        """Return what part of the model a fragment is."""
+        return self._case.fragments[number].size_bytes / self._case.model_bytes
+
     def _resume(self) -> None:
         if self.dead:
             return
         self._stepping = False
-        if self._came:
+        if any(part.has_news for part in self._parts):
             self._between_steps()
         else:
             self._go_on()
 
-    def _take_in(self) -> int:
-        taken = 0
-        while self._came:
-            command, layers = self._came.popleft()
-            if isinstance(command, SkipPush):
-                self._body.skipped()
-                continue
-            self._body.pulled(layers, counted=command.counted, left_out=command.left_out)
-            if command.counted:
-                self._count()
-            taken += 1
-        return taken
-
-    def _count(self) -> None:
-        self.rounds += 1
-        self._steps_counted = self._steps_kept
-
-    def _ask(self) -> None:
-        assert self._client.phase is ClientPhase.FREE
-        self._body.keep()
-        self._steps_kept = self.steps
-        ends_round = self._round.begin_push()
-        self._say(self._client.ask(tokens=self.steps_left * self._case.tokens_per_step, ends_round=ends_round))
-
     def _push_rest(self) -> None:
-        """Ask for a last push; again after a while, for as long as something is left."""
-        if self.steps_left and self._client.phase is ClientPhase.FREE and not self._came:
-            self._ask()
+        """Ask for last pushes; again after a while, for as long as something is left."""
+        for number, part in enumerate(self._parts):
+            if part.steps_left and part.is_free and not part.has_news:
+                self._say(number, part.ask())
         if self.done:
             self._world.settled()
         elif not self._waiting:
@@ -232,60 +208,67 @@ class ClusterMember:
 class ShardMember:
     """One life of a shard: commands one after the other, layers beside them."""
 
-    def __init__(self, world: MemberWorld, spec: SimulatedShard, case: OuterCase, body: ShardBody) -> None:
-        self._world, self._spec, self._case, self._body = world, spec, case, body
+    def __init__(
+        self, world: MemberWorld, spec: SimulatedShard, case: OuterCase, bodies: Sequence[ShardBody]
+    ) -> None:  # fmt: skip
+        """`bodies`: for each fragment."""
+        self._world, self._spec, self._case, self._bodies = world, spec, case, tuple(bodies)
         self._free_s = 0.0
         self._connection = 0
         self.dead = False
 
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """That it can go on from."""
-        return self._body.restorable
+    def beat(self) -> None:
+        """Give a sign of life, with the versions that it can go on from."""
+        for number, body in enumerate(self._bodies):
+            event = on.ShardBeat(shard=self._spec.name, versions=body.restorable)
+            self._world.tell(self._spec.name, tag_event(number, event))
 
     def registered(self) -> None:
         """Begin a connection; commands of the last one are not done any more."""
         self._connection += 1
-        self._world.tell(self._spec.name, self._body.registered())
+        for number, body in enumerate(self._bodies):
+            self._world.tell(self._spec.name, tag_event(number, body.registered()))
 
     def heard(self, command: OuterCommand) -> None:
         """Do what the master commands, when it is its turn."""
-        if isinstance(command, do.RegisterAgain):
+        number, inner = untag_command(command)
+        if isinstance(inner, do.RegisterAgain):
             self._world.connect(self._spec.name)
-        elif isinstance(command, do.Move):
-            self._give(command)
+        elif isinstance(inner, do.Move):
+            self._give(number, inner)
         else:
-            takes_s = self._spec.command_s if isinstance(command, _UPDATE) else 0.0
+            takes_s = self._spec.command_s / len(self._bodies) if isinstance(inner, _UPDATE) else 0.0
             self._free_s = max(self._free_s, self._world.now_s) + takes_s
-            self._world.later(self._free_s - self._world.now_s, self._do, command, self._connection)
+            self._world.later(self._free_s - self._world.now_s, self._do, number, inner, self._connection)
 
-    def _do(self, command: OuterCommand, connection: int) -> None:
+    def _do(self, number: int, command: OuterCommand, connection: int) -> None:
         if self.dead or connection != self._connection:
             return
-        answer = self._body.on_command(command)
+        body = self._bodies[number]
+        answer = body.on_command(command)
         if isinstance(answer, on.ShardRegistered):
             self._world.connect(self._spec.name)
             return
         if isinstance(command, do.Commit) and command.version % self._case.snapshot_every == 0:
-            self._body.snapshot()
+            body.snapshot()
         if answer is not None:
-            self._world.tell(self._spec.name, answer)
+            self._world.tell(self._spec.name, tag_event(number, answer))
 
-    def _give(self, command: do.Move) -> None:
+    def _give(self, number: int, command: do.Move) -> None:
         try:
-            content = self._body.give(command.version, command.transfer.layer)
+            content = self._bodies[number].give(command.version, command.transfer.layer)
         except ProtocolError as error:
             lost = on.TransferLost(way=Way.PULL, transfer=command.transfer, reason=str(error))
-            self._world.tell(self._spec.name, lost)
+            self._world.tell(self._spec.name, tag_event(number, lost))
         else:
             self._world.carry(Way.PULL, command.transfer, command.version, content)
 
-    def got(self, transfer: Transfer, content: Any) -> None:
+    def got(self, number: int, transfer: Transfer, content: Any) -> None:
         """Take in a layer of a push."""
         try:
-            self._body.take(transfer.ticket, transfer.layer, content, transfer.wire_format)
+            self._bodies[number].take(transfer.ticket, transfer.layer, content, transfer.wire_format)
         except ProtocolError as error:
             event: OuterEvent = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
         else:
             event = on.Moved(way=Way.PUSH, transfer=transfer)
-        self._world.tell(self._spec.name, event)
+        self._world.tell(self._spec.name, tag_event(number, event))
