@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from spantrain.outer.snapshots import FolderSnapshots
 from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
+AT_ONCE = OuterSettings(clip_norm=None, grace_s=0.0)
 
-def config(*, rule: OuterRule = EXACT, grace_s: float = 0.0, **more: object) -> MasterConfig:
-    return MasterConfig(shards=("s0", "s1"), rule=rule, settings=OuterSettings(clip_norm=None, grace_s=grace_s), **more)
+
+def config(*, rule: OuterRule = EXACT, settings: OuterSettings = AT_ONCE, **more: object) -> MasterConfig:
+    return MasterConfig(shards=("s0", "s1"), rule=rule, settings=settings, **more)
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
@@ -50,7 +53,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(encrypted):
 
 def test_a_model_in_fragments_crosses_and_its_state_and_snapshots_outlive_all(tmp_path):
     """Two fragments, a stop of everything, and on from the newest version of each."""
-    settings = OuterSettings(clip_norm=None, grace_s=0.0, fragments=2)
+    settings = replace(AT_ONCE, fragments=2)
     layers = {name: [name] for name, _ in small_model().named_parameters()}
     rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
     before, model = threading.active_count(), small_model()
@@ -86,7 +89,7 @@ def test_rounded_pushes_cross_in_the_bytes_that_they_are_said_to_take(wire_forma
         sum(one.size_bytes for layer in layers for one in layer.sent_as(sent))
         for sent in (WireFormat.NATIVE, wire_format)
     )
-    settings = OuterSettings(clip_norm=None, grace_s=0.0, push_format=wire_format, compensation=0.1)
+    settings = replace(AT_ONCE, push_format=wire_format, compensation=0.1)
     with ExitStack() as stack:
         rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
         master = stack.enter_context(MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "m", config=rounds))
@@ -128,7 +131,8 @@ def test_synchronous_clusters_are_diloco():
     rule, tokens, rounds = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
     models = {"a": small_model(0), "b": small_model(1)}
     options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S, overlap=False)
-    with LocalParameterServer(config(rule=rule, grace_s=1e6)) as server, ExitStack() as stack:
+    endless = replace(AT_ONCE, grace_s=1e6, common_rounds=False)
+    with LocalParameterServer(config(rule=rule, settings=endless)) as server, ExitStack() as stack:
         outers = {
             name: stack.enter_context(
                 OuterOptimizer(
