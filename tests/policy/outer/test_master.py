@@ -298,6 +298,7 @@ def test_when_all_is_lost_before_a_counted_push_is_pulled_its_cluster_brings_par
     assert made.master.state.seeded
     train_to_the_end(made)
     assert made.learned == EVERY_SAMPLE
+    assert made.master.state.clusters["c0"].tokens == len(EVERY_SAMPLE), "what was pushed twice counts once"
 
 
 def test_an_update_in_the_middle_of_a_pull_mixes_nothing():

@@ -296,11 +296,12 @@ class OuterMaster:
 
     def _give_up_counted(self) -> None:
         """Tell clusters not to wait for the version that their last push went into: no shards have one together."""
-        for cluster in self._clusters.names:
-            last = self._updates.last_push(cluster)
-            if last:
-                reason = "the shards lost the version that it was in, and all others"
-                self._out.append(do.SkipRound(cluster=cluster, push=last, reason=reason))
+        reason = "the shards lost the version that it was in, and all others"
+        lost = self._updates.uncount_last()
+        if lost:
+            self._out.append(do.Save(reason="all versions are lost"))
+        for cluster in sorted(lost.keys() & set(self._clusters.names)):
+            self._out.append(do.SkipRound(cluster=cluster, push=lost[cluster], reason=reason))
 
     def _ticket(self) -> Ticket:
         self._next_ticket += 1

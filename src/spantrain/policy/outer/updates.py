@@ -163,6 +163,19 @@ class Updates:
         self.state = replace(self.state, version=version)
         return version, source
 
+    def uncount_last(self) -> dict[str, Ticket]:
+        """Count the last push of each cluster no more, since all versions are lost; return those pushes.
+
+        Who has not got a version with it pushes its tokens again; what others had in it is in nothing any more.
+        """
+        lost = {name: Ticket.parse(one.last_push) for name, one in self.state.clusters.items() if one.last_push}
+        records = {
+            name: replace(one, tokens=one.tokens - one.last_tokens, last_push="") if name in lost else one
+            for name, one in self.state.clusters.items()
+        }
+        self.state = replace(self.state, clusters=records)
+        return lost
+
     def _decide(self, update: Update, keep: Collection[int], bases: Collection[int]) -> list[OuterCommand]:
         version = update.version
         assert version is not None
