@@ -42,6 +42,14 @@ def test_clusters_of_unequal_speed_train_at_their_own():
     assert all(one.stood_still_s < 5.0 for one in found.clusters.values())
 
 
+def test_who_has_taken_all_steps_waits_before_it_asks_again_for_what_was_refused():
+    """Lines without latency: the second cluster's rest is refused for as long as the first brings the parameters."""
+    slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.0)
+    case = case_of(0.3, 0.9, line=slow, shards=1, steps=20, settings=OuterSettings(grace_s=0.0, lost_after_s=3.0))
+    case = replace(case, inner_steps=3, shards=(SimulatedShard(name="s0", line=slow),))
+    assert simulate_outer(case).tokens_counted == 20
+
+
 def test_all_that_was_learned_is_in_the_last_version():
     simulation = OuterSimulation(case_of(1.0, 1.3, 5.2), PlainBodies())
     found = simulation.run()

@@ -191,7 +191,7 @@ class ClusterMember:
     def _push_rest(self) -> None:
         """Ask for last pushes; again after a while, for as long as something is left."""
         for number, part in enumerate(self._parts):
-            if part.steps_left and part.is_free and not part.has_news:
+            if part.steps_left and part.is_free and not (part.has_news or part.refused):
                 self._say(number, part.ask())
         if self.done:
             self._world.settled()
@@ -201,6 +201,8 @@ class ClusterMember:
 
     def _try_again(self) -> None:
         self._waiting = False
+        for part in self._parts:
+            part.refused = False
         if not self.dead and self.idle:
             self._push_rest()
 

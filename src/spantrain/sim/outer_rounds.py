@@ -28,6 +28,8 @@ class ClusterRounds:
         self._steps_kept = self._steps_counted = 0
         self.begun = False
         """Whether it has a version, or brings the first."""
+        self.refused = False
+        """Whether the last push came to nothing, and no version has come since: asking at once is of no use."""
         self.rounds = 0
 
     @property
@@ -108,12 +110,13 @@ class ClusterRounds:
             command, layers = self._came.popleft()
             if isinstance(command, SkipPush):
                 self._body.skipped()
+                self.refused = True
                 continue
             self._body.pulled(layers, counted=command.counted, left_out=command.left_out)
             if command.counted:
                 self.rounds += 1
                 self._steps_counted = self._steps_kept
-            self.begun = True
+            self.begun, self.refused = True, False
             taken += 1
         return taken
 
