@@ -7,53 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up_outer import MadeUpWorld, without_clip
+from made_up_worlds import EVERY_SAMPLE, say, seeded_world, train_to_the_end
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.errors import ProtocolError
 from spantrain.policy.outer.client import ClientPhase
 
 
-def world(clusters: int = 2, shards: int = 2, *, samples: int = 12, chunks: int = 4, **more) -> MadeUpWorld:
-    made = MadeUpWorld(clusters, shards, settings=without_clip(**more), samples=samples, chunks=chunks)
-    made.settle()
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
-    assert made.master.state.seeded
-    return made
-
-
-def say(made: MadeUpWorld, name: str, events) -> None:
-    made.lines[f"up {name}"].extend(events)
-
-
-def train_to_the_end(made: MadeUpWorld) -> None:
-    for _ in range(200):
-        for name, cluster in made.clusters.items():
-            if name not in made.down:
-                say(made, name, cluster.train())
-                made.settle()
-                say(made, name, cluster.ask())
-        made.settle()
-        made.pass_time(2.0)
-        made.settle()
-        made.check()
-        if made.master.state.chunks and not any(c.learned for c in made.clusters.values()) and counted(made) >= 12:
-            return
-    raise AssertionError("training did not end")
-
-
-def counted(made: MadeUpWorld) -> int:
-    assert made.master.state.chunks
-    return sum(made.master.state.chunks.counted)
-
-
-EVERY_SAMPLE = {(0, chunk, sample) for chunk in range(4) for sample in range(3)}
-
-
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("clusters", [1, 3])
 def test_every_sample_is_learned_from_once(clusters, shards):
-    made = world(clusters, shards)
+    made = seeded_world(clusters, shards)
     train_to_the_end(made)
     assert made.learned == EVERY_SAMPLE
     assert made.master.state.version == made.master.state.updates
@@ -61,7 +25,7 @@ def test_every_sample_is_learned_from_once(clusters, shards):
 
 
 def test_a_cluster_whose_numbers_are_not_finite_is_left_out_on_every_shard():
-    made = world(3)
+    made = seeded_world(3)
     made.clusters["c1"].spoiled = True
     train_to_the_end(made)
     assert made.learned == EVERY_SAMPLE - made.left_out
@@ -69,130 +33,8 @@ def test_a_cluster_whose_numbers_are_not_finite_is_left_out_on_every_shard():
     assert made.master.state.left_out == made.master.state.clusters["c1"].left_out > 0
 
 
-def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():
-    made = world(2, grace_s=5.0)
-    for name in made.clusters:
-        for _ in range(2):
-            say(made, name, made.clusters[name].train())
-            made.settle()
-    before = made.master.state.updates
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
-    assert made.master.state.updates == before
-    say(made, "c1", made.clusters["c1"].ask())
-    made.settle()
-    assert made.master.state.updates == before + 1
-    assert {verdict.cluster for verdict in made.master.last_outcome.verdicts} == {"c0", "c1"}
-    for _ in range(2):
-        say(made, "c0", made.clusters["c0"].train())
-        made.settle()
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
-    made.pass_time(5.5)
-    made.settle()
-    assert made.master.state.updates == before + 2
-
-
-def learn(made: MadeUpWorld, *names: str) -> None:
-    """Let clusters train on a few samples each."""
-    for name in names * 2:
-        say(made, name, made.clusters[name].train())
-        made.settle()
-
-
-def last_window(made: MadeUpWorld) -> set[str]:
-    return {verdict.cluster for verdict in made.master.last_outcome.verdicts}
-
-
-def test_the_end_of_one_clusters_round_ends_that_of_all():
-    made = world(3, grace_s=5.0)
-    learn(made, "c0", "c1", "c2")
-    before = made.master.state.updates
-    say(made, "c0", made.clusters["c0"].ask(ends_round=True))
-    made.settle()
-    assert made.master.state.updates == before + 1, "nobody has to wait for the grace"
-    assert last_window(made) == {"c0", "c1", "c2"}
-
-
-def test_a_window_does_not_wait_for_who_has_nothing_to_push():
-    made = world(3, grace_s=5.0)
-    learn(made, "c0", "c1")
-    before = made.master.state.updates
-    say(made, "c0", made.clusters["c0"].ask(ends_round=True))
-    made.settle()
-    assert made.master.state.updates == before + 1
-    assert last_window(made) == {"c0", "c1"}
-    learn(made, "c0", "c2")
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
-    assert made.master.state.updates == before + 1, "who had nothing then is waited for again"
-
-
-@pytest.mark.parametrize("options", [{"common_rounds": False}, {}])
-def test_a_push_of_a_part_of_a_round_or_without_common_rounds_ends_no_other(options):
-    made = world(2, grace_s=5.0, **options)
-    learn(made, "c0", "c1")
-    say(made, "c0", made.clusters["c0"].ask(ends_round=bool(options)))
-    made.settle()
-    assert made.clusters["c1"].client.phase is ClientPhase.FREE
-    made.pass_time(5.5)
-    made.settle()
-    assert last_window(made) == {"c0"}
-
-
-def test_the_round_of_a_cluster_is_ended_once_for_each_window():
-    made = world(3, grace_s=5.0)
-    learn(made, "c0", "c1")
-    for name in ("c0", "c1"):
-        say(made, name, made.clusters[name].ask(ends_round=True))
-    ended = []
-    while made.busy_lines:
-        line = made.busy_lines[0]
-        ended += [line for one in list(made.lines[line])[:1] if isinstance(one, do.EndRound)]
-        made.deliver(line)
-    assert sorted(ended) in (["c1", "c2"], ["c0", "c2"], ["c2"])
-
-
-def stages(made: MadeUpWorld) -> list[do.Stage]:
-    """Let all messages arrive; return what the first shard was told to stage."""
-    found = []
-    while made.busy_lines:
-        line = made.busy_lines[0]
-        if line == "s0" and isinstance(made.lines[line][0], do.Stage):
-            found.append(made.lines[line][0])
-        made.deliver(line)
-    return found
-
-
-def test_a_window_with_some_of_the_clusters_is_a_part_of_a_step():
-    """Four clusters; two have never pushed, and are taken to be as the others are."""
-    made = world(4, grace_s=5.0, samples=60, chunks=20)
-    parts = []
-    for names in (["c0"], ["c1"], ["c0", "c1"], ["c0", "c1", "c2", "c3"]):
-        for name in names:
-            for _ in range(3 if name == "c1" else 2):
-                say(made, name, made.clusters[name].train())
-                made.settle()
-            say(made, name, made.clusters[name].ask())
-        parts += [stage.part for stage in stages(made)]
-        made.pass_time(6.0)
-        parts += [stage.part for stage in stages(made)]
-    assert parts == pytest.approx([1 / 4, 2 / 6, 3 / 6, 1.0])
-
-
-def test_a_whole_step_for_each_window_is_an_option():
-    made = world(2, part_steps=False)
-    for _ in range(2):
-        say(made, "c0", made.clusters["c0"].train())
-        made.settle()
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
-    made.pass_time(2.0)
-    assert [stage.part for stage in stages(made)] == [1.0]
-
-
 def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to_others():
-    made = world(2)
+    made = seeded_world(2)
     say(made, "c0", made.clusters["c0"].train())
     made.settle()
     made.kill("c0")
@@ -206,7 +48,7 @@ def test_a_lost_cluster_is_dropped_after_missed_heartbeats_and_its_data_given_to
 
 @pytest.mark.parametrize("told", [do.Restore, do.Commit])
 def test_a_shard_that_lives_but_does_not_answer_is_told_to_register_again(told):
-    made = world(1, 2, transfer_limit_s=60.0, lost_after_s=10.0)
+    made = seeded_world(1, 2, transfer_limit_s=60.0, lost_after_s=10.0)
     if told is do.Restore:
         made.connect("s1")
         made.deliver("up s1")
@@ -230,7 +72,7 @@ def test_a_shard_that_lives_but_does_not_answer_is_told_to_register_again(told):
 
 
 def test_a_shard_that_lost_its_memory_takes_all_back_to_what_all_still_have():
-    made = world(1, 2)
+    made = seeded_world(1, 2)
     for name in made.shards:
         made.snapshot(name)
     made.settle()
@@ -254,7 +96,7 @@ def test_a_shard_that_lost_its_memory_takes_all_back_to_what_all_still_have():
 
 
 def test_while_a_shard_is_away_pushes_are_refused_and_training_goes_on():
-    made = world(1, 2)
+    made = seeded_world(1, 2)
     for name in made.shards:
         made.snapshot(name)
     say(made, "c0", made.clusters["c0"].train())
@@ -278,7 +120,7 @@ def test_while_a_shard_is_away_pushes_are_refused_and_training_goes_on():
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_when_all_is_lost_before_a_counted_push_is_pulled_its_cluster_brings_parameters(connected):
-    made = world(1, 2)
+    made = seeded_world(1, 2)
     for _ in range(2):
         say(made, "c0", made.clusters["c0"].train())
         made.settle()
@@ -303,7 +145,7 @@ def test_when_all_is_lost_before_a_counted_push_is_pulled_its_cluster_brings_par
 
 def test_an_update_in_the_middle_of_a_pull_mixes_nothing():
     """One layer of the old version has come, then there is a new one; the rest still comes of the old one."""
-    made = world(2, grace_s=0.0)
+    made = seeded_world(2, grace_s=0.0)
     for name in made.clusters:
         say(made, name, made.clusters[name].train())
         made.settle()
@@ -328,7 +170,7 @@ def test_an_update_in_the_middle_of_a_pull_mixes_nothing():
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing():
-    made = world(1, 2)
+    made = seeded_world(1, 2)
     before = made.master.state
     with pytest.raises(ProtocolError, match="each of 5 layers once"):
         made.master.on_event(0.0, on.ClusterRegistered(cluster="c9", workers={"w": (0, 1, 1)}))
@@ -339,7 +181,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing():
 
 
 def test_a_push_from_an_older_version_than_the_clusters_last_is_refused_and_brings_a_pull():
-    made = world(1, 1)
+    made = seeded_world(1, 1)
     say(made, "c0", [*made.clusters["c0"].train()])
     made.settle()
     made.clusters["c0"].train()
