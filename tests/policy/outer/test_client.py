@@ -98,6 +98,13 @@ def test_what_belongs_to_something_that_has_ended_changes_nothing(phase):
     assert client.phase is phase
 
 
+@pytest.mark.parametrize("phase", list(ClientPhase))
+def test_who_has_too_little_to_push_says_so_unless_a_push_is_under_way(phase):
+    client = client_in(phase)
+    assert client.keep_round() == ([on.RoundKept(cluster="a")] if phase is ClientPhase.FREE else [])
+    assert client.phase is phase
+
+
 def test_a_pull_that_ended_is_asked_for_again_and_its_layers_are_not_used():
     client = client_in(ClientPhase.FREE)
     client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=None, reason="test"))

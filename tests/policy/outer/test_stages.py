@@ -46,6 +46,14 @@ def test_no_push_begins_before_the_last_was_asked_for():
     assert after(rounds, 1).order(NOTHING, can_push=True).push == 2
 
 
+def test_a_round_that_others_end_waits_for_a_push_that_all_are_copying_for():
+    rounds = after(StageRounds(["d1"], inner_steps=64), 64)
+    assert rounds.order(NOTHING, can_push=True).push == 1
+    assert rounds.end_round(), "there are no steps since, but that push is still to be asked for"
+    assert rounds.to_ask({"d1": StageReport(taken=1)}) == 640
+    assert not rounds.end_round()
+
+
 def test_without_others_it_is_asked_at_once():
     rounds = after(StageRounds([], inner_steps=1), 1)
     rounds.order(NOTHING, can_push=True)

@@ -76,6 +76,17 @@ def test_the_round_of_a_cluster_is_ended_once_for_each_window():
     assert sorted(ended) in (["c1", "c2"], ["c0", "c2"], ["c2"])
 
 
+def test_each_window_has_a_round_that_is_ended_for_all():
+    made = seeded_world(2, grace_s=5.0, samples=60, chunks=20)
+    for _ in range(3):
+        learn(made, "c0", "c1")
+        before = made.master.state.updates
+        say(made, "c0", made.clusters["c0"].ask(ends_round=True))
+        made.settle()
+        assert made.master.state.updates == before + 1, "nobody has to wait for the grace"
+        assert last_window(made) == {"c0", "c1"}
+
+
 def stages(made: MadeUpWorld) -> list[do.Stage]:
     """Let all messages arrive; return what the first shard was told to stage."""
     found = []
