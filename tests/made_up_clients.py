@@ -3,7 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -291,6 +292,32 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number:
     loss.backward()
     optimizer.step()
     return float(loss.detach())
+
+
+def at_once(names: Iterable[str], train: Callable[[str], None]) -> None:
+    """Let each cluster train in a thread of its own, to its end; raise what one of them raises."""
+    waiting = list(names)
+    with ThreadPoolExecutor(len(waiting)) as pool:
+        for done in [pool.submit(train, name) for name in waiting]:
+            done.result(PATIENCE_S)
+
+
+def train_together(
+    models: Mapping[str, torch.nn.Module],
+    outers: Mapping[str, OuterOptimizer],
+    tokens: Mapping[str, int],
+    *,
+    steps: int,
+) -> None:  # fmt: skip
+    """Train as `diloco` does, all clusters at once, each with its optimizer and its tokens of a step."""
+
+    def train(name: str) -> None:
+        inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
+        for number in range(steps):
+            train_step(models[name], inner, number + 100 * ord(name))
+            outers[name].step(tokens=tokens[name])
+
+    at_once(models, train)
 
 
 def alone(steps: int) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, train_step
+from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core import outer_commands as do
 from spantrain.core.outer_events import Way
@@ -70,18 +70,7 @@ def test_synchronous_clusters_are_diloco_by_the_fragment():
             name: server.optimizer(model.named_parameters(), name, inner_steps=4, layers=EACH, overlap=False)
             for name, model in models.items()
         }
-
-        def train(name: str) -> None:
-            inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
-            for number in range(12):
-                train_step(models[name], inner, number + 100 * ord(name))
-                outers[name].step(tokens=tokens[name])
-
-        threads = [threading.Thread(target=train, args=(name,)) for name in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        train_together(models, outers, tokens, steps=12)
         offsets = {name: k for k, name in enumerate(EACH)}
         close(server.parameters, by_hand(12, tokens, rule, offsets), by=1e-6)
         assert [one.version for one in server.master.state.fragments] == [4, 4, 4, 4]

@@ -1,10 +1,8 @@
 """Data that the master leases: each sample is counted once, whatever becomes of pushes, clusters and connections."""
 
-import threading
-
 import pytest
 
-from made_up_clients import MadeUpServer, small_model
+from made_up_clients import MadeUpServer, at_once, small_model
 from patience import PATIENCE_S
 from spantrain.core.outer_events import Lease, Progress
 from spantrain.errors import UsageError
@@ -88,11 +86,7 @@ def test_two_clusters_see_every_sample_of_two_passes_once():
                     outer.step(tokens=len(batch))
                 assert outer.metrics.uncounted_samples == 0
 
-        threads = [threading.Thread(target=train, args=(name,)) for name in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        at_once(models, train)
         assert server.master.state.leading.chunks.counted == (20,) * 6
     assert sorted(seen["a"] + seen["b"]) == sorted([*range(60)] * 2)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from made_up_clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step
+from made_up_clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core import outer_commands as do
 from spantrain.core.outer_events import Way
@@ -46,18 +46,7 @@ def test_synchronous_clusters_are_diloco():
     server = MadeUpServer(rule=rule, settings=replace(ENDLESS, common_rounds=False))
     models = {"a": small_model(0), "b": small_model(1)}
     outers = {name: server.optimizer(model.named_parameters(), name, overlap=False) for name, model in models.items()}
-
-    def train(name: str) -> None:
-        inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
-        for number in range(2 * rounds):
-            train_step(models[name], inner, number + 100 * ord(name))
-            outers[name].step(tokens=tokens[name])
-
-    threads = [threading.Thread(target=train, args=(name,)) for name in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    train_together(models, outers, tokens, steps=2 * rounds)
     wanted = diloco(rounds, tokens)
     for name, model in models.items():
         close(dict(model.named_parameters()), wanted, by=1e-6)

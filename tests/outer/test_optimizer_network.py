@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_up_clients import EXACT, alone, close, diloco, small_model, train_step
+from made_up_clients import EXACT, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.plan import WireFormat
 from spantrain.errors import UsageError
@@ -142,18 +142,7 @@ def test_synchronous_clusters_are_diloco():
             )
             for name, model in models.items()
         }  # fmt: skip
-
-        def train(name: str) -> None:
-            inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
-            for number in range(2 * rounds):
-                train_step(models[name], inner, number + 100 * ord(name))
-                outers[name].step(tokens=tokens[name])
-
-        threads = [threading.Thread(target=train, args=(name,)) for name in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        train_together(models, outers, tokens, steps=2 * rounds)
     for model in models.values():
         close(dict(model.named_parameters()), diloco(rounds, tokens), by=1e-6)
 
