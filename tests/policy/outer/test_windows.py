@@ -45,10 +45,14 @@ def test_a_window_does_not_wait_for_who_has_nothing_to_push():
     made.settle()
     assert made.master.state.updates == before + 1
     assert last_window(made) == {"c0", "c1"}
-    learn(made, "c0", "c2")
-    say(made, "c0", made.clusters["c0"].ask())
-    made.settle()
+    learn(made, "c0", "c1", "c2")
+    for name in ("c0", "c1"):
+        say(made, name, made.clusters[name].ask())
+        made.settle()
     assert made.master.state.updates == before + 1, "who had nothing then is waited for again"
+    say(made, "c2", made.clusters["c2"].ask())
+    made.settle()
+    assert last_window(made) == {"c0", "c1", "c2"}
 
 
 @pytest.mark.parametrize("options", [{"common_rounds": False}, {}])
