@@ -294,9 +294,8 @@ def test_links_taken_for_faster_than_they_were_are_believed_after_one_step_as_we
     assert boundary.state.calm
 
 
-def test_while_links_are_slow_one_in_use_for_the_first_time_is_believed_and_not_learnt():
-    plan, planner = four_sites.plan(0.01), TablePlanner()
-    boundary = AutoBoundary(plan, TableForecast(moving_s=0.1), AutoSettings(believed=math.inf), planner)
+def moved_over_slow_links(boundary: AutoBoundary, planner: TablePlanner, plan: Plan) -> Plan:
+    """After calm steps links are slow, and the planner changes the sites of the first two stages; return that plan."""
     for step in range(3):
         boundary.advise(step, plan, reports(plan, 0.9), STEP_S)
     near = twice(boundary, plan, 0.45)
@@ -307,6 +306,13 @@ def test_while_links_are_slow_one_in_use_for_the_first_time_is_believed_and_not_
     proposal = boundary.advise(5, near.plan, reports(plan, 0.45), STEP_S)
     assert proposal is not None
     assert proposal.plan == moved
+    return moved
+
+
+def test_while_links_are_slow_one_in_use_for_the_first_time_is_believed_and_not_learnt():
+    plan, planner = four_sites.plan(0.01), TablePlanner()
+    boundary = AutoBoundary(plan, TableForecast(moving_s=0.1), AutoSettings(believed=math.inf), planner)
+    moved = moved_over_slow_links(boundary, planner, plan)
     new = dict.fromkeys((("s0r0", "s2r0"), ("s2r0", "s0r0")), 0.45)
     for step in (6, 7, 8):
         boundary.advise(step, moved, reports(moved, 0.9, of=new), STEP_S)
@@ -347,16 +353,7 @@ class SlowWhenCalm(TableForecast):
 def test_a_plan_over_other_links_is_left_when_those_are_as_planned_unless_it_is_better_then_too(forecast):
     plan, planner = four_sites.plan(0.01), TablePlanner()
     boundary = AutoBoundary(plan, forecast, AutoSettings(believed=math.inf), planner)
-    for step in range(3):
-        boundary.advise(step, plan, reports(plan, 0.9), STEP_S)
-    near = twice(boundary, plan, 0.45)
-    assert near is not None
-    first, second, *others = planned_anew(plan).stages
-    swapped = replace(first, replicas=second.replicas), replace(second, replicas=first.replicas)
-    planner.planned = moved = replace(planned_anew(plan), stages=(*swapped, *others))
-    proposal = boundary.advise(5, near.plan, reports(plan, 0.45), STEP_S)
-    assert proposal is not None
-    assert proposal.plan == moved
+    moved = moved_over_slow_links(boundary, planner, plan)
     for step in range(6, 9):
         assert boundary.advise(step, moved, reports(moved, 0.45), STEP_S) is None, "links are still slow"
     back = [boundary.advise(step, moved, reports(moved, 0.9), STEP_S) for step in (9, 10)]
