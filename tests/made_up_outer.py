@@ -158,7 +158,8 @@ class MadeUpCluster:
             case do.StartPull():
                 self.pulled = {}
             case do.EndRound():
-                return self.ask() or self._do(self.client.keep_round())
+                ended = self.client.is_to_end(command)
+                return (self.ask() or self._do(self.client.keep_round())) if ended else []
         said = self._do(self.client.on_command(command))
         return said + (self.ask() if isinstance(command, do.Welcome) and command.version is None else [])
 

@@ -4,6 +4,8 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from made_up_outer import layers_of
 from patience import PATIENCE_S
 from spantrain.core import outer_commands as do
@@ -98,6 +100,18 @@ def test_a_cluster_that_is_refused_asks_more_and_more_rarely_until_a_shard_comes
     assert loop.pause_s() == 0.0, "at once"
     loop.is_refused()
     assert loop.pause_s() == 0.25, "it restores"
+    loop.session.close()
+
+
+@pytest.mark.parametrize("asked", ["before", "after", "never"])
+def test_a_push_that_is_asked_for_is_the_one_that_others_wanted(asked):
+    loop = Loop()
+    if asked == "before":
+        loop.session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
+    loop.session.commanded(do.EndRound(cluster="a", reason="b has ended a round"))
+    if asked == "after":
+        loop.session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
+    assert loop.session.take_news().round_ended == (asked == "never")
     loop.session.close()
 
 

@@ -42,6 +42,14 @@ def test_clusters_of_unequal_speed_train_at_their_own():
     assert all(one.stood_still_s < 5.0 for one in found.clusters.values())
 
 
+@pytest.mark.parametrize("latency_s", [0.01, 0.3])
+def test_clusters_alike_end_their_rounds_together(latency_s):
+    """Each asks while the others' wish for its push is on its way: none is to push again at once."""
+    line = replace(LINE, latency_s=latency_s)
+    found = simulate_outer(case_of(1.0, 1.0, 1.0, line=line, settings=OuterSettings(grace_s=2.0)))
+    assert found.versions == 11, "the first parameters, and ten rounds"
+
+
 def test_who_has_taken_all_steps_waits_before_it_asks_again_for_what_was_refused():
     """Lines without latency: the second cluster's rest is refused for as long as the first brings the parameters."""
     slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.0)
@@ -63,7 +71,7 @@ def test_tokens_are_steps_times_their_tokens():
 
 
 def test_a_slow_cluster_is_not_waited_for_and_contributes():
-    found = simulate_outer(case_of(1.0, 1.0, 20.0, steps=820))
+    found = simulate_outer(case_of(1.0, 1.0, 40.0, steps=810))
     assert found.clusters["c2"].outer_rounds >= 2
     assert found.clusters["c2"].mean_staleness > 2 > found.clusters["c0"].mean_staleness
 

@@ -148,6 +148,7 @@ class ClientSession:
         with self.changed:
             self._taken, self._told = taken, self.chunks.progress
             self._pause_s = max(self._pause_s, 10 * took_s)
+            self._news = replace(self._news, round_ended=False)
             self._carry_out(self._client.ask(tokens=tokens, progress=self._told, ends_round=ends_round))
 
     def keep_round(self) -> None:
@@ -226,7 +227,8 @@ class ClientSession:
             case do.RefusePush(push=Ticket() as push) | do.SkipRound(push=push):
                 self._forget(push)
             case do.EndRound():
-                self._news = replace(self._news, round_ended=True)
+                ended = self._news.round_ended or self._client.is_to_end(command)
+                self._news = replace(self._news, round_ended=ended)
             case do.StartPull():
                 self._wants_first = False
                 self._coming = {}

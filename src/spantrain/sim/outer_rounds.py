@@ -75,7 +75,7 @@ class ClusterRounds:
         """Take in what the master commands."""
         if isinstance(command, do.StartPull):
             self._arriving = {}
-        self._round_ended = self._round_ended or isinstance(command, do.EndRound)
+        self._round_ended = self._round_ended or self._client.is_to_end(command)
         return self._client.on_command(command)
 
     def sent(self, transfer: Transfer) -> list[Said]:

@@ -105,6 +105,13 @@ def test_who_has_too_little_to_push_says_so_unless_a_push_is_under_way(phase):
     assert client.phase is phase
 
 
+@pytest.mark.parametrize("phase", list(ClientPhase))
+def test_a_round_is_not_ended_by_what_a_push_has_crossed_on_its_way(phase):
+    client = client_in(phase)
+    assert client.is_to_end(do.EndRound(cluster="a", reason="test")) == (phase is not ClientPhase.ASKING)
+    assert not client.is_to_end(do.RegisterAgain(member="a", reason="test"))
+
+
 def test_a_pull_that_ended_is_asked_for_again_and_its_layers_are_not_used():
     client = client_in(ClientPhase.FREE)
     client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=None, reason="test"))

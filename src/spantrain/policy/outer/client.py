@@ -90,6 +90,13 @@ class OuterClient:
         """Say that there is too little to push; nothing while a push is under way, which says more."""
         return [on.RoundKept(cluster=self._cluster)] if self.phase is ClientPhase.FREE else []
 
+    def is_to_end(self, command: OuterCommand) -> bool:
+        """Whether a command ends this cluster's round.
+
+        Not one that a push has crossed on its way: that push is for the same window, and the next round is young.
+        """
+        return isinstance(command, do.EndRound) and self.phase is not ClientPhase.ASKING
+
     def on_command(self, command: OuterCommand) -> list[Said]:
         """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""
         match command:

@@ -67,7 +67,7 @@ class StageRounds:
 
     def end_round(self) -> bool:
         """Note that another cluster has ended the round of all; return whether there is a push to come."""
-        return self._steps.end() or self._unasked
+        return self._unasked or self._steps.end()
 
     def order(
         self, known: StageOrder, *, can_push: bool, wants_first: bool = False, everything: bool = False
