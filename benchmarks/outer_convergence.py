@@ -15,9 +15,10 @@ gradients a million times as large, no numbers. That is compared with training i
 
 Real: parameters, gradients, losses, the guard, shards' sums and updates, the master's and the clients' decisions.
 Simulated: time, in which an exchange takes six of the fastest cluster's steps each way, as in the paper's throughput
-experiments. With the smaller H that is three quarters of a round; so ours is trained over faster lines there too, on
-which an exchange takes the same part of a round as with the larger. It takes hours of one processor; with `--keep` what
-was trained is kept in a folder, and a run that was ended goes on from there.
+experiments. With the smaller H that is three quarters of a round; so ours is also trained with clusters that stand
+still after a quarter of a round behind a push (`ahead: 0.25`), and it is told what part of the ideal throughput that
+leaves. It takes an hour or two of one processor; with `--keep` what was trained is kept in a folder, and a run that was
+ended goes on from there.
 """
 
 import argparse
@@ -44,49 +45,50 @@ AWAY = "away"
 SPOILS = (AWAY, "noise", "huge", "nan", "loud noise")
 """Away: that cluster is not there, for comparison."""
 WITHIN, CHANGED = 0.01, 0.01
+AHEAD = 0.25
+"""Of a round, behind a push, where clusters then stand still."""
+OURS, BOUNDED = "outer", f"outer {AHEAD:g}"
 RULES = "0.7/0.8,0.9/0.7,0.9/0.8"
 """That are tried: the paper's, and two with a larger rate."""
 Results = dict[Run, Trained]
 Chosen = Mapping[str, OuterRule]
-"""By method."""
+"""By the kind of run."""
 
 
-def tries(methods: Sequence[str], common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
-    """Return the first seed's runs of methods with each rule."""
-    found = []
-    for rule, method in product(rules, methods):
-        mine: dict[str, Any] = {**common, "recipe": replace(recipe, rule=rule), "method": method}
-        found += [Run(**mine)] if method == "diloco" else [Run(speeds=speeds, **mine) for speeds in MAIN]
-    return found
+def tries(kinds: Sequence[str], common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
+    """Return the first seed's runs of some kinds with each rule."""
+    return [
+        run
+        for rule, kind in product(rules, kinds)
+        for run in runs_of(kind, {**common, "recipe": replace(recipe, rule=rule)})
+    ]
+
+
+def runs_of(kind: str, mine: Mapping[str, Any]) -> list[Run]:
+    """Return the runs of one kind; synchronous DiLoCo comes to the same at all speeds."""
+    if kind == "diloco":
+        return [Run(method=kind, **mine)]
+    ahead = AHEAD if kind == BOUNDED else None
+    return [Run(method=kind.split()[0], ahead=ahead, speeds=speeds, **mine) for speeds in MAIN]
 
 
 def chosen_of(found: Results, inner_steps: int) -> Chosen:
-    """Return the rule with which each method came to the lowest loss, over the speeds."""
+    """Return the rule with which each kind came to the lowest loss, over the speeds."""
     losses: dict[str, dict[OuterRule, list[float]]] = {}
     for run, one in found.items():
-        if run.inner_steps == inner_steps and run.seed == 0 and run.speeds in MAIN and not run.spoil and is_usual(run):
-            losses.setdefault(run.method, {}).setdefault(run.recipe.rule, []).append(one.loss)
-    return {method: min(by_rule, key=lambda rule: statistics.mean(by_rule[rule])) for method, by_rule in losses.items()}
+        if run.inner_steps == inner_steps and run.seed == 0 and run.speeds in MAIN and not run.spoil:
+            losses.setdefault(run.kind, {}).setdefault(run.recipe.rule, []).append(one.loss)
+    return {kind: min(by_rule, key=lambda rule: statistics.mean(by_rule[rule])) for kind, by_rule in losses.items()}
 
 
-def is_usual(run: Run) -> bool:
-    """Whether it is over the lines that all methods have."""
-    return run.push_steps == Run.push_steps
-
-
-def seeds_of(common: Mapping[str, Any], recipes: Mapping[str, Recipe], seeds: int) -> list[Run]:
-    """Return the runs of the other seeds, each method with its rule."""
-    found = []
-    for seed in range(1, seeds):
-        found.append(Run(method="diloco", seed=seed, recipe=recipes["diloco"], **common))
-        found += [Run(method="outer", seed=seed, speeds=speeds, recipe=recipes["outer"], **common) for speeds in MAIN]
-    return found
-
-
-def faster_lines(common: Mapping[str, Any], recipe: Recipe, most: int) -> list[Run]:
-    """Return ours over lines on which an exchange takes the part of a round that it takes with the largest H."""
-    slow = [Run(method="outer", speeds=speeds, recipe=recipe, **common) for speeds in MAIN]
-    return [replace(run, push_steps=run.push_steps * run.inner_steps / most) for run in slow]
+def seeds_of(kinds: Sequence[str], common: Mapping[str, Any], recipes: Mapping[str, Recipe], seeds: int) -> list[Run]:
+    """Return the runs of the other seeds, each kind with its rule."""
+    return [
+        run
+        for seed in range(1, seeds)
+        for kind in kinds
+        for run in runs_of(kind, {**common, "seed": seed, "recipe": recipes[kind]})
+    ]
 
 
 class Trainer:
@@ -120,23 +122,22 @@ def trained(options: argparse.Namespace) -> tuple[Results, dict[int, Chosen]]:
         }
         common, recipe = _common(options, most), _recipe(options)
         others = [speeds for speeds in SPEEDS if speeds not in MAIN]
-        mine = replace(recipe, rule=chosen[most].get("outer", recipe.rule))
+        mine = replace(recipe, rule=chosen[most].get(OURS, recipe.rule))
         trainer.train([Run(method="dp", recipe=recipe, **common)])
-        trainer.train([Run(method="outer", recipe=mine, speeds=speeds, **common) for speeds in others])
+        trainer.train([Run(method=OURS, recipe=mine, speeds=speeds, **common) for speeds in others])
     return trainer.found, chosen
 
 
 def _trained_with(trainer: Trainer, inner_steps: int, options: argparse.Namespace, *, spoils: bool) -> Chosen:
-    """Train with one H, all but what only the largest has; return each method's rule."""
+    """Train with one H, all but what only the largest has; return each kind's rule."""
     common, recipe = _common(options, inner_steps), _recipe(options)
-    trainer.train(tries(("outer", "diloco"), common, recipe, options.rules))
+    kinds = (OURS, BOUNDED, "diloco")
+    trainer.train(tries(kinds, common, recipe, options.rules))
     chosen = chosen_of(trainer.found, inner_steps)
-    recipes = {method: replace(recipe, rule=chosen.get(method, recipe.rule)) for method in ("outer", "diloco")}
-    trainer.train(seeds_of(common, recipes, options.seeds))
+    recipes = {kind: replace(recipe, rule=chosen.get(kind, recipe.rule)) for kind in kinds}
+    trainer.train(seeds_of(kinds, common, recipes, options.seeds))
     if spoils:
-        trainer.train([Run(method="outer", spoil=spoil, recipe=recipes["outer"], **common) for spoil in SPOILS])
-    if inner_steps < max(options.inner_steps):
-        trainer.train(faster_lines(common, recipes["outer"], max(options.inner_steps)))
+        trainer.train([Run(method=OURS, spoil=spoil, recipe=recipes[OURS], **common) for spoil in SPOILS])
     trainer.train(tries(("async-diloco",), common, recipe, options.rules))
     return chosen_of(trainer.found, inner_steps)
 
@@ -151,11 +152,11 @@ def _common(options: argparse.Namespace, inner_steps: int) -> dict[str, Any]:
 
 
 def best_of(found: Results, chosen: Mapping[int, Chosen]) -> Results:
-    """Return the runs with the rule that was best for their method."""
+    """Return the runs with the rule that was best for their kind."""
     return {
         run: one
         for run, one in found.items()
-        if run.recipe.rule == chosen[run.inner_steps].get(run.method, run.recipe.rule)
+        if run.recipe.rule == chosen[run.inner_steps].get(run.kind, run.recipe.rule)
     }
 
 
@@ -166,18 +167,18 @@ def comparable(found: Results) -> Results:
 
 
 def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return a line for each method and H with the losses of each rule, over the speeds; and the same as data."""
+    """Return a line for each kind of run and H with the losses of each rule, over the speeds; and the same as data."""
     losses: dict[tuple[int, str], dict[OuterRule, list[float]]] = {}
     for run, one in found.items():
-        if run.seed == 0 and run.speeds in MAIN and not run.spoil and run.method != "dp" and is_usual(run):
-            by_rule = losses.setdefault((run.inner_steps, run.method), {})
+        if run.seed == 0 and run.speeds in MAIN and not run.spoil and run.method != "dp":
+            by_rule = losses.setdefault((run.inner_steps, run.kind), {})
             by_rule.setdefault(run.recipe.rule, []).append(one.loss)
     lines, data = ["first seed, held out, by outer rate/momentum:"], []
-    for (inner_steps, method), by_rule in losses.items():
+    for (inner_steps, kind), by_rule in losses.items():
         means = {rule_text(rule): statistics.mean(ones) for rule, ones in by_rule.items()}
         told = "   ".join(f"{rule}: {loss:.4f}" for rule, loss in means.items())
-        data.append({"inner_steps": inner_steps, "method": method, "held_out": means})
-        lines.append(f"{inner_steps:3} {method:13} {told}")
+        data.append({"inner_steps": inner_steps, "kind": kind, "held_out": means})
+        lines.append(f"{inner_steps:3} {kind:13} {told}")
     return lines, data
 
 
@@ -205,26 +206,26 @@ def base_of(found: Results, run: Run) -> float:
 
 
 def table_of(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return a line for each method, speeds and H, over the seeds; and the same as data."""
+    """Return a line for each kind, speeds and H, over the seeds; and the same as data."""
     lines, data = [], []
-    groups: dict[tuple[int, str, float, str], list[Trained]] = {}
+    groups: dict[tuple[int, str, str], list[Trained]] = {}
     for run, one in found.items():
         if not run.spoil:
-            groups.setdefault((run.inner_steps, run.method, -run.push_steps, run.speeds), []).append(one)
-    for group, ones in sorted(groups.items(), key=lambda group: (-group[0][0], group[0][1:])):
-        inner_steps, method, push_steps, speeds = group
+            groups.setdefault((run.inner_steps, run.kind, run.speeds), []).append(one)
+    for (inner_steps, kind, speeds), ones in sorted(groups.items(), key=lambda group: (-group[0][0], group[0][1:])):
         over = [one.loss / base_of(found, one.run) - 1 for one in ones]
         loss, mean = statistics.mean(one.loss for one in ones), statistics.mean(over)
         stale, rule = statistics.mean(one.mean_staleness for one in ones), rule_text(ones[0].run.recipe.rule)
-        row = {"inner_steps": inner_steps, "method": method, "speeds": speeds, "held_out": loss, "over_diloco": mean}
-        row |= {"push_steps": -push_steps, "rule": rule, "mean_staleness": stale, "versions": ones[0].versions}
+        part = statistics.mean(one.of_ideal for one in ones)
+        row = {"inner_steps": inner_steps, "kind": kind, "speeds": speeds, "held_out": loss, "over_diloco": mean}
+        row |= {"rule": rule, "mean_staleness": stale, "versions": ones[0].versions, "of_ideal": part}
         data.append({**row, "by_seed": over})
-        told = " ".join(f"{100 * part:+.2f}" for part in over)
-        shown, rule = "" if method in ("dp", "diloco") else speeds, "" if method == "dp" else rule
-        line = f"{-push_steps:5g}" if shown else ""
+        told = " ".join(f"{100 * one:+.2f}" for one in over)
+        shown, rule = "" if kind in ("dp", "diloco") else speeds, "" if kind == "dp" else rule
+        ideal = f"{100 * part:5.1f} %" if shown else ""
         lines.append(
-            f"{inner_steps:3} {method:13} {shown:10} {line:5} {rule:8} {loss:7.4f} {100 * mean:+8.2f} %   "
-            f"{told:22} {stale:6.1f}"
+            f"{inner_steps:3} {kind:13} {shown:10} {rule:8} {loss:7.4f} {100 * mean:+8.2f} %   {told:22} {stale:6.1f} "
+            f"{ideal:>8}"
         )
     return lines, data
 
@@ -247,13 +248,14 @@ def spoiled(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
 
 def verdicts(rows: list[dict[str, Any]], bad: list[dict[str, Any]]) -> list[str]:
     """Return what holds of what is wanted."""
-    ours = [row for row in rows if row["method"] == "outer"]
-    worst = max(ours, key=lambda row: row["over_diloco"])
-    said = [
-        f"outer within 1 % of diloco at the same tokens: {_holds(worst['over_diloco'] <= WITHIN)} "
-        f"(worst: H {worst['inner_steps']}, {worst['speeds']}, an exchange of {worst['push_steps']:g} steps: "
-        f"{100 * worst['over_diloco']:+.2f} %)"
-    ]
+    told = {OURS: "outer", BOUNDED: f"outer with `ahead: {AHEAD:g}`"}
+    said = []
+    for kind, name in told.items():
+        worst = max((row for row in rows if row["kind"] == kind), key=lambda row: row["over_diloco"])
+        said.append(
+            f"{name} within 1 % of diloco at the same tokens: {_holds(worst['over_diloco'] <= WITHIN)} "
+            f"(worst: H {worst['inner_steps']}, {worst['speeds']}: {100 * worst['over_diloco']:+.2f} %)"
+        )
     if bad:
         most = max(bad, key=lambda row: abs(row["over_away"]))
         said.append(
@@ -271,7 +273,7 @@ def plot(found: Results) -> str:
     """Draw the losses under way, of the first seed at the largest H."""
     most = max(run.inner_steps for run in found)
     lines = {
-        f"{run.method}, {run.speeds}" if run.method not in ("dp", "diloco") else run.method: [
+        f"{run.kind}, {run.speeds}" if run.method not in ("dp", "diloco") else run.method: [
             (float(4 * run.inner_steps * (k + 1) * run.recipe.tokens_per_step) / 1e3, loss)
             for k, loss in enumerate(one.losses)
         ]
@@ -285,7 +287,7 @@ def main() -> int:
     """Train, print, write; return 1 if something that is wanted does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=12, help="with the largest H; with others as many tokens")
+    parser.add_argument("--rounds", type=int, default=10, help="with the largest H; with others as many tokens")
     parser.add_argument("--inner-steps", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--grace", type=float, default=0.75, help="of the window, in rounds of the fastest cluster")
     parser.add_argument("--rules", type=rules_of, default=rules_of(RULES), help="outer RATE/MOMENTUM,...")
@@ -304,8 +306,8 @@ def main() -> int:
     bad_lines, bad = spoiled(found)
     try_lines, tries_data = tried(everything)
     said = verdicts(rows, bad)
-    head = f"{'H':>3} {'method':13} {'speeds':10} {'line':>5} {'rule':8} {'loss':>7} {'/ diloco':>9}"
-    head += f"     {'by seed, %':22} {'stale':>6}"
+    head = f"{'H':>3} {'method':13} {'speeds':10} {'rule':8} {'loss':>7} {'/ diloco':>9}"
+    head += f"     {'by seed, %':22} {'stale':>6} {'of ideal':>9}"
     table = [head, *lines, "", *bad_lines, "", *try_lines, "", *said]
     print("\n".join(table))
     if not (options.quick or options.so_far):

@@ -47,14 +47,21 @@ class Run:
     clip_norm: float | None = None
     push_steps: float = 6.0
     """How long a cluster's line is busy with the model, in steps of the fastest."""
+    ahead: float | None = None
+    """How much of a round clusters train on behind a push, before they stand still; None: as much as it takes."""
     recipe: Recipe = field(default_factory=Recipe)
 
     @property
     def name(self) -> str:
         """Short."""
         rule = f"{self.recipe.rule.learning_rate:g}/{self.recipe.rule.momentum:g}"
-        parts = (self.method, self.speeds, f"H {self.inner_steps}", f"seed {self.seed}", rule, self.spoil)
+        parts = (self.kind, self.speeds, f"H {self.inner_steps}", f"seed {self.seed}", rule, self.spoil)
         return " ".join(filter(None, parts))
+
+    @property
+    def kind(self) -> str:
+        """The method, and how far clusters train on behind a push."""
+        return self.method if self.ahead is None else f"{self.method} {self.ahead:g}"
 
     @property
     def steps(self) -> int:
@@ -80,6 +87,8 @@ class Trained:
     """Under way: held out, after each round's worth of steps."""
     mean_staleness: float
     """Over the clusters."""
+    of_ideal: float
+    """Throughput, over that of clusters that each train alone; simulated."""
     versions: int
     rejected_updates: int
 
@@ -91,6 +100,7 @@ class Trained:
             loss=bodies.loss(),
             losses=tuple(bodies.losses),
             mean_staleness=statistics.mean(one.mean_staleness for one in result.clusters.values()),
+            of_ideal=result.throughput_vs_ideal,
             versions=result.versions,
             rejected_updates=result.rejected_updates,
         )
@@ -133,7 +143,9 @@ def case_of(run: Run, start: Mapping[str, Tensor]) -> OuterCase:
     layers = layers_of(start)
     size_bytes = sum(layer.size_bytes for layer in layers)
     line = Line(bandwidth_bytes_per_s=size_bytes / run.push_steps, latency_s=0.05)
-    settings = OuterSettings(grace_s=run.grace * run.inner_steps, clip_norm=run.clip_norm, lost_after_s=100.0)
+    settings = OuterSettings(
+        grace_s=run.grace * run.inner_steps, clip_norm=run.clip_norm, ahead=run.ahead, lost_after_s=100.0
+    )
     return OuterCase(
         clusters=tuple(SimulatedCluster(name=f"c{k}", step_s=step_s, line=line) for k, step_s in enumerate(run.step_s)),
         shards=tuple(SimulatedShard(name=name, line=line, command_s=0.1) for name in SHARDS),

@@ -53,7 +53,7 @@ rule: {learning_rate: 1, momentum: 0}
 settings:
   {grace: 0 s, clip_norm: none, part_steps: off, common_rounds: off, staleness_power: 0.5, lost_after: 5 s,
    transfer_limit: 2 min, lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1,
-   fragments: 4}
+   fragments: 4, ahead: 0.25}
 guard: {smoothing: 0.1, factor: 2, warm_up: 4, wild: 5, restart_after: 3}
 data: {samples: 1000, chunk_samples: 64, passes: 3}
 encryption: off
@@ -75,6 +75,7 @@ placement:
             clipped=False,
             part_steps=False,
             common_rounds=False,
+            ahead=0.25,
             staleness_power=0.5,
             lost_after_s=5.0,
             transfer_limit_s=120.0,

@@ -21,14 +21,14 @@ def settings_of(fragments: int, **more) -> OuterSettings:
     return OuterSettings(**{"grace_s": 0.0, "clip_norm": None, "fragments": fragments, **more})
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("ahead", [None, 0.0])
 @pytest.mark.parametrize(("fragments", "shards"), [(2, 1), (2, 2), (3, 1), (4, 1)])
-def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(fragments, shards, overlap):
+def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(fragments, shards, ahead):
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with (
-        MadeUpServer(rule=EXACT, shards=shards, settings=settings_of(fragments)) as server,
-        server.optimizer(model.named_parameters(), "a", inner_steps=4, layers=EACH, overlap=overlap) as outer,
+        MadeUpServer(rule=EXACT, shards=shards, settings=settings_of(fragments, ahead=ahead)) as server,
+        server.optimizer(model.named_parameters(), "a", inner_steps=4, layers=EACH) as outer,
     ):
         for number in range(20):
             train_step(model, inner, number)
@@ -63,11 +63,11 @@ def by_hand(steps: int, tokens: dict[str, int], rule: OuterRule, offsets: dict[s
 
 def test_synchronous_clusters_are_diloco_by_the_fragment():
     rule, tokens = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}
-    settings = settings_of(4, grace_s=1e6, common_rounds=False)
+    settings = settings_of(4, grace_s=1e6, common_rounds=False, ahead=0.0)
     models = {"a": small_model(0), "b": small_model(1)}
     with MadeUpServer(rule=rule, shards=1, settings=settings) as server:
         outers = {
-            name: server.optimizer(model.named_parameters(), name, inner_steps=4, layers=EACH, overlap=False)
+            name: server.optimizer(model.named_parameters(), name, inner_steps=4, layers=EACH)
             for name, model in models.items()
         }
         train_together(models, outers, tokens, steps=12)
@@ -123,10 +123,9 @@ def test_a_push_that_is_lost_leaves_the_other_fragment_alone():
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with (
-        MadeUpServer(shards=1, settings=settings_of(2)) as server,
-        server.optimizer(model.named_parameters(), "a", inner_steps=4, layers=EACH, overlap=False, wait_for_round_s=0.2)
-        as outer,
-    ):  # fmt: skip
+        MadeUpServer(shards=1, settings=settings_of(2, ahead=0.0)) as server,
+        server.optimizer(model.named_parameters(), "a", inner_steps=4, layers=EACH, wait_for_round_s=0.2) as outer,
+    ):
         before = [one.version for one in server.master.state.fragments]
 
         def passes(tagged) -> bool:

@@ -19,11 +19,12 @@ from spantrain.policy.outer.settings import OuterSettings
 ENDLESS = OuterSettings(grace_s=1e6, clip_norm=None)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(overlap):
+@pytest.mark.parametrize("ahead", [None, 0.5, 0.0])
+def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(ahead):
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with MadeUpServer() as server, server.optimizer(model.named_parameters(), "a", overlap=overlap) as outer:
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, ahead=ahead)
+    with MadeUpServer(settings=settings) as server, server.optimizer(model.named_parameters(), "a") as outer:
         for number in range(20):
             train_step(model, inner, number)
             outer.step(tokens=8)
@@ -35,7 +36,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(overlap):
         assert server.master.state.leading.clusters["a"].tokens == 160
         # The first push brought parameters.
         assert metrics.outer_rounds == server.master.state.leading.updates
-        if not overlap:
+        if ahead == 0:
             assert metrics.outer_rounds == 11
             assert metrics.mean_staleness == 0
 
@@ -43,9 +44,9 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(overlap):
 def test_synchronous_clusters_are_diloco():
     """Two clusters, an endless window: torch's Nesterov step on the mean by tokens of what both learned."""
     rule, tokens, rounds = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 4
-    server = MadeUpServer(rule=rule, settings=replace(ENDLESS, common_rounds=False))
+    server = MadeUpServer(rule=rule, settings=replace(ENDLESS, common_rounds=False, ahead=0.0))
     models = {"a": small_model(0), "b": small_model(1)}
-    outers = {name: server.optimizer(model.named_parameters(), name, overlap=False) for name, model in models.items()}
+    outers = {name: server.optimizer(model.named_parameters(), name) for name, model in models.items()}
     train_together(models, outers, tokens, steps=2 * rounds)
     wanted = diloco(rounds, tokens)
     for name, model in models.items():
@@ -93,11 +94,16 @@ PHASES = (
 
 @pytest.mark.parametrize("fault", ["cluster", "master", "shard"])
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: getattr(phase, "__name__", None) or f"Move{phase[1].value}")
-def test_a_fault_in_any_phase_loses_and_doubles_nothing(fault, phase):
-    """In the third round, say: training goes on, and in the end the shards have what one cluster alone has."""
+@pytest.mark.parametrize("ahead", [None, 0.0])
+def test_a_fault_in_any_phase_loses_and_doubles_nothing(fault, phase, ahead):
+    """In the third round, say: training goes on, and in the end the shards have what one cluster alone has.
+
+    Also where clusters stand still behind a push: they do not for one that comes to nothing.
+    """
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with MadeUpServer() as server, server.optimizer(model.named_parameters(), "a") as outer:
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, ahead=ahead)
+    with MadeUpServer(settings=settings) as server, server.optimizer(model.named_parameters(), "a") as outer:
         armed = Fault(server, fault, phase)
         server.do(lambda: setattr(server, "hook", armed))
         for number in range(12):

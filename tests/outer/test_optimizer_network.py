@@ -89,7 +89,7 @@ def test_rounded_pushes_cross_in_the_bytes_that_they_are_said_to_take(wire_forma
         sum(one.size_bytes for layer in layers for one in layer.sent_as(sent))
         for sent in (WireFormat.NATIVE, wire_format)
     )
-    settings = replace(AT_ONCE, push_format=wire_format, compensation=0.1)
+    settings = replace(AT_ONCE, push_format=wire_format, compensation=0.1, ahead=0.0)
     with ExitStack() as stack:
         rounds = MasterConfig(shards=("s0", "s1"), rule=EXACT, settings=settings)
         master = stack.enter_context(MasterServer(bind="127.0.0.1:0", state_dir=tmp_path / "m", config=rounds))
@@ -97,7 +97,7 @@ def test_rounded_pushes_cross_in_the_bytes_that_they_are_said_to_take(wire_forma
         outer = stack.enter_context(
             OuterOptimizer(
                 model.named_parameters(), master=master.address, token=master.token, cluster="a", inner_steps=3,
-                options=OuterOptions(wait_for_start_s=PATIENCE_S, overlap=False),
+                options=OuterOptions(wait_for_start_s=PATIENCE_S),
             )
         )  # fmt: skip
         for number in range(9):
@@ -130,8 +130,8 @@ def test_what_can_never_join_is_refused_at_once(master, token, cluster, told):
 def test_synchronous_clusters_are_diloco():
     rule, tokens, rounds = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
     models = {"a": small_model(0), "b": small_model(1)}
-    options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S, overlap=False)
-    endless = replace(AT_ONCE, grace_s=1e6, common_rounds=False)
+    options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S)
+    endless = replace(AT_ONCE, grace_s=1e6, common_rounds=False, ahead=0.0)
     with LocalParameterServer(config(rule=rule, settings=endless)) as server, ExitStack() as stack:
         outers = {
             name: stack.enter_context(

@@ -76,6 +76,32 @@ def test_a_slow_cluster_is_not_waited_for_and_contributes():
     assert found.clusters["c2"].mean_staleness > 2 > found.clusters["c0"].mean_staleness
 
 
+SLOW = Line(bandwidth_bytes_per_s=4e5, latency_s=0.01)
+"""An exchange takes ten steps, as a round does."""
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.3, 1.0])
+def test_a_bound_on_steps_behind_a_push_makes_clusters_stand_still(ahead):
+    case = case_of(1.0, 1.0, line=SLOW, settings=OuterSettings(grace_s=20.0, ahead=ahead))
+    found = simulate_outer(case)
+    assert found.tokens_counted == found.tokens == 200
+    stood_s = found.clusters["c0"].stood_still_s
+    assert stood_s == pytest.approx(10 * (10 - 10 * ahead), abs=15)
+    longer = simulate_outer(replace(case, settings=replace(case.settings, ahead=ahead / 2)))
+    assert longer.clusters["c0"].stood_still_s >= stood_s
+
+
+@pytest.mark.parametrize("member", [MASTER, "s0", "c1"])
+@pytest.mark.parametrize("at_s", [11.0, 14.0, 17.5, 21.0])
+def test_nobody_stands_still_for_who_is_gone(member, at_s):
+    """Where a version cannot come clusters train on; where it can, one that is gone costs no more than a window."""
+    settings = OuterSettings(grace_s=1.0, ahead=0.0, lost_after_s=5.0)
+    case = case_of(1.0, 1.0, line=SLOW, steps=None, seconds=200.0, settings=settings)
+    found = simulate_outer(replace(case, faults=(Fault(member=member, at_s=at_s, down_s=100.0),)))
+    steps, usual = (one.clusters["c0"].inner_steps for one in (found, simulate_outer(case)))
+    assert steps > usual + 30 if member != "c1" else steps >= usual - 5, (steps, usual)
+
+
 def test_copies_are_all_that_a_cluster_stands_still_for():
     slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.05)
     found = simulate_outer(case_of(1.0, line=slow, copy_s=0.1))

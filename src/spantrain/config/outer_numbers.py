@@ -42,8 +42,11 @@ class SettingNumbers:
     clipped: bool = True
     """False where the file says `clip_norm: none`."""
     part_steps: bool | None = None
-    common_rounds: bool | None = None
     """Whether a window that holds pushes of some clusters steps a part of the way."""
+    common_rounds: bool | None = None
+    """Whether who has done a whole round ends that of the others."""
+    ahead: float | None = None
+    """How much of a round to train on behind a push; None, as where the file says `none`: as much as it takes."""
     staleness_power: float | None = None
     """How much less a push weighs that is older by versions."""
     compensation: float | None = None
@@ -104,6 +107,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         "clip_norm",
         "part_steps",
         "common_rounds",
+        "ahead",
         "staleness_power",
         "compensation",
         "lost_after",
@@ -121,6 +125,7 @@ def _settings(at: Field | None) -> SettingNumbers:
         clipped=clipped,
         part_steps=read_switch(row["part_steps"]) if "part_steps" in row else None,
         common_rounds=read_switch(row["common_rounds"]) if "common_rounds" in row else None,
+        ahead=_ahead(row),
         staleness_power=_number(row, "staleness_power", lambda value: 0 <= value <= 10, "from 0 to 10"),
         compensation=_number(row, "compensation", lambda value: 0 <= value <= 1, "from 0 to 1"),
         lost_after_s=_seconds(row, "lost_after"),
@@ -131,6 +136,12 @@ def _settings(at: Field | None) -> SettingNumbers:
         push_format=_wire_format(row["push_format"]) if "push_format" in row else None,
         fragments=row["fragments"].count(most=_MOST_FRAGMENTS) if "fragments" in row else None,
     )
+
+
+def _ahead(row: Mapping[str, Field]) -> float | None:
+    if "ahead" in row and _text(row["ahead"]) == "none":
+        return None
+    return _number(row, "ahead", lambda value: 0 <= value <= 1, "from 0 to 1, or none")
 
 
 def _wire_format(at: Field) -> WireFormat | None:

@@ -49,6 +49,7 @@ class ClientRounds:
         self._steps = steps
         self._look_every = 1 if ranks.size == 1 else max(1, steps.inner_steps // _LOOKS_IN_A_ROUND)
         self._tokens = _Tokens()
+        self._gave_up = False
 
     def count(self, tokens: int) -> None:
         """Count a step."""
@@ -97,7 +98,7 @@ class ClientRounds:
 
     def _push(self) -> None:
         begun_s = time.monotonic()
-        taken = self._copy.take()
+        taken, self._gave_up = self._copy.take(), False
         total = self.ranks.total(self._tokens.own)
         self.meter.tokens += total - self._tokens.own
         self._tokens = _Tokens(pushed=self._tokens.waiting + total)
@@ -116,19 +117,21 @@ class ClientRounds:
 
     # What may be waited for; asked in the first process.
 
-    def has_version(self) -> bool:
-        """Whether a version is here."""
-        return self.meter.version > 0
-
     def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
         session = self.session
         return self.meter.version > 0 or (session is not None and session.brings_first and session.pushing)
 
-    def has_settled(self) -> bool:
-        """Whether nothing is under way, or nothing can be."""
+    def may_go_on(self) -> bool:
+        """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
         session = self.session
-        return session is None or not session.registered or not (session.pushing or session.pulling)
+        if session is None or not session.registered or self._gave_up:
+            return True
+        return not (session.awaits and self._steps.is_ahead(session.ahead))
+
+    def give_up(self) -> None:
+        """Wait for the present push no longer."""
+        self._gave_up = True
 
     def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""

@@ -131,6 +131,16 @@ class ClientSession:
         return self._client.phase is not ClientPhase.FREE
 
     @property
+    def awaits(self) -> bool:
+        """Whether a push has not ended, or the loop has not come by for what ended it."""
+        return self.pushing or self._news.skipped or self._news.version is not None
+
+    @property
+    def ahead(self) -> float | None:
+        """How far to train on meanwhile, as the master says; see `OuterSettings`."""
+        return self.data.settings.ahead if self.data else None
+
+    @property
     def refused(self) -> bool:
         """Whether a push came to nothing, and the loop has not come by since."""
         return self._news.skipped

@@ -78,6 +78,13 @@ class FragmentRounds:
 
     # Waiting, where it was asked for.
 
+    def stand_still(self, limit_s: float) -> None:
+        """Wait for what a push becomes behind which as many steps as may be were taken; after so long, no longer."""
+        if self.ranks.agree([self._is(ClientRounds.may_go_on)])[0] or self.until(ClientRounds.may_go_on, limit_s):
+            return
+        for one in self._rounds:
+            one.give_up()
+
     def until(self, over: Callable[[ClientRounds], bool], limit_s: float, *, everything: bool = False) -> bool:
         """Look until something is over for all fragments; return whether it was, in time. The first process decides."""
         deadline_s = time.monotonic() + limit_s

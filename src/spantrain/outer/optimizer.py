@@ -37,13 +37,11 @@ Parameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 class OuterOptions:
     """What few need to change."""
 
-    overlap: bool = True
-    """Train on while a push waits for its update. Otherwise the step at which a round ends waits for the new version,
-    as synchronous DiLoCo does."""
     wait_for_start_s: float = 30.0
     """How long to wait, before the first step, for the newest version or until this cluster brings the first."""
     wait_for_round_s: float = 600.0
-    """Without overlap: how long to wait for a version before training on."""
+    """Where the master bounds how far to train on behind a push (`ahead` of its settings): how long to stand still
+    before training on in any case."""
     wait_for_data_s: float = 2.0
     """With no chunk of data left: how long the master must have been away, before training on samples that do not
     count."""
@@ -115,8 +113,8 @@ class OuterOptimizer:
                 connector.start()
             entered_s = self._meter.enter()
             if self._options.wait_for_start_s:
-                over = ClientRounds.has_begun if self._options.overlap else ClientRounds.has_version
-                self._rounds.until(over, self._options.wait_for_start_s)
+                self._rounds.until(ClientRounds.has_begun, self._options.wait_for_start_s)
+                self._rounds.stand_still(self._options.wait_for_round_s)
             self._meter.leave(entered_s)
             self._open: ExitStack = stack.pop_all()
         self._closed = False
@@ -174,9 +172,8 @@ class OuterOptimizer:
             with self._session.changed:
                 self._session.chunks.train(None if samples is None else samples * self._ranks.size)
         if self._rounds.is_time:
-            began = self._rounds.look()
-            if began and not self._options.overlap:
-                self._rounds.until(ClientRounds.has_settled, self._options.wait_for_round_s)
+            self._rounds.look()
+            self._rounds.stand_still(self._options.wait_for_round_s)
         self._meter.leave(entered_s)
 
     def data(self, samples: int, *, batch_samples: int, seed: int | None = 0) -> LeasedBatches:

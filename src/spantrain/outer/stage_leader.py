@@ -77,6 +77,8 @@ class LeaderSession(ClientSession):
                     "the master has the model in fragments, with which a pipeline takes no part; it trains alone"
                 )
                 return ()
+            if welcome.settings.ahead is not None:
+                self._warn("the master would have clusters stand still behind a push (`ahead`); a pipeline trains on")
         return super().joined(welcome)
 
     def _note(self, command: OuterCommand) -> None:

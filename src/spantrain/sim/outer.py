@@ -287,6 +287,9 @@ class OuterSimulation:
             self.master, self._attached = None, {}
             for member in self._connections:
                 self._connections[member] += 1
+            for one in self.members.values():
+                if isinstance(one, ClusterMember):
+                    one.cut_off()
         elif name in self.members:
             self._down.add(name)
             self.members.pop(name).dead = True

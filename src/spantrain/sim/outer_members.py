@@ -61,7 +61,7 @@ class ClusterMember:
         bodies = [body] if count == 1 else [body.part(number, count) for number in range(count)]
         self._parts = [ClusterRounds(spec.name, case, one, number) for number, one in enumerate(bodies)]
         self._chance = random.Random(spec.name)
-        self._began = self._stepping = self._waiting = False
+        self._began = self._stepping = self._standing = self._waiting = False
         self._exchange_since_s: float | None = None
         self.dead = False
         self.train_s = self.comm_s = self.blocked_s = 0.0
@@ -79,7 +79,7 @@ class ClusterMember:
     @property
     def idle(self) -> bool:
         """Whether all steps are taken."""
-        return not self._stepping
+        return not (self._stepping or self._standing)
 
     @property
     def done(self) -> bool:
@@ -90,6 +90,13 @@ class ClusterMember:
         """Begin a connection."""
         for number, part in enumerate(self._parts):
             self._say(number, part.registered())
+
+    def cut_off(self) -> None:
+        """Lose the connection to the master: nothing is waited for."""
+        for part in self._parts:
+            part.cut_off()
+        if self._standing:
+            self._between_steps()
 
     def heard(self, command: OuterCommand) -> None:
         """Take in what the master commands."""
@@ -122,7 +129,7 @@ class ClusterMember:
             else:
                 self._world.tell(self._spec.name, tag_event(number, one))
         self._note_exchange()
-        if part.has_news and not self._stepping:
+        if (part.has_news or self._standing) and not self._stepping:
             self._between_steps()
 
     def _note_exchange(self) -> None:
@@ -140,6 +147,9 @@ class ClusterMember:
         if not all(part.begun for part in self._parts):
             return
         self._began = True
+        self._standing = not all(part.may_go_on for part in self._parts)
+        if self._standing:
+            return
         self._stepping = self._world.may_step()
         if self._stepping:
             seconds = self._spec.step_s * (1 + self._spec.gap * self._chance.random())

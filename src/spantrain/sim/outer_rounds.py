@@ -22,7 +22,8 @@ class ClusterRounds:
         self._client = OuterClient(cluster, {cluster: tuple(range(len(case.fragments[number].layers)))})
         self._body, self._tokens_per_step = body, case.tokens_per_step
         self._round = RoundSteps(case.inner_steps, fragment=number, fragments=len(case.fragments))
-        self._round_ended = False
+        self._round_ended = self._connected = False
+        self._ahead = case.settings.ahead
         self._came: deque[tuple[SkipPush | UseVersion, dict[int, Any]]] = deque()
         self._arriving: dict[int, Any] = {}
         self._steps_kept = self._steps_counted = 0
@@ -63,6 +64,11 @@ class ClusterRounds:
         return self._client.phase is ClientPhase.SENDING or self._client.pull is not None
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
+        return not self._connected or self.is_free or not self._round.is_ahead(self._ahead)
+
+    @property
     def is_due(self) -> bool:
         """Whether to push now."""
         return self._round.is_over and self.is_free
@@ -71,8 +77,13 @@ class ClusterRounds:
         """Begin a connection."""
         return self._client.registered()
 
+    def cut_off(self) -> None:
+        """Lose the connection."""
+        self._connected = False
+
     def heard(self, command: OuterCommand) -> list[Said]:
         """Take in what the master commands."""
+        self._connected = self._connected or isinstance(command, do.Welcome)
         if isinstance(command, do.StartPull):
             self._arriving = {}
         self._round_ended = self._round_ended or self._client.is_to_end(command)

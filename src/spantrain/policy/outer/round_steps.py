@@ -52,6 +52,19 @@ class RoundSteps:
         """Whether to push."""
         return self._ended or self._again or self.steps >= self._over_at
 
+    def is_ahead(self, ahead: float | None) -> bool:
+        """Whether as many steps as may be were taken since the last push began; `ahead`: see `OuterSettings`.
+
+        >>> steps = RoundSteps(8)
+        >>> steps.is_ahead(0.25), steps.is_ahead(0.0), steps.is_ahead(None)
+        (False, True, False)
+        >>> steps.step()
+        >>> steps.step()
+        >>> steps.is_ahead(0.25)
+        True
+        """
+        return ahead is not None and self.steps - self._begun_at >= ahead * self.inner_steps
+
     def step(self) -> None:
         """Count one."""
         self.steps += 1

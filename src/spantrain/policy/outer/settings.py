@@ -27,6 +27,9 @@ class OuterSettings:
     common_rounds: bool = True
     """Whether a cluster that has taken all steps of a round ends that of the others, who push what they have: so a
     window holds pushes of all, made from about the same version. False: each ends its own, as in Di-PS."""
+    ahead: float | None = None
+    """How many inner steps, as a part of a round's, a cluster takes while its push waits for the version with it; then
+    it stands still until that is there. None: as many as it takes. 0: none, as in synchronous DiLoCo."""
     staleness_power: float = 0.0
     """A push weighs its tokens over this power of one more than the versions that were made since it began; 0 for its
     tokens alone."""
@@ -56,6 +59,8 @@ class OuterSettings:
                 "grace_s must not be negative; lost_after_s, transfer_limit_s and lease_s must be positive; "
                 f"got {self.grace_s}, {self.lost_after_s}, {self.transfer_limit_s} and {self.lease_s}"
             )
+        if self.ahead is not None and not 0 <= self.ahead <= 1:
+            raise ValueError(f"ahead must be from 0 to 1, or None for as many steps as it takes, got {self.ahead}")
         if not 0 <= self.staleness_power <= 10:
             raise ValueError(f"staleness_power must be from 0 to 10, got {self.staleness_power}")
         if not 0 <= self.compensation <= 1:
