@@ -9,7 +9,7 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.app.outer_household import OuterHousehold, Restarts
-from spantrain.errors import WorkerError
+from spantrain.errors import UsageError
 
 
 def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
@@ -42,8 +42,29 @@ def test_what_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None
 
 def test_wrong_input_is_not_tried_twice(tmp_path: Path) -> None:
     household = OuterHousehold({"s9": ("no-such-verb",)}, tmp_path, lambda _: None)
-    with household, pytest.raises(WorkerError, match="s9 ended with status 2"):
+    with household, pytest.raises(UsageError, match="s9 ended with status 2"):
         look_until(household, lambda: False)
+
+
+def test_the_whole_message_of_wrong_input_is_told_and_no_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "s9.log").write_text("Error: of an earlier run\n")
+    config = tmp_path / "outer.yaml"
+    config.write_text("name: x\nmaster: {}\nshards: []\n")
+    household = OuterHousehold({"s9": ("outer", "master", str(config))}, tmp_path, lambda _: None)
+    with household, pytest.raises(UsageError) as caught:
+        look_until(household, lambda: False)
+    told = str(caught.value)
+    assert f"{config}: 2 problems" in told
+    assert "needs address, state" in told
+    assert "needs at least one shard" in told
+    assert "of an earlier run" not in told
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s9.log").mkdir()
+    household = OuterHousehold({"s9": ("--version",)}, tmp_path, lambda _: None)
+    with household, pytest.raises(UsageError, match=r"s9\.log: cannot be written: Is a directory; move it away"):
+        household.look(0.0)
 
 
 def test_nothing_starts_before_what_it_needs_is_there(tmp_path: Path) -> None:

@@ -17,6 +17,25 @@ shards:
   - {name: s0, address: "192.0.2.7:29510", snapshots: state/s0}
   - {name: s1, address: "[2001:db8::7]:0", listen: "::", snapshots: /var/s1}
 """
+WHOLE = """\
+inner_steps: 16
+rule: {learning_rate: 1, momentum: 0}
+settings:
+  {grace: 0 s, clip_norm: none, part_steps: off, common_rounds: off, staleness_power: 0.5, lost_after: 5 s,
+   transfer_limit: 2 min, lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1,
+   fragments: 4, ahead: 0.25}
+guard: {smoothing: 0.1, factor: 2, warm_up: 4, wild: 5, restart_after: 3}
+data: {samples: 1000, chunk_samples: 64, passes: 3}
+encryption: off
+placement:
+  model: 500 MB
+  clusters:
+    - {name: a, tokens_per_s: 1000, line: 1 Gbit/s}
+    - {name: b, tokens_per_s: 500}
+  places:
+    - {name: x, bandwidth: {a: 100 Mbit/s, b: 8 Mbit/s}, memory: 1 GiB}
+    - {name: y, bandwidth: {a: 8 Mbit/s, b: 8 Mbit/s}}
+"""
 
 
 def parse(text: str):
@@ -44,29 +63,8 @@ def test_what_must_be_said_is_enough() -> None:
     assert config.places is None
 
 
-def test_all_that_can_be_said() -> None:
-    config = parse(
-        SMALL
-        + """\
-inner_steps: 16
-rule: {learning_rate: 1, momentum: 0}
-settings:
-  {grace: 0 s, clip_norm: none, part_steps: off, common_rounds: off, staleness_power: 0.5, lost_after: 5 s,
-   transfer_limit: 2 min, lease: 1 h, shard_slots: 2, worker_slots: 3, push_format: int8, compensation: 0.1,
-   fragments: 4, ahead: 0.25}
-guard: {smoothing: 0.1, factor: 2, warm_up: 4, wild: 5, restart_after: 3}
-data: {samples: 1000, chunk_samples: 64, passes: 3}
-encryption: off
-placement:
-  model: 500 MB
-  clusters:
-    - {name: a, tokens_per_s: 1000, line: 1 Gbit/s}
-    - {name: b, tokens_per_s: 500}
-  places:
-    - {name: x, bandwidth: {a: 100 Mbit/s, b: 8 Mbit/s}, memory: 1 GiB}
-    - {name: y, bandwidth: {a: 8 Mbit/s, b: 8 Mbit/s}}
-"""
-    )
+def test_all_numbers_can_be_said() -> None:
+    config = parse(SMALL + WHOLE)
     assert config.numbers == OuterNumbers(
         inner_steps=16,
         rule=RuleNumbers(learning_rate=1.0, momentum=0.0),
@@ -88,9 +86,13 @@ placement:
         ),
         guard=GuardNumbers(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),
     )
+    assert not config.encrypted
+
+
+def test_data_and_places_can_be_said() -> None:
+    config = parse(SMALL + WHOLE)
     assert config.data == OuterData(samples=1000, chunk_samples=64, passes=3)
     assert config.data.chunks == 15
-    assert not config.encrypted
     places = config.places
     assert places is not None
     assert (places.model_bytes, places.throughput) == (500_000_000, {"a": 1000.0, "b": 500.0})
@@ -154,10 +156,19 @@ placement:
         ("state/s0", "/var/s1", "s1 and s0 would share /var/s1"),
         ('listen: "::"', "listen: a b", "'a b' is no host"),
         ("- {name: s0", "- {nam: s0", "needs name"),
+        ("name: s1", f"name: {'s' * 33}", "has 33 letters; a shard's name has up to 32"),
     ],
 )
 def test_places_that_cannot_be(old: str, new: str, says: str) -> None:
     assert says in "\n".join(problems(SMALL.replace(old, new)))
+
+
+def test_more_than_a_master_can_keep_is_refused() -> None:
+    rows = "".join(f'  - {{name: t{k}, address: "h:0", snapshots: state/t{k}}}\n' for k in range(99))
+    (said,) = problems(SMALL + rows)
+    assert "shards: 101 shards are more than 100; give fewer, each with more layers" in said
+    (said,) = problems(SMALL + "data: {samples: 2000001, chunk_samples: 1}\n")
+    assert "data.chunk_samples: 2000001 chunks are more than 1000000; make them larger" in said
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n\n"])

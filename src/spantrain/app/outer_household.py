@@ -3,20 +3,24 @@
 What is decided is in `Restarts`, which knows no clock and no process; `OuterHousehold` carries it out.
 """
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from spantrain.errors import WorkerError
+from spantrain.errors import UsageError
 
 __all__ = ["OuterHousehold", "Restarts"]
 
 _END_S = 15.0
 _WRONG_INPUT = 2
 """The exit code of a process that would not run a second time either."""
+_ERROR = "\nError: "
+"""Before the message with which a process ends."""
 
 
 @dataclass(kw_only=True)
@@ -48,6 +52,8 @@ class _Child:
     started_s: float = 0.0
     start_at_s: float = 0.0
     starts: int = 0
+    log_begin: int = 0
+    """Where in its log the process's own words begin."""
 
 
 class OuterHousehold:
@@ -90,7 +96,7 @@ class OuterHousehold:
         """Start what is due; note what has ended.
 
         Raises:
-            WorkerError: one ended because of what it was given: it would end again.
+            UsageError: one ended because of what it was given: it would end again; or its log cannot be written.
         """
         for name, child in self._children.items():
             if child.process is None:
@@ -122,7 +128,8 @@ class OuterHousehold:
             child.process = None
 
     def _start(self, name: str, child: _Child, now_s: float) -> None:
-        with self.log_of(name).open("ab") as log:
+        with self._open_log(name) as log:
+            child.log_begin = log.seek(0, os.SEEK_END)
             child.process = subprocess.Popen(
                 [sys.executable, "-m", "spantrain", *child.argv],
                 stdin=subprocess.PIPE,
@@ -135,6 +142,12 @@ class OuterHousehold:
         if child.starts > 1:
             self._note(f"{name} was started again")
 
+    def _open_log(self, name: str) -> BinaryIO:
+        try:
+            return self.log_of(name).open("ab")
+        except OSError as error:
+            raise UsageError(f"{self.log_of(name)}: cannot be written: {error.strerror}; move it away") from None
+
     def _ended(self, name: str, child: _Child, code: int, now_s: float) -> None:
         assert child.process is not None
         assert child.process.stdin is not None
@@ -142,11 +155,13 @@ class OuterHousehold:
         child.process = None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         if code == _WRONG_INPUT:
-            raise WorkerError(f"{name} {how}: {self._last_words(name)}; its log: {self.log_of(name)}")
+            raise UsageError(f"{name} {how}: {self._last_words(name, child)}; its log: {self.log_of(name)}")
         pause_s = self._restarts.pause_s(name, ran_s=now_s - child.started_s)
         child.start_at_s = now_s + pause_s
         self._note(f"{name} {how}; it is started again in {pause_s:.0f} s (its log: {self.log_of(name)})")
 
-    def _last_words(self, name: str) -> str:
-        lines = self.log_of(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+    def _last_words(self, name: str, child: _Child) -> str:
+        """Return the message with which a process ended, or else its last line."""
+        text = self.log_of(name).read_bytes()[child.log_begin :].decode(errors="replace").strip()
+        _, error, message = f"\n{text}".rpartition(_ERROR)
+        return message if error else text.rpartition("\n")[2] or "it said nothing"

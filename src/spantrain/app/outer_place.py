@@ -11,15 +11,15 @@ __all__ = ["place_outer"]
 _REMEDY = "add it as docs/outer.md shows: model, clusters, and places with their bandwidths"
 
 
-def place_outer(config: OuterConfig, *, source: str) -> Placement:
-    """Return the best place of each shard; `source` is the file's name in errors.
+def place_outer(config: OuterConfig) -> Placement:
+    """Return the best place of each shard.
 
     Raises:
         ConfigError: the file says nothing of places, or they have too little memory together.
     """
     places = config.places
     if places is None:
-        raise ConfigError(f"{source}: has no placement section; {_REMEDY}")
+        raise ConfigError(f"{config.source}: has no placement section; {_REMEDY}")
     count, settings = len(config.shards), config.numbers.settings
     held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
@@ -35,7 +35,7 @@ def place_outer(config: OuterConfig, *, source: str) -> Placement:
     try:
         return place_shards(request)
     except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError(f"{config.source}: {error}") from None
 
 
 def _pushed(model_bytes: int, push_format: WireFormat | None) -> float:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from spantrain.app.outer_setup import master_config
+from spantrain.app.outer_setup import master_config, naming_state
 from spantrain.app.outer_where import address_file, listen_address, token_file
 from spantrain.config.files import write_atomically
 from spantrain.config.outer import OuterConfig
@@ -33,7 +33,9 @@ def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end
     _log_to_stderr()
     place = config.master
     stop = _stop_with_input() if end_with_input else threading.Event()
-    with MasterServer(bind=listen_address(place), state_dir=place.state, config=master_config(config)) as server:
+    with naming_state(config):
+        made = MasterServer(bind=listen_address(place), state_dir=place.state, config=master_config(config))
+    with made as server:
         address = str(Address(host=place.host, port=Address.parse(server.address).port))
         write_atomically(address_file(place), f"{address}\n")
         ready(address, token_file(place))

@@ -1,15 +1,31 @@
 """What outer.yaml says, as the master and the shards take it; what it leaves out is as they do by themselves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 from spantrain.config.outer import OuterConfig
+from spantrain.errors import ConfigError, UsageError
 from spantrain.outer.master_config import MasterConfig
 from spantrain.policy.outer.guard import GuardSettings
 from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 
-__all__ = ["master_config"]
+__all__ = ["master_config", "naming_state"]
+
+
+@contextmanager
+def naming_state(config: OuterConfig) -> Iterator[None]:
+    """Say of what is wrong with the master's folder which field of which file names it.
+
+    Raises:
+        ConfigError: the folder, or something in it, cannot be used.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(f"{config.source}: master.state: {error}") from None
 
 
 def master_config(config: OuterConfig) -> MasterConfig:

@@ -1,5 +1,6 @@
 """Master and shards of an outer.yaml on this machine, kept up until told to stop."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -7,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spantrain.app.outer_household import OuterHousehold
+from spantrain.app.outer_setup import master_config, naming_state
 from spantrain.app.outer_where import address_file, token_file
 from spantrain.config.outer import OuterConfig
+from spantrain.errors import UsageError
+from spantrain.outer.master_files import MasterFiles
 from spantrain.transport.control.private_file import make_private_folder
 
 __all__ = ["OuterUp", "keep_up"]
@@ -38,12 +42,10 @@ def keep_up(
     """Run them, start again what ends, until told to stop; `ready` hears once that the master can be joined.
 
     Raises:
-        WorkerError: one of them does not take what the file says.
+        UsageError: the master's folder cannot be used, or one of them does not take what the file says.
     """
-    logs = config.master.state / "logs"
-    make_private_folder(config.master.state)
-    written = address_file(config.master)
-    written.unlink(missing_ok=True)
+    logs, written = config.master.state / "logs", address_file(config.master)
+    _prepare(config, logs, written)
     commands: dict[str, tuple[str, ...]] = {_MASTER: ("outer", "master", str(config_path), "--end-with-input")}
     commands |= {
         shard.name: ("outer", "shard", str(config_path), shard.name, "--end-with-input") for shard in config.shards
@@ -58,3 +60,18 @@ def keep_up(
                 ready(OuterUp(address=written.read_text().strip(), token=token.read_text().strip(),
                               token_file=token, logs=logs))  # fmt: skip
             stop.wait(_LOOK_EVERY_S)
+
+
+def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
+    """Check the master's folder before anything runs, and take out the address of a master that has ended.
+
+    Raises:
+        ConfigError: it cannot be written, is in use, or what is kept in it is damaged, or of another model or data.
+    """
+    with naming_state(config), contextlib.closing(MasterFiles(config.master.state)) as files:
+        files.check(master_config(config))
+        make_private_folder(logs)
+        try:
+            written.unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(f"{written}: cannot be removed: {error.strerror}; remove it") from None

@@ -124,7 +124,7 @@ def place(config_path: Config, json_: Json = False) -> None:
     """Say at which place the shards belong, by bandwidths and throughputs, and why."""
     from spantrain.app.outer_place import place_outer
 
-    found = place_outer(load_outer(config_path), source=str(config_path))
+    found = place_outer(load_outer(config_path))
     if json_:
         print_json(to_json(found))
         return

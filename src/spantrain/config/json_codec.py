@@ -109,6 +109,8 @@ def parse_json(
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as reason:
         raise error(f"{source}, line {reason.lineno}: is not valid JSON: {reason.msg}; {remedy}") from None
+    except ValueError:
+        raise error(f"{source}: holds a number that is too long; {remedy}") from None
     except RecursionError:
         raise error(f"{source}: is nested too deeply; {remedy}") from None
 

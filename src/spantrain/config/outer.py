@@ -20,6 +20,8 @@ _PAGE = "docs/outer.md"
 _REMEDY = f"name a file such as {_PAGE} shows"
 _OPTIONAL = ("inner_steps", "rule", "settings", "guard", "data", "encryption", "placement")
 _MOST_SAMPLES = 10**12
+_MOST_CHUNKS = 10**6
+"""The master keeps two numbers for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class OuterData:
 class OuterConfig:
     """One master, its shards, and their numbers."""
 
+    source: str
+    """The file's name, as the user gave it."""
     name: str
     master: MasterPlace
     shards: tuple[ShardPlace, ...]
@@ -89,6 +93,7 @@ def parse_outer(text: str, *, source: str, folder: Path) -> OuterConfig:
     shards = read_shards(top.get("shards"), folder)
     check_apart(top.get("shards"), master, shards)
     config = OuterConfig(
+        source=source,
         name=name,
         master=master,
         shards=shards,
@@ -109,5 +114,7 @@ def _read_data(at: Field | None) -> OuterData | None:
     chunk = row["chunk_samples"].count(most=_MOST_SAMPLES) if "chunk_samples" in row else 1
     if "samples" in row and "chunk_samples" in row and chunk > samples:
         row["chunk_samples"].problem(f"a chunk of {chunk} samples is more than all {samples}; make chunks smaller")
+    if "chunk_samples" in row and samples // chunk > _MOST_CHUNKS:
+        row["chunk_samples"].problem(f"{samples // chunk} chunks are more than {_MOST_CHUNKS}; make them larger")
     passes = row["passes"].count(most=10**6) if "passes" in row else None
     return OuterData(samples=samples, chunk_samples=chunk, passes=passes)

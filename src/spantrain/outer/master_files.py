@@ -27,6 +27,7 @@ __all__ = ["MasterFiles", "StateNotKept", "token_file"]
 
 T = TypeVar("T")
 _REMEDY = "take it from a copy, or begin with another folder"
+_OLD = f"it is damaged, or an older version of this program wrote it: {_REMEDY}, also for the shards"
 
 
 class StateNotKept(SpanTrainError):
@@ -63,6 +64,15 @@ class MasterFiles:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def check(self, config: MasterConfig) -> None:
+        """Check what is kept without changing it.
+
+        Raises:
+            UsageError: the layout or the state is damaged, or of another model or other data.
+        """
+        self.load_layout(config)
+        self.load_state(config)
 
     def load_layout(self, config: MasterConfig) -> ShardLayout | None:
         """Return the layout; None if no cluster has described the model yet.
@@ -101,10 +111,11 @@ class MasterFiles:
         begun, state = config.first_state(), _read(path, FragmentedState)
         if state is None:
             return begun
-        if len(state.fragments) != len(begun.fragments):
+        found, told = len(state.fragments), len(begun.fragments)
+        if found != told:
             raise UsageError(
-                f"{path}: is of a model in {len(state.fragments)} fragments, not in {len(begun.fragments)}; start the "
-                "master with as many, or begin with another folder, also for the shards"
+                f"{path}: is of a model in {found} fragments, not in {told}; write `fragments: {found}` under "
+                "`settings`, or begin with another folder, also for the shards"
             )
         kept, wanted = (one.chunks.chunk_samples if one.chunks else () for one in (state.leading, begun.leading))
         if kept != wanted:
@@ -134,7 +145,10 @@ def _read(path: Path, kind: type[T]) -> T | None:
     if text is None:
         return None
     plain = parse_json(text, str(path), error=UsageError, remedy=_REMEDY)
-    return from_json(kind, plain, str(path), error=UsageError)
+    try:
+        return from_json(kind, plain, str(path), error=UsageError)
+    except UsageError as error:
+        raise UsageError(f"{error}\n  {_OLD}") from None
 
 
 def _locked(path: Path) -> int:

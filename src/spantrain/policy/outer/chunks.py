@@ -36,6 +36,8 @@ class ChunkState:
             raise ValueError(f"counted must be 0 or more for each of {len(self.chunk_samples)} chunks")
         if len({lease.chunk for lease in self.leases}) < len(self.leases):
             raise ValueError(f"a chunk must be on one lease at most, got {self.leases}")
+        if any(one.chunk >= len(self.chunk_samples) for one in self.leases):
+            raise ValueError(f"leases must be of the {len(self.chunk_samples)} chunks, got {self.leases}")
         if self.passes is not None and self.passes < 1:
             raise ValueError(f"passes must be at least 1 or null, got {self.passes}")
 

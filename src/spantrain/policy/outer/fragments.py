@@ -37,7 +37,7 @@ __all__ = ["FragmentedMaster", "FragmentedState"]
 class FragmentedState:
     """What outlives a master; can be written as JSON."""
 
-    fragments: tuple[MasterState, ...] = (MasterState(),)
+    fragments: tuple[MasterState, ...]
     """Of each fragment; the first has the data that is leased."""
 
     def __post_init__(self) -> None:
