@@ -20,7 +20,7 @@ from spantrain.schedule.registry import SCHEDULE_NAMES, check_schedule
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spantrain.app.simulate import ScheduleOutcome, SimulationReport
+    from spantrain.app.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
 
 __all__ = ["simulate"]
 
@@ -53,56 +53,57 @@ def simulate(
 ) -> None:
     """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
     from spantrain.app.plan_files import open_plan
-    from spantrain.app.simulate import SimulateRequest, run_simulation, write_simulated_trace
+    from spantrain.app.simulate import SimulateRequest
 
     _check_options(schedule, trace, changes, network_trace)
-    limit_bytes = None if memory_limit is None else _bytes("--memory-limit", memory_limit)
-    state = _STATE_OF.get(optimizer, optimizer)
-    if state not in OPTIMIZER_STATE_RATIO:
-        raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
+    limit_bytes, state = _bytes("--memory-limit", memory_limit), _optimizer_state(optimizer)
     if adapter is not None:
-        others = {
-            "--schedule all": schedule == "all",
-            "--memory-limit": memory_limit,
-            "--trace": trace,
-            "--staleness": staleness,
-        }
-        check_adapter(adapter, network_trace, others)
+        single = {"--memory-limit": memory_limit, "--trace": trace, "--staleness": staleness}
+        check_adapter(adapter, network_trace, {"--schedule all": schedule == "all", **single})
         show_adapter(
-            plan_path,
-            network_trace or "",
-            adapter=adapter,
-            steps=steps,
-            schedule=schedule,
-            optimizer=state,
+            plan_path, network_trace or "", adapter=adapter, steps=steps, schedule=schedule, optimizer=state,
             as_json=json_,
-        )
+        )  # fmt: skip
         return
     plan, profile = open_plan(plan_path)
-    names = SCHEDULE_NAMES if schedule == "all" else (check_schedule(plan.schedule if schedule is None else schedule),)
     request = SimulateRequest(
-        plan=plan,
-        profile=profile,
-        schedules=names,
+        plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
         memory_limit_bytes=limit_bytes,
-        steps=steps,
-        changes=Changes() if changes is None else read_changes(changes),
-        network_trace=chosen_trace(network_trace, emulated=True),
-        optimizer=state,
-        staleness=staleness,
-    )
+        steps=steps, changes=Changes() if changes is None else read_changes(changes),
+        network_trace=chosen_trace(network_trace, emulated=True), optimizer=state, staleness=staleness,
+    )  # fmt: skip
+    _run(request, plan_path, trace=trace, network_trace=network_trace, as_json=json_)
+
+
+def _run(
+    request: "SimulateRequest", plan_path: Path, *, trace: Path | None, network_trace: str | None, as_json: bool
+) -> None:
+    """Simulate; write the trace that was asked for, and print what came of it."""
+    from spantrain.app.simulate import run_simulation, write_simulated_trace
+
     report = run_simulation(request)
     if trace is not None:
-        write_simulated_trace(report.results[names[0]], trace)
-    if json_:
-        document = {name: to_json(outcome) for name, outcome in report.schedules.items()}
-        print_json({"plan": str(plan_path), "memory_limit_bytes": limit_bytes, "steps": steps, "schedules": document})
+        write_simulated_trace(report.results[request.schedules[0]], trace)
+    if as_json:
+        head = {"plan": str(plan_path), "memory_limit_bytes": request.memory_limit_bytes, "steps": request.steps}
+        print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
         return
     _show(report)
     if network_trace is not None:
         _show_run(report, network_trace)
     if trace is not None:
         typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+
+
+def _schedules(name: str) -> tuple[str, ...]:
+    return SCHEDULE_NAMES if name == "all" else (check_schedule(name),)
+
+
+def _optimizer_state(optimizer: str) -> str:
+    state = _STATE_OF.get(optimizer, optimizer)
+    if state not in OPTIMIZER_STATE_RATIO:
+        raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
+    return state
 
 
 def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:
@@ -117,7 +118,9 @@ def _check_options(schedule: str | None, trace: Path | None, changes: Path | Non
         raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
 
 
-def _bytes(option: str, text: str) -> int:
+def _bytes(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
     try:
         found = parse_bytes(text)
     except ValueError as error:
