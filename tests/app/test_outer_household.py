@@ -11,6 +11,13 @@ from patience import PATIENCE_S
 from spantrain.app.outer_household import OuterHousehold, Restarts
 from spantrain.errors import UsageError
 
+CONFIG = """\
+name: here
+master: {address: "127.0.0.1:0", state: .}
+shards:
+  - {name: s0, address: "127.0.0.1:0", snapshots: s0}
+"""
+
 
 def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
     restarts = Restarts(first_s=1.0, most_s=4.0, calm_s=10.0)
@@ -49,14 +56,16 @@ def test_wrong_input_is_not_tried_twice(tmp_path: Path) -> None:
 def test_the_whole_message_of_wrong_input_is_told_and_no_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "s9.log").write_text("Error: of an earlier run\n")
     config = tmp_path / "outer.yaml"
-    config.write_text("name: x\nmaster: {}\nshards: []\n")
-    household = OuterHousehold({"s9": ("outer", "master", str(config))}, tmp_path, lambda _: None)
+    config.write_text(CONFIG)
+    (tmp_path / "state.json").touch(mode=0o600)
+    (tmp_path / "state.json").write_text("{}")
+    words = ("outer", "master", str(config), "--end-with-input")
+    household = OuterHousehold({"s9": words}, tmp_path, lambda _: None)
     with household, pytest.raises(UsageError) as caught:
         look_until(household, lambda: False)
     told = str(caught.value)
-    assert f"{config}: 2 problems" in told
-    assert "needs address, state" in told
-    assert "needs at least one shard" in told
+    assert f"s9 ended with status 2: {config}: master.state: {tmp_path / 'state.json'}: fragments: is missing" in told
+    assert "begin with another folder" in told
     assert "of an earlier run" not in told
 
 

@@ -1,6 +1,7 @@
 """The outer optimizer's master, or one of its shards, in this process, until it is told to end."""
 
 import logging
+import os
 import socket
 import sys
 import threading
@@ -98,7 +99,8 @@ def _stop_with_input() -> threading.Event:
     stop = threading.Event()
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through sys.stdin: whoever reads that in a thread aborts an interpreter that ends.
+        while os.read(sys.stdin.fileno(), 4096):
             pass
         stop.set()
 
