@@ -22,7 +22,6 @@ ended goes on from there.
 """
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import sys
@@ -38,6 +37,7 @@ from outer_gpt import Recipe
 from outer_training import SPEEDS, Run, Trained, kept_of, train_or_read
 from results import line_plot, save
 from spantrain.policy.outer.rule import OuterRule
+from worker_pool import workers
 
 MAIN = ("0-50 %", "5.2 times")
 """Speeds that are tried with all seeds."""
@@ -113,8 +113,7 @@ class Trainer:
 
 def trained(options: argparse.Namespace) -> tuple[Results, dict[int, Chosen]]:
     """Train all, what matters most first; return it, and each method's rule by H."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.processes, mp_context=context) as pool:
+    with workers(options.processes) as pool:
         trainer, most = Trainer(pool, options.keep, so_far=options.so_far), max(options.inner_steps)
         chosen = {
             inner_steps: _trained_with(trainer, inner_steps, options, spoils=inner_steps == most)

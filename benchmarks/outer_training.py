@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outer_gpt import Copy, GptCluster, GptShard, Progress, Recipe, as_tensors, begun, held_out_loss, layers_of
+from spantrain.config.files import write_atomically
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.outer.numerics import nesterov, pseudo_gradient, weighted_mean
 from spantrain.outer.snapshots import MemorySnapshots
@@ -118,8 +119,7 @@ def train_or_read(run: Run, folder: Path | None) -> Trained:
     """Train, and write down what came of it; or read that, where it was written down before."""
     found = kept_of(run, folder) or train(run)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        _file_of(run, folder).write_text(json.dumps(asdict(found), indent=1) + "\n")
+        write_atomically(_file_of(run, folder), json.dumps(asdict(found), indent=1) + "\n")
     return found
 
 

@@ -25,6 +25,7 @@ from paper_asteroid import ASTEROID_TABLES
 from paper_rows import PaperTable, paper_range, verdict
 from paper_sailor import SAILOR_TABLES
 from paper_spantrain import SPANTRAIN_TABLES
+from worker_pool import follow_parent
 
 NAMES = (*SPANTRAIN_TABLES, *ASTEROID_TABLES, *SAILOR_TABLES)
 ALONE = ("spantrain-13", "spantrain-zh-8")
@@ -105,7 +106,7 @@ def main() -> int:
     if not chosen:
         parser.error(f"--only {' '.join(options.only)}: no such table; there are {', '.join(NAMES)}")
     tables: list[PaperTable] = []
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.processes, initializer=follow_parent) as pool:
         for group in pool.imap(partial(tables_of, reference=options.reference), groups_of(chosen)):
             for table in group:
                 if isinstance(table, str):

@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -38,6 +37,7 @@ from spantrain.planner.strategies.exhaustive import exhaustive
 from spantrain.planner.strategies.registry import STRATEGIES
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, simulate
+from worker_pool import follow_parent
 
 MEAN_BOUND, WORST_BOUND, SAME = 1.01, 1.05, 1 + 1e-9
 
@@ -203,7 +203,9 @@ def main() -> int:
     results: list[CaseResult] = []
     skipped: list[str] = []
     seeds = range(1000 * options.seed, 1000 * options.seed + options.cases)
-    with multiprocessing.get_context("spawn").Pool(options.processes, initializer=os.nice, initargs=(10,)) as pool:
+    with multiprocessing.get_context("spawn").Pool(
+        options.processes, initializer=follow_parent, initargs=(10,)
+    ) as pool:
         for number, result in enumerate(pool.imap_unordered(run_case, seeds), start=1):
             if isinstance(result, str):
                 skipped.append(result)

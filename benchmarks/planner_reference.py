@@ -27,6 +27,7 @@ from spantrain.cost.platform import load_platform
 from spantrain.errors import SpanTrainError
 from spantrain.planner.pools.members import Member, PoolPlan, PoolStage
 from spantrain.planner.request import Constraints, Objective
+from worker_pool import follow_parent
 
 GLOBAL_BATCH = {"OPT-350": 1024, "GPT-Neo-2.7": 2048}
 """In that planner's configuration files."""
@@ -225,7 +226,7 @@ def main() -> int:
     found = []
     for case in cases(options.folder):
         if options.only in case.name:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
+            with multiprocessing.get_context("spawn").Pool(1, initializer=follow_parent) as pool:
                 found.append(pool.apply(judged, (options.folder, case)))
             if not options.json:
                 print(_line(found[-1]), flush=True)

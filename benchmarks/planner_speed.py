@@ -33,6 +33,7 @@ from spantrain.models.catalog import resolve_model
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation, PlanRequest
 from spantrain.planner.strategies.auto import auto
+from worker_pool import follow_parent
 
 GIB = 2**30
 
@@ -289,7 +290,7 @@ def main() -> int:
     found = []
     for case in cases():
         if options.only in case.name:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
+            with multiprocessing.get_context("spawn").Pool(1, initializer=follow_parent) as pool:
                 found.append(pool.apply(timed, (case.name, options.command)))
             show(found[-1])
     met = all(entry.whole_s < entry.bound_s for entry in found)

@@ -19,7 +19,6 @@ papers' devices. Everything follows from the seed. matplotlib is needed for `--p
 import argparse
 import json
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -39,6 +38,7 @@ from spantrain.sim.search import SearchEffort, simulated_s, with_hints
 from spantrain.sim.search_exhaustive import shortest
 from spantrain.sim.search_model import model_of
 from spantrain.sim.search_spans import taper
+from worker_pool import follow_parent
 
 OTHERS = ("1f1b", "zb-h1", "zb")
 PLAIN = "critical-path, plain rule"
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write a picture there")
     options = parser.parse_args()
     begun_s = time.monotonic()
-    with multiprocessing.Pool(options.processes, initializer=os.nice, initargs=(10,)) as pool:
+    with multiprocessing.Pool(options.processes, initializer=follow_parent, initargs=(10,)) as pool:
         entries = []
         for entry in pool.imap(measure, cases(options.cases, options.seed)):
             entries.append(entry)

@@ -1,0 +1,43 @@
+"""Processes that benchmarks work in: none is left, whichever signal ends the benchmark."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patience import PATIENCE_S
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPT = f"""\
+import sys
+import time
+
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from worker_pool import workers
+
+
+def work(number):
+    print("begun", flush=True)
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    with workers(2) as pool:
+        list(pool.map(work, range(4)))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_workers_end_with_who_began_them(how: signal.Signals, tmp_path: Path) -> None:
+    """All have the same output: it ends when the last of them has."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+    process.send_signal(how)
+    rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert rest == ""
+    assert process.returncode == -how
