@@ -11,9 +11,9 @@ EVERY_SAMPLE = {(0, chunk, sample) for chunk in range(4) for sample in range(3)}
 def seeded_world(clusters: int = 2, shards: int = 2, *, samples: int = 12, chunks: int = 4, **more: Any) -> MadeUpWorld:
     made = MadeUpWorld(clusters, shards, settings=without_clip(**more), samples=samples, chunks=chunks)
     made.settle()
-    say(made, "c0", made.clusters["c0"].ask())
+    push_all(made, "c0")
     made.settle()
-    assert made.master.state.seeded
+    assert made.whole.state.seeded
     return made
 
 
@@ -28,13 +28,19 @@ def learn(made: MadeUpWorld, *names: str) -> None:
         made.settle()
 
 
+def push_all(made: MadeUpWorld, name: str) -> None:
+    """Let a cluster ask for a push of each fragment of which it has something."""
+    for number in range(made.fragments):
+        say(made, name, made.clusters[name].ask(number))
+
+
 def train_to_the_end(made: MadeUpWorld) -> None:
     for _ in range(200):
         for name, cluster in made.clusters.items():
             if name not in made.down:
                 say(made, name, cluster.train())
                 made.settle()
-                say(made, name, cluster.ask())
+                push_all(made, name)
         made.settle()
         made.pass_time(2.0)
         made.settle()

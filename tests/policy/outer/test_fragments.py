@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up_outer import layers_of
+from made_up_outer import MadeUpWorld, layers_of, without_clip
+from made_up_worlds import learn, say
 from spantrain.config.artefacts import from_json
 from spantrain.config.json_codec import to_json
 from spantrain.core import outer_commands as do
@@ -91,6 +92,83 @@ def test_one_cluster_brings_all_first_parameters_and_another_only_when_it_is_gon
     assert (number, inner.reason) == (0, "a brings the first parameters")
     master.on_event(0.0, on.ClusterLeft(cluster="a"))
     assert any(isinstance(one, do.StartPush) for one in ask(master, "b", 0))
+
+
+def streaming(fragments: int = 2, **more) -> MadeUpWorld:
+    """Two clusters and a shard that have met; nobody has brought parameters."""
+    made = MadeUpWorld(2, 1, settings=without_clip(fragments=fragments), **{"samples": 12, "chunks": 4, **more})
+    made.settle()
+    return made
+
+
+def push_on(made: MadeUpWorld, name: str, number: int) -> None:
+    """Let a cluster push one fragment, and the window end."""
+    say(made, name, made.clusters[name].ask(number))
+    made.settle()
+    made.pass_time(2.0)
+    made.settle()
+
+
+def leave_between(made: MadeUpWorld, name: str, *, pushed: int) -> None:
+    """Let a cluster learn all data, push one fragment of it, and leave before the window ends."""
+    push_on(made, name, 0)
+    push_on(made, name, 1)
+    learn(made, name, name)
+    say(made, name, made.clusters[name].ask(pushed))
+    made.settle()
+    made.tell(on.ClusterLeft(cluster=name))
+    made.kill(name)
+    made.pass_time(2.0)
+    made.settle()
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_who_brings_first_parameters_that_are_not_finite_keeps_nobody_else_from_it(fragments):
+    made = streaming(fragments)
+    made.clusters["c0"].spoiled = True
+    for name, comes_to in (("c0", False), ("c1", True)):
+        for number in range(fragments):
+            push_on(made, name, number)
+        assert made.whole.state.seeded is comes_to
+
+
+def test_what_all_shards_lost_of_a_fragment_anybody_may_bring_again():
+    """The first that brought it lives, has begun to bring the other, and has nothing more to give of this one."""
+    made = streaming()
+    push_on(made, "c0", 0)
+    made.kill("s0")
+    made.revive("s0")
+    made.settle()
+    push_on(made, "c0", 1)
+    assert [part.state.seeded for part in made.whole.parts] == [False, True]
+    assert not made.clusters["c0"].ask(0)
+    learn(made, "c1")
+    push_on(made, "c1", 0)
+    assert made.whole.state.seeded
+
+
+def test_who_leaves_between_its_pushes_counts_where_it_had_pushed():
+    """What it had learned is in the first fragment, counts once, and is leased to nobody."""
+    made = streaming(samples=3, chunks=1)
+    leave_between(made, "c0", pushed=0)
+    assert [len(made.lessons(number)) for number in range(2)] == [3, 0]
+    assert made.whole.state.tokens("c0") == 3
+    assert made.whole.state.leading.chunks.counted == (3,)
+    learn(made, "c1")
+    assert not made.clusters["c1"].leases
+
+
+def test_what_a_cluster_that_left_had_not_pushed_of_the_first_fragment_is_leased_again():
+    """The first fragment counts data, so another learns from it too: in the second it is then from both."""
+    made = streaming(samples=3, chunks=1)
+    leave_between(made, "c0", pushed=1)
+    assert made.whole.state.tokens("c0") == 0
+    learn(made, "c1", "c1")
+    push_on(made, "c1", 0)
+    push_on(made, "c1", 1)
+    assert [len(made.lessons(number)) for number in range(2)] == [3, 6]
+    assert made.whole.state.leading.chunks.counted == (3,)
+    assert made.whole.state.tokens("c1") == 3
 
 
 def test_fragments_share_the_lines_and_no_ticket():

@@ -1,12 +1,7 @@
-"""The master with made-up clusters and shards: whole rounds, and any faults at any moment."""
-
-import random
+"""The master with made-up clusters and shards: whole rounds, and faults one at a time."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from made_up_outer import MadeUpWorld, without_clip
 from made_up_worlds import EVERY_SAMPLE, say, seeded_world, train_to_the_end
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
@@ -192,52 +187,3 @@ def test_a_push_from_an_older_version_than_the_clusters_last_is_refused_and_brin
     asked = on.PushAsked(cluster="c0", base_version=made.clusters["c0"].base - 1, tokens=1)
     commands = made.master.on_event(made.now_s, asked)
     assert [type(command) for command in commands][:2] == [do.RefusePush, do.StartPull]
-
-
-NAMES = ["c0", "c1", "c2", "s0", "s1"]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32))
-def test_no_fault_loses_doubles_or_mixes_an_update(seed):
-    """Messages arrive in any order over lines; anything dies, comes back or loses its connection at any moment."""
-    chance = random.Random(seed)
-    made = MadeUpWorld(3, 2, settings=without_clip(), samples=12, chunks=4)
-    made.clusters["c2"].spoiled = chance.random() < 0.3
-    for _ in range(chance.randint(20, 150)):
-        act(made, chance)
-        made.check()
-    for name in sorted(made.down):
-        made.revive(name)
-    made.settle()
-    made.pass_time(30.0)
-    made.settle()
-    made.check()
-    train_to_the_end(made)
-    assert made.learned <= EVERY_SAMPLE
-    if not made.lost_work:
-        assert made.learned | made.left_out == EVERY_SAMPLE
-
-
-def act(made: MadeUpWorld, chance: random.Random) -> None:
-    """Let one thing happen; messages are the most likely."""
-    what, name = chance.randint(0, 20), chance.choice(NAMES)
-    if name not in made.down and name in made.clusters and what <= 3:
-        cluster = made.clusters[name]
-        say(made, name, cluster.train() if what <= 1 else cluster.ask(ends_round=what == 2))
-    elif name not in made.down and what == 4:
-        made.kill(name)
-    elif name in made.down and what <= 6:
-        made.revive(name)
-    elif name not in made.down and what == 7:
-        made.connect(name)
-    elif name not in made.down and what == 8 and name in made.shards:
-        made.snapshot(name)
-    elif what == 9:
-        made.start_master()
-    elif what == 10:
-        made.pass_time(chance.choice([1.0, 12.0]))
-    else:
-        for _ in range(chance.randint(1, 25)):
-            if made.busy_lines:
-                made.deliver(chance.choice(made.busy_lines))

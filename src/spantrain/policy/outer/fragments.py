@@ -8,7 +8,7 @@ a line carries one fragment at a time. Kept: that, and what happens to a fragmen
 - What is told of a member (it lives, it left, a shard is lost) is told to all masters. What is of a fragment comes with
   its number. Data is leased by the first fragment's master alone: a sample counts with the first fragment's push.
 - One cluster brings the first parameters of all fragments, so that they are of one model; another brings what is
-  missing only when that one is gone.
+  missing only when that one is gone, or what it brought was of no use (not finite), or was lost again on all shards.
 - A ticket's number, divided by the count of fragments, leaves its fragment: no two fragments share one.
 - The limit of a mean's norm is of the whole: of a fragment it is that times the root of its part of the bytes.
 """
@@ -102,7 +102,7 @@ class FragmentedMaster:
         )
         """A master for each fragment, to look at."""
         self._brings: str | None = None
-        """The cluster that brings the first parameters."""
+        """The cluster that brings the first parameters of several fragments."""
 
     @property
     def state(self) -> FragmentedState:
@@ -163,9 +163,8 @@ class FragmentedMaster:
             case _:
                 numbers = range(number, number + 1)
         commands = [(k, command) for k in numbers for command in self.parts[k].on_event(now_s, inner)]
-        for _, command in commands:
-            if isinstance(command, do.StartPush) and command.parameters:
-                self._brings = command.cluster
+        for k, command in commands:
+            self._note_who_brings(self.parts[k], command)
         return tuple(dict.fromkeys(self._tagged(k, command) for k, command in commands))
 
     def _tagged(self, number: int, command: OuterCommand) -> OuterCommand:
@@ -177,12 +176,21 @@ class FragmentedMaster:
                 return command
         return tag_command(number, command)
 
+    def _note_who_brings(self, part: OuterMaster, command: OuterCommand) -> None:
+        """Note who brings first parameters; no more, if they came to nothing though all shards were there."""
+        match command:
+            case do.StartPush(parameters=True) if len(self.parts) > 1:
+                self._brings = command.cluster
+            case do.SkipRound() if command.cluster == self._brings and part.shards.all_ready:
+                self._brings = None
+
     def _brought_by_another(self, number: int, event: on.PushAsked) -> OuterCommand | None:
-        """Return a refusal, where another cluster brings the first parameters of all fragments."""
-        if self.state.seeded:
-            self._brings = None
+        """Return a refusal, where another cluster brings the first parameters of all fragments.
+
+        A fragment of which all versions were lost anybody may bring: who brought the first may have no more to give.
+        """
         part, other = self.parts[number], self._brings
-        if part.state.seeded or other in (None, event.cluster) or other not in part.clusters:
+        if part.state.version or other in (None, event.cluster) or other not in part.clusters:
             return None
         reason = f"{other} brings the first parameters"
         return tag_command(number, do.RefusePush(cluster=event.cluster, push=None, reason=reason))
