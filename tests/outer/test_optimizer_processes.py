@@ -14,8 +14,10 @@ from spantrain.outer.master_config import MasterConfig
 from spantrain.policy.outer.settings import OuterSettings
 
 
-def trained(folder: Path, *, samples: int = 0, chunks: int = 0, **order: Any) -> list[dict[str, Any]]:
-    settings = OuterSettings(clip_norm=None, grace_s=0.0)
+def trained(
+    folder: Path, *, samples: int = 0, chunks: int = 0, fragments: int = 1, **order: Any
+) -> list[dict[str, Any]]:  # fmt: skip
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, fragments=fragments)
     config = MasterConfig(
         shards=("s0",), rule=EXACT, settings=settings, samples=samples, chunks=chunks, passes=1 if samples else None
     )
@@ -29,14 +31,14 @@ def trained(folder: Path, *, samples: int = 0, chunks: int = 0, **order: Any) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_processes_train_as_one_alone(how, tmp_path):
-    first, second, last = trained(tmp_path, how=how)
+@pytest.mark.parametrize(("how", "fragments"), [("ddp", 1), ("fsdp", 1), ("ddp", 2), ("fsdp", 2)])
+def test_processes_train_as_one_alone(how, fragments, tmp_path):
+    first, second, last = trained(tmp_path, how=how, fragments=fragments)
     for name, one in first["parameters"].items():
         assert torch.equal(one, second["parameters"][name])
     close(first["parameters"], {name: one.detach() for name, one in alone(10).items()})
     assert first["tokens"] == 80
-    assert first["rounds"] == last["status"].clusters[0].pushes
+    assert first["rounds"] == last["status"].updates
 
 
 @pytest.mark.slow
