@@ -165,6 +165,13 @@ BENCHMARKS = (
         emulated="Real: parameters, gradients, losses, rounding, sums, updates, decisions. Simulated: time.",
     ),
     Benchmark(
+        name="outer_streaming",
+        title="Clusters that never wait: a model in fragments, and lines",
+        script="outer_streaming.py",
+        shows="what lines carry at most, and how long an exchange takes, with the model in fragments",
+        emulated="Real: decisions. Simulated: computing, time and lines; nothing is learned.",
+    ),
+    Benchmark(
         name="outer_shard",
         title="Shards of the outer optimizer",
         script="outer_shard.py",

@@ -63,7 +63,8 @@ class OuterSimulation:
     def __init__(self, case: OuterCase, bodies: Bodies) -> None:
         self.case, self._bodies = case, bodies
         self.clock = VirtualClock()
-        self._lines = Lines(self.clock, case)
+        self.lines = Lines(self.clock, case)
+        """What carries layers; another may take its place before the run."""
         self._clusters = {one.name: one for one in case.clusters}
         self._shards = {one.name: one for one in case.shards}
         self.saved = FragmentedState.of(case.settings.fragments)
@@ -152,7 +153,7 @@ class OuterSimulation:
             if same and all(end in self.members for end in ends):
                 self._arrived(way, transfer, content)
 
-        self._lines.send(*ends, transfer.size_bytes, arrived)
+        self.lines.send(*ends, transfer.size_bytes, arrived)
 
     def connect(self, member: str) -> None:
         """Give a member a new connection: what was on its way is lost."""
