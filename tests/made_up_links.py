@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from made_up_outer import Content, MadeUpCluster, MadeUpShard, layers_of
+from made_up_outer import layers_of
+from made_up_outer_members import Content, MadeUpCluster, MadeUpShard
 from spantrain.core import outer_commands as do
 from spantrain.core import outer_events as on
 from spantrain.core.outer_events import OuterEvent, Transfer, Way
@@ -88,13 +89,13 @@ class LinkedShard(_Linked):
     def registration(self, layout: ShardLayout | None) -> tuple[OuterEvent, ...]:
         if layout is None:
             return ()
-        self.memory = self.memory or MadeUpShard(self.name, layout.layers_of(self.name))
-        return tuple(self.memory.registered())
+        self.memory = self.memory or MadeUpShard(self.name, layout.layers_of(self.name), counts_samples=True)
+        return (self.memory.registered(),)
 
     def beat(self) -> tuple[OuterEvent, ...]:
         with self.hall.lock:
             assert self.memory
-            return (on.ShardBeat(shard=self.name, versions=tuple(self.memory.can_restore())),)
+            return (self.memory.beat(),)
 
     def heard(self, command: Any) -> None:
         assert self.memory
@@ -118,7 +119,7 @@ class LinkedCluster(_Linked):
 
     def __init__(self, hall: Hall, name: str) -> None:
         super().__init__(hall, name)
-        self.cluster = MadeUpCluster(name, {name: WHOLE})
+        self.cluster = MadeUpCluster(name, ({name: WHOLE},))
         self.early: list[tuple[Transfer, int, Content]] = []
         """Layers of a pull that the master has not told this cluster of yet."""
         hall.clusters[name] = self
@@ -142,16 +143,16 @@ class LinkedCluster(_Linked):
         for one in said:
             if isinstance(one, do.SendLayer):
                 cluster = self.cluster
-                content = cluster.start | cluster.payload if one.parameters else cluster.payload
+                content = cluster.content(0, parameters=one.parameters)
                 self.hall.shards[one.transfer.shard].got(one.transfer, content)
-                self.say(cluster.sent_layer(one.transfer))
+                self.say(cluster.sent_layer(0, one.transfer))
             else:
                 self.link.tell(one)
 
     def got(self, transfer: Transfer, version: int, content: Content) -> None:
         pull = self.cluster.client.pull
         if pull and pull.pull >= transfer.ticket:
-            self.say(self.cluster.got_layer(transfer, version, content))
+            self.say(self.cluster.got_layer(0, transfer, version, content))
         else:
             self.early.append((transfer, version, content))
 

@@ -7,7 +7,7 @@ import pytest
 
 from made_up_links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
 from made_up_masters import MasterRun, seeded, train, train_a_little
-from made_up_outer import Content
+from made_up_outer_members import Content
 from master_process import MortalMaster
 from patience import PATIENCE_S
 from spantrain.core import outer_events as on
