@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,20 @@ _NOBODY = 3
 def main() -> None:
     """Be what the first line of standard input says."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    order = json.loads(sys.stdin.readline())
+    orders = FileIO(sys.stdin.fileno(), closefd=False)
+    order = json.loads(orders.readline())
     stop = threading.Event()
     folder = order.pop("remove", None)
-    threading.Thread(target=_listen, args=(stop, folder), name="orders", daemon=True).start()
+    threading.Thread(target=_listen, args=(orders, stop, folder), name="orders", daemon=True).start()
     {"master": _master, "shard": _shard, "cluster": _cluster}[order.pop("role")](order, stop)
 
 
-def _listen(stop: threading.Event, folder: str | None) -> None:
-    """Stop in good order at the next line; end at once at the end of all lines, with a folder that nobody removes."""
-    while sys.stdin.readline():
+def _listen(orders: FileIO, stop: threading.Event, folder: str | None) -> None:
+    """Stop in good order at the next line; end at once at the end of all lines, with a folder that nobody removes.
+
+    Not through sys.stdin: whoever reads that in a thread aborts an interpreter that ends.
+    """
+    while orders.readline():
         stop.set()
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
