@@ -125,9 +125,11 @@ class ClientRounds:
     def may_go_on(self) -> bool:
         """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
         session = self.session
-        if session is None or not session.registered or self._gave_up:
+        if session is None or self._gave_up:
             return True
-        return not (session.awaits and self._steps.is_ahead(session.ahead))
+        with session.changed:
+            waits = session.registered and session.awaits
+        return not (waits and self._steps.is_ahead(session.ahead))
 
     def give_up(self) -> None:
         """Wait for the present push no longer."""
