@@ -45,6 +45,7 @@ AWAY = "away"
 SPOILS = (AWAY, "noise", "huge", "nan", "loud noise")
 """Away: that cluster is not there, for comparison."""
 WITHIN, CHANGED = 0.01, 0.01
+INNER_STEPS = (64, 16)
 AHEAD = 0.25
 """Of a round, behind a push, where clusters then stand still."""
 OURS, BOUNDED = "outer", f"outer {AHEAD:g}"
@@ -282,12 +283,22 @@ def plot(found: Results) -> str:
     return line_plot(lines, title="Held-out loss, four clusters", across="thousand tokens", up="loss")
 
 
+def name_of(inner_steps: Sequence[int]) -> str:
+    """Return what the results are called; those of other numbers of steps have these in the name.
+
+    >>> name_of([64, 16]), name_of([32])
+    ('outer_convergence', 'outer_convergence_h32')
+    """
+    others = "" if set(inner_steps) == set(INNER_STEPS) else "".join(f"_h{count}" for count in inner_steps)
+    return f"outer_convergence{others}"
+
+
 def main() -> int:
     """Train, print, write; return 1 if something that is wanted does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10, help="with the largest H; with others as many tokens")
-    parser.add_argument("--inner-steps", type=int, nargs="+", default=[64, 16])
+    parser.add_argument("--inner-steps", type=int, nargs="+", default=INNER_STEPS)
     parser.add_argument("--grace", type=float, default=0.75, help="of the window, in rounds of the fastest cluster")
     parser.add_argument("--rules", type=rules_of, default=rules_of(RULES), help="outer RATE/MOMENTUM,...")
     parser.add_argument("--keep", type=Path, help="a folder for what was trained; what is there is not trained again")
@@ -312,7 +323,7 @@ def main() -> int:
     if not (options.quick or options.so_far):
         setting = {"seeds": options.seeds, "rounds": options.rounds, "grace": options.grace}
         data = {"emulated": "time: simulated; what is learned is real", "setting": setting, "tried": tries_data}
-        save("outer_convergence", table, {**data, "rows": rows, "one_bad_cluster": bad}, plot(found))
+        save(name_of(options.inner_steps), table, {**data, "rows": rows, "one_bad_cluster": bad}, plot(found))
     return 0 if all(": holds" in line for line in said) else 1
 
 

@@ -5,6 +5,7 @@ import pytest
 from made_up_outer import MadeUpWorld
 from made_up_worlds import last_window, learn, say, seeded_world
 from spantrain.core import outer_commands as do
+from spantrain.core import outer_events as on
 from spantrain.policy.outer.client import ClientPhase
 
 
@@ -116,6 +117,25 @@ def test_a_window_with_some_of_the_clusters_is_a_part_of_a_step():
         made.pass_time(6.0)
         parts += [stage.part for stage in stages(made)]
     assert parts == pytest.approx([1 / 4, 2 / 6, 3 / 6, 1.0])
+
+
+def test_what_the_last_one_of_all_pushes_is_a_part_of_the_round_of_those_that_ended():
+    """Of three clusters two end with a round; the third has some samples left, and then goes on alone."""
+    made = seeded_world(3, grace_s=5.0, samples=60, chunks=20)
+    for name, steps in {"c0": 3, "c1": 3, "c2": 2}.items():
+        for _ in range(steps):
+            say(made, name, made.clusters[name].train())
+            made.settle()
+        say(made, name, made.clusters[name].ask())
+    assert [stage.part for stage in stages(made)] == [1.0]
+    for name in ("c0", "c1"):
+        made.tell(on.ClusterLeft(cluster=name))
+    parts = []
+    for _ in range(2):
+        learn(made, "c2")
+        say(made, "c2", made.clusters["c2"].ask())
+        parts += [stage.part for stage in stages(made)]
+    assert parts == pytest.approx([2 / 6, 1.0])
 
 
 def test_a_whole_step_for_each_window_is_an_option():

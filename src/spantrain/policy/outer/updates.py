@@ -98,13 +98,20 @@ class Updates:
         if now_s < self._window_ends_s and not seeds and not self._window.keys() | self._excused >= set(clusters):
             return []
         pushes = tuple(self._window.values())
-        records = self.state.clusters
-        last_tokens = {name: records[name].last_tokens if name in records else 0 for name in clusters}
+        last_tokens = self._last_tokens(clusters, since=min(push.base_version for push in pushes))
         weighing = weigh(pushes, version=self.state.version, last_tokens=last_tokens, settings=self._settings)
         self._update = Update(ticket(), pushes, weighing, self._layout, self._settings, self.state.guard)
         self._begun_s = now_s
         self._end_window()
         return self._update.begin()
+
+    def _last_tokens(self, clusters: Collection[str], *, since: int) -> dict[str, int]:
+        """Return the tokens of the last push of each cluster that is there, or went after a push that came `since`."""
+        records = self.state.clusters
+        gone = {name: one for name, one in records.items() if name not in clusters and one.last_push}
+        return {name: records[name].last_tokens if name in records else 0 for name in clusters} | {
+            name: one.last_tokens for name, one in gone.items() if one.last_tokens and one.version >= since
+        }
 
     def late_shards(self, now_s: float) -> tuple[str, ...]:
         """Return the shards that keep an update waiting for too long."""

@@ -6,6 +6,8 @@ whole step for each window multiplies the outer rate by the windows of a round, 
 - A window is a part of a step: the weight of its pushes over the tokens of one push of every cluster. A shard steps
   accordingly, so that the parts of a round come to what one step of all would (see `numerics`).
 - A cluster's next push is taken to be as large as its last; that of one that never pushed as the mean of the others.
+- A cluster that has gone still counts for pushes that began no later than its own last: they are what is left of the
+  round that it was in. Else the last one of all to end would go a whole step, momentum and all, with a few tokens.
 - Asked for by name: a push weighs less, the more versions were made since the one that it began from. What it loses is
   missing from the part too, or a push alone in its window would lose nothing.
 """
@@ -35,7 +37,8 @@ def weigh(
 ) -> Weighing:
     """Weigh the pushes of a window.
 
-    `version` is the newest; `last_tokens` has, for each cluster that is registered, the tokens of its last push, or 0.
+    `version` is the newest; `last_tokens` has, for each cluster that is registered, the tokens of its last push, or 0,
+    and those of clusters that have gone in this round.
 
     >>> from spantrain.core.outer_events import Ticket
     >>> push = Push(ticket=Ticket(1, 1), cluster="a", base_version=2, tokens=600, progress=(), parameters=False)
