@@ -1,7 +1,8 @@
 """What a shard takes in, gives out, computes and holds: `benchmarks/outer_shard.py [--parts loopback shaped ...]`.
 
 Five parts. `loopback`: pushes and pulls of one worker and two shards, encrypted and plain, beside ZeroMQ alone between
-as many processes. `shaped`: the same over a link of 1 Gbit/s, as part of its rate. `ablation`: the master's schedule
+as many processes. `shaped`: the same over a link of 1 Gbit/s, as part of its rate, also with a model three times as
+large: TCP takes a while to fill a line that was idle, here about 0.2 s. `ablation`: the master's schedule
 (two workers and two shards on links of their own), the threads that copy, and copying beside the network, each on and
 off. `update`: bytes that an update moves through memory, and the rate, beside that of a plain copy. `memory`: what is
 resident over rounds with two workers, as a multiple of a shard's parameters in float32.
@@ -20,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -39,6 +41,8 @@ from spantrain.transport.layers import LayerLimits
 
 LINE_BYTES_PER_S = 125e6
 LOOPBACK_BOUNDS = {True: 1e9, False: 2e9}
+LARGE = 3
+"""Times as many layers, of the second model of `shaped`."""
 LINE_BOUND, MEMORY_BOUND, COPY_BOUND = 0.9, 5.5, 0.5
 
 
@@ -105,21 +109,30 @@ def network(places: Sequence[str], rate_bytes_per_s: float, latency_s: float) ->
         yield testbed.popen, testbed.address
 
 
-def shaped(layout: ShardLayout, runs: int, latency_s: float) -> list[Row]:
-    """Measure over one link: all shards at its one end, the worker at the other."""
-    rows = []
+def shaped(layouts: Sequence[ShardLayout], runs: int, latency_s: float) -> list[Row]:
+    """Measure over one link, with models of some sizes: all shards at its one end, the worker at the other.
+
+    ZeroMQ alone goes the way of a push; it is measured with each size, since a line takes a while to get going.
+    """
+    rows: list[Row] = []
     with network(("servers", "cluster"), LINE_BYTES_PER_S, latency_s) as found:
-        for encrypted in (True, False) if found else ():
-            assert found is not None
-            start, address = found
+        if not found:
+            return rows
+        start, address = found
 
-            def place(name: str, argv: Sequence[str], start: Start = start, **options: Any) -> Any:
-                return start("servers" if name.startswith("s") else "cluster", argv, **options)
+        def place(name: str, argv: Sequence[str], **options: Any) -> Any:
+            return start("servers" if name.startswith("s") else "cluster", argv, **options)
 
-            with Conductor(
-                layout, ["a"], encrypted=encrypted, start=place, address=lambda _, address=address: address("servers")
-            ) as conductor:
-                rows.append({"encrypted": encrypted, **both_ways(conductor, runs)})
+        how: dict[str, Any] = {"start": place, "address": lambda _: address("servers")}
+        for layout, encrypted in product(layouts, (True, False)):
+            frame_bytes, shards = LayerLimits().frame_bytes, len(layout.shards)
+            raw = [
+                raw_rate(shards, layout.size_bytes, encrypted=encrypted, frame_bytes=frame_bytes, **how)
+                for _ in range(runs)
+            ]
+            with Conductor(layout, ["a"], encrypted=encrypted, **how) as conductor:
+                row = both_ways(conductor, runs)
+            rows.append({"encrypted": encrypted, "model_bytes": layout.size_bytes, "raw": middle(raw), **row})
     return rows
 
 
@@ -280,8 +293,9 @@ def shaped_table(rows: Sequence[Row]) -> list[str]:
     """Return the part's lines."""
     lines = []
     for row in rows:
-        told = ", ".join(f"{way.value} {told_rate(row[way.value], LINE_BYTES_PER_S)}" for way in Way)
-        lines.append(f"1 Gbit/s {'curve' if row['encrypted'] else 'plain'}: {told}")
+        name = f"1 Gbit/s {'curve' if row['encrypted'] else 'plain'}, {row['model_bytes'] / 1e6:.0f} MB"
+        lines += [f"{name}: {way.value} {told_rate(row[way.value], LINE_BYTES_PER_S)}" for way in Way]
+        lines.append(f"{name}: ZeroMQ alone {told_rate(row['raw'], LINE_BYTES_PER_S)}")
         least = min(row[way.value]["bytes_per_s"] for way in Way) / LINE_BYTES_PER_S
         lines.append(verdict(f"at least {LINE_BOUND:.0%} of the line", least >= LINE_BOUND))
     return lines
@@ -328,11 +342,11 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true")
     told = parser.parse_args()
     torch.set_num_threads(1)
-    layout = a_layout(told.layers, told.layer_mb, 2)
+    layout, large = (a_layout(times * told.layers, told.layer_mb, 2) for times in (1, LARGE))
     latency_s = told.latency_ms / 1000
     parts: dict[str, tuple[Callable[[], list[Row]], Callable[[Sequence[Row]], list[str]]]] = {
         "loopback": (lambda: loopback(layout, told.runs), loopback_table),
-        "shaped": (lambda: shaped(layout, told.runs, latency_s), shaped_table),
+        "shaped": (lambda: shaped((layout, large), told.runs, latency_s), shaped_table),
         "ablation": (lambda: ablation(layout, told.runs, latency_s), ablation_table),
         "update": (lambda: update(told.layers, told.layer_mb, told.runs), update_table),
         "memory": (lambda: memory(layout, max(2, told.runs)), memory_table),

@@ -281,14 +281,18 @@ def used_between(before: Iterable[Mapping[str, float]], after: Iterable[Mapping[
     }
 
 
-def raw_rate(sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: int) -> Row:
-    """Return what `measured` does, of ZeroMQ alone, from one process to several."""
+def raw_rate(
+    sinks: int, total_bytes: float, *, encrypted: bool, frame_bytes: int, start: Start = here,
+    address: Callable[[str], str] = lambda _: "127.0.0.1",
+) -> Row:  # fmt: skip
+    """Return what `measured` does, of ZeroMQ alone, from one process to several, started as shards and a worker are."""
     plain = [] if encrypted else ["--plain"]
+    bind = ["--bind", f"tcp://{address('s0')}:0"]
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with ExitStack() as stack:
-        opened = [Side(here, "", ["raw-sink", *plain], said) for _ in range(sinks)]
+        opened = [Side(start, f"s{k}", ["raw-sink", *bind, *plain], said) for k in range(sinks)]
         limits = json.dumps({"frame_bytes": frame_bytes})
-        source = Side(here, "", ["raw-source", "--limits", limits, *plain], said)
+        source = Side(start, "a", ["raw-source", "--limits", limits, *plain], said)
         for side in (*opened, source):
             stack.callback(side.close)
         places = [side.answer()["address"] for side in opened]

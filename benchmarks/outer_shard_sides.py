@@ -188,14 +188,15 @@ def raw_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, keys: KeyPa
     return socket
 
 
-def run_raw_sink(encrypted: bool) -> None:
+def run_raw_sink(bind: str, encrypted: bool) -> None:
     """Take frames, and drop them."""
     keys = KeyPair.generate() if encrypted else None
     socket = raw_socket(zmq.Context(), zmq.PULL, keys)
     if encrypted:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
-    say(address={"endpoint": f"tcp://127.0.0.1:{port}", "public_key": keys.public_key if keys else ""})
+    socket.bind(bind)
+    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    say(address={"endpoint": endpoint, "public_key": keys.public_key if keys else ""})
     for order in map(json.loads, sys.stdin):
         if "usage" in order:
             say(usage=usage())
@@ -244,7 +245,7 @@ def main() -> None:
     elif told.role == "worker":
         run_worker(told.name, not told.plain, limits)
     elif told.role == "raw-sink":
-        run_raw_sink(not told.plain)
+        run_raw_sink(told.bind, not told.plain)
     else:
         run_raw_source(not told.plain, limits.frame_bytes)
 
