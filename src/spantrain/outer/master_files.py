@@ -102,10 +102,10 @@ class MasterFiles:
         self._write("layout.json", layout)
 
     def load_state(self, config: MasterConfig) -> FragmentedState:
-        """Return the state; that of a master that begins, if there is none.
+        """Return the state; that of a master that begins, if there is none. Passes over the data are as told now.
 
         Raises:
-            UsageError: it is damaged, or of other data or another number of fragments than these.
+            UsageError: it is damaged, or of other data, more passes or another number of fragments than these.
         """
         path = self._folder / "state.json"
         begun, state = config.first_state(), _read(path, FragmentedState)
@@ -123,7 +123,10 @@ class MasterFiles:
                 f"{path}: is of data of {sum(kept)} samples in {len(kept)} chunks, not of {sum(wanted)} in "
                 f"{len(wanted)}; start the master with those, or begin with another folder"
             )
-        return state
+        try:
+            return state.with_passes(config.passes)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}; write as many under `data`, or begin with another folder") from None
 
     def save_state(self, state: FragmentedState) -> None:
         """Keep the state.

@@ -41,6 +41,18 @@ class ChunkState:
         if self.passes is not None and self.passes < 1:
             raise ValueError(f"passes must be at least 1 or null, got {self.passes}")
 
+    def with_passes(self, passes: int | None) -> "ChunkState":
+        """Return the same with so many passes.
+
+        Raises:
+            ValueError: more have begun: something is counted or on lease of them.
+        """
+        counted = [-(-count // size) for count, size in zip(self.counted, self.chunk_samples, strict=True)]
+        begun = max([*counted, *(lease.data_pass + 1 for lease in self.leases)])
+        if passes is not None and passes < begun:
+            raise ValueError(f"{begun} passes over the data have begun, more than `passes: {passes}`")
+        return replace(self, passes=passes)
+
     @classmethod
     def of(cls, samples: int, chunks: int, *, passes: int | None = None) -> "ChunkState":
         """Cut samples into chunks of nearly one size.

@@ -49,6 +49,18 @@ class FragmentedState:
         """Return the state of a master that begins."""
         return cls(fragments=(MasterState(chunks=chunks), *[MasterState()] * (fragments - 1)))
 
+    def with_passes(self, passes: int | None) -> "FragmentedState":
+        """Return the same with so many passes over the data, if there is any.
+
+        Raises:
+            ValueError: more have begun.
+        """
+        chunks = self.leading.chunks
+        if chunks is None:
+            return self
+        leading = replace(self.leading, chunks=chunks.with_passes(passes))
+        return FragmentedState(fragments=(leading, *self.fragments[1:]))
+
     @property
     def leading(self) -> MasterState:
         """Of the first fragment."""
