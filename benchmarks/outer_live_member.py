@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -269,13 +270,21 @@ def join(order: dict[str, Any]) -> dist.Store:
     return store
 
 
-def train(order: dict[str, Any]) -> None:
+def end_with(orders: FileIO) -> None:
+    """End at once when there is nobody any more to give orders."""
+    while orders.readline():
+        pass
+    os._exit(1)
+
+
+def train(order: dict[str, Any], orders: FileIO) -> None:
     """Be a cluster."""
     torch.set_num_threads(1)
     method: Method = METHODS[order["method"]](order)
     say(ready=True)
-    if not sys.stdin.readline():
+    if not orders.readline():
         return  # whoever asked for it is gone
+    threading.Thread(target=end_with, args=(orders,), daemon=True).start()
     begun_s = now_s = time.monotonic()
     end_s = begun_s + order["seconds"]
     steps, train_s = 0, 0.0
@@ -316,12 +325,13 @@ def serve(order: dict[str, Any]) -> Iterator[None]:
 
 def main() -> None:
     """Be what the first line says."""
-    order = json.loads(sys.stdin.readline())
+    orders = FileIO(sys.stdin.fileno(), closefd=False)  # a thread that reads sys.stdin aborts an interpreter that ends
+    order = json.loads(orders.readline())
     if order["role"] == "cluster":
-        train(order)
+        train(order, orders)
         return
     for _ in serve(order):
-        sys.stdin.readline()
+        orders.readline()
 
 
 if __name__ == "__main__":
