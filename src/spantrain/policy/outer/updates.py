@@ -106,7 +106,7 @@ class Updates:
         return self._update.begin()
 
     def _last_tokens(self, clusters: Collection[str], *, since: int) -> dict[str, int]:
-        """Return the tokens of the last push of each cluster that is there, or went after a push that came `since`."""
+        """Return the tokens of the last push of each cluster that is there, or has one in version `since` or later."""
         records = self.state.clusters
         gone = {name: one for name, one in records.items() if name not in clusters and one.last_push}
         return {name: records[name].last_tokens if name in records else 0 for name in clusters} | {
