@@ -11,6 +11,7 @@ from patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPT = f"""\
+import signal
 import sys
 import time
 
@@ -24,6 +25,7 @@ def work(number):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
     with workers(2) as pool:
         list(pool.map(work, range(4)))
 """
