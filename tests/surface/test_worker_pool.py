@@ -38,8 +38,11 @@ def test_workers_end_with_who_began_them(how: signal.Signals, tmp_path: Path) ->
     script.write_text(SCRIPT)
     process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
-    assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
-    process.send_signal(how)
-    rest, _ = process.communicate(timeout=PATIENCE_S)
+    try:
+        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+        process.send_signal(how)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
     assert rest == ""
     assert process.returncode == -how
