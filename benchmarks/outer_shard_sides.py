@@ -6,6 +6,7 @@ measured is data, not control.
 
 import argparse
 import json
+import os
 import re
 import resource
 import sys
@@ -154,6 +155,11 @@ class Worker:
         """Tell the conductor."""
         event = TransferLost(way=key.way, transfer=self.moves.pop(key), reason=reason)
         say(event=encode_event(event), at_s=time.monotonic())
+
+    def died(self, fault: str) -> None:
+        """End: the conductor notices."""
+        print(fault, file=sys.stderr)
+        os._exit(1)
 
 
 def run_worker(name: str, encrypted: bool, limits: LayerLimits) -> None:

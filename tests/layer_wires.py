@@ -31,6 +31,7 @@ class Heard:
         self.whole: dict[tuple[str, LayerKey], dict[str, torch.Tensor]] = {}
         self.gone: list[tuple[str, LayerKey]] = []
         self.missing: dict[tuple[str, LayerKey], str] = {}
+        self.faults: list[str] = []
 
     def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, torch.Tensor]) -> None:
         with self._changed:
@@ -47,6 +48,11 @@ class Heard:
         with self._changed:
             assert (peer, key) not in self.whole
             self.missing[peer, key] = reason
+            self._changed.notify_all()
+
+    def died(self, fault: str) -> None:
+        with self._changed:
+            self.faults.append(fault)
             self._changed.notify_all()
 
     def until(self, holds: Any) -> Any:
@@ -70,11 +76,13 @@ class Wires(contextlib.ExitStack):
         self.limits = limits or patient(frame_bytes=64 * KIB, window_bytes=256 * KIB)
         self.keys: dict[str, KeyPair] = {}
         self.heard: dict[str, Heard] = {}
+        self.listeners: dict[str, type[Heard]] = {}
+        """Of those that hear otherwise."""
         self.wires: dict[str, LayerWire] = {}
 
     def open(self, name: str, *, bind: str = "", limits: LayerLimits | None = None) -> LayerWire:
         keys = self.keys.setdefault(name, KeyPair.generate())
-        self.heard[name] = Heard()
+        self.heard[name] = self.listeners.get(name, Heard)()
         wire = LayerWire(
             name=name, bind=bind, keypair=keys if self.encrypted else None, listener=self.heard[name],
             limits=limits or self.limits,

@@ -63,6 +63,9 @@ class _Linked:
             self.losses.append(reason)
             self.hall.changed.notify_all()
 
+    def died(self, fault: str) -> None:
+        self.disconnected(fault)
+
     def commanded(self, command: Any) -> None:
         with self.hall.changed:
             self.heard(command)

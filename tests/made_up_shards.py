@@ -117,6 +117,9 @@ class FakeCluster:
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:
         self.household.inbox.put(("lost", (self, key, reason)))
 
+    def died(self, fault: str) -> None:
+        raise AssertionError(fault)
+
 
 class Household(contextlib.ExitStack):
     """A master, its shards and clusters; all that is said goes through one queue, which `until` empties."""

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ __all__ = ["changed", "corrupted", "nested", "places", "wild"]
 Place = tuple[Any, ...]
 """Keys and indices from the top of a plain value."""
 
+_MOST_PLACES = 1000
 _EDGES = (0, 1, -1, 2, 127, 128, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 _NUMBERS = (0.0, -0.0, 1e-300, 1e300, -1.5, math.nan, math.inf, -math.inf)
 _TEXTS = ("", "x", "null", "../../x", "/etc/passwd", "\0", "\x1b[2J\x1b]0;x\x07", "é\u202e", "1.5", "[0:16]", "9" * 400)
@@ -35,7 +36,7 @@ def wild(chance: Random, *, depth: int = 2) -> Any:
         return [wild(chance, depth=depth - 1) for _ in range(chance.choice((0, 1, 2, 3, 20)))]
     if kind == 7:
         return {chance.choice(_TEXTS): wild(chance, depth=depth - 1) for _ in range(chance.choice((0, 1, 2, 5)))}
-    return nested(chance.choice((3, 40, 600)), table=chance.random() < 0.5)
+    return nested(chance.choice((3, 40, 200)), table=chance.random() < 0.5)
 
 
 def nested(levels: int, *, table: bool = False) -> Any:
@@ -49,13 +50,14 @@ def nested(levels: int, *, table: bool = False) -> Any:
 def places(value: Any) -> list[Place]:
     """Return where something stands in a plain value, the top included."""
     found: list[Place] = [()]
-    entries: Sequence[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        entries = list(value.items())
-    elif isinstance(value, list | tuple):
-        entries = list(enumerate(value))
-    for key, entry in entries:
-        found += [(key, *below) for below in places(entry)]
+    for place in found:  # which grows meanwhile
+        held = _at(value, place)
+        if isinstance(held, dict):
+            found += [(*place, key) for key in held]
+        elif isinstance(held, list | tuple):
+            found += [(*place, index) for index in range(len(held))]
+        if len(found) > _MOST_PLACES:
+            break
     return found
 
 

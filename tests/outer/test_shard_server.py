@@ -163,7 +163,7 @@ def version(number):
 def test_a_slow_writer_still_writes_what_all_others_write(lasts):
     """Each write lasts so many rounds: from some point on, multiples of a power of two, and none of them is missed."""
     store, saved = SlowStore(), []
-    writer = SnapshotWriter(store, name="s0", saved=saved.append)
+    writer = SnapshotWriter(store, name="s0", saved=saved.append, died=saved.append)
     left = None
     for number in range(1, 65):
         if left == 0:

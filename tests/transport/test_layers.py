@@ -140,7 +140,8 @@ def test_a_layer_after_a_long_silence_is_waited_for_anew():
     limits = LayerLimits(frame_bytes=64 * KIB, window_bytes=64 * KIB)
     said = []
     arrivals = Arrivals(
-        limits, BufferPool(), Copiers(0, name="s", every_bytes=1, progressed=said.append, hand_over=said.append),
+        limits, BufferPool(),
+        Copiers(0, name="s", every_bytes=1, progressed=said.append, hand_over=said.append, died=said.append),
         lost=lambda *told: said.append(told), count=lambda *told: None,
     )  # fmt: skip
     link = SilentLink(PeerAddress(name="a", endpoint="", public_key=""), limits)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import msgpack
 import pytest
 import torch
 import zmq
@@ -181,6 +182,7 @@ def intruder(raw):
 
 
 WORDS = [ParameterSpec(name="w", shape=(100,))]
+WORDS_OF_BYTES = [ParameterSpec(name="w", shape=(1000,), dtype="uint8")]
 
 
 def test_more_bytes_than_the_layer_has_are_refused(intruder):
@@ -231,6 +233,34 @@ def test_too_much_before_it_is_expected_is_refused(intruder):
     has_refused(shard, {"not expected": 1})
 
 
+def test_a_layer_over_the_limit_is_refused_before_it_is_expected(intruder):
+    wires, shard, worker, (control, data) = intruder
+    data.send(opened(a_key(), [ParameterSpec(name="w", shape=(2**32,))]))
+    assert "oversized: 17179869184 bytes, at most 8589934592 are allowed" in decode_refused(control.recv())[1]
+    still_takes(wires, shard, worker)
+    has_refused(shard, {"oversized": 1})
+
+
+def test_bytes_in_too_many_pieces_are_refused(intruder):
+    wires, shard, worker, (control, data) = intruder
+    data.send(opened(a_key(), WORDS_OF_BYTES))
+    for k in range(400):
+        data.send_multipart([encode_pair(DATA, 0, k), b"x"])
+    assert "over 260 pieces came before it was expected" in decode_refused(control.recv())[1]
+    still_takes(wires, shard, worker)
+    has_refused(shard, {"not expected": 1})
+
+
+def test_parameters_of_layers_that_nobody_expects_are_bounded(intruder):
+    wires, shard, worker, (control, data) = intruder
+    many = [ParameterSpec(name=f"{k}", shape=(1,)) for k in range(8192)]
+    for number in range(3):
+        data.send(opened(a_key(number), many, number))
+    assert decode_refused(control.recv())[0] == 2
+    still_takes(wires, shard, worker)
+    has_refused(shard, {"not expected": 1})
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -240,6 +270,11 @@ def test_too_much_before_it_is_expected_is_refused(intruder):
         [b"O" + bytes(8) + b"\xdf\xff\xff\xff\xff"],
         [b"D" + bytes(16)],
         [b"D" + bytes(3), b"x"],
+        [b"O" + bytes(8) + msgpack.packb([1, 2, ["push"], 0, [["w", "float32", [100]]]])],
+        [b"O" + bytes(8) + msgpack.packb([1, 2, {}, 0, [["w", "float32", [100]]]])],
+        [b"O" + bytes(8) + b"\x95\x01\x02" + b"\x91" * 1000 + b"\x01\x00\x90"],
+        [b"O" + bytes(8) + msgpack.packb([1, 2, "push", 0, [["w", "float32", [2**62] * 16]]])],
+        [b"O" + bytes(8) + msgpack.packb([1, 2, "push", 0, [["w", ["float32"], [1]]]])],
         [b"G" + bytes(15)],
         [b"N"],
         [b"C", b"x"],

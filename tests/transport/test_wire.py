@@ -91,7 +91,7 @@ def test_a_header_with_one_byte_changed_is_read_or_refused(data):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda f: f.__setitem__(0, 2), "wrong version"),
+        (lambda f: f.__setitem__(0, 1), "wrong version"),
         (lambda f: f.__setitem__(1, "now"), "malformed"),
         (lambda f: f[2].__setitem__(0, -1), "malformed"),
         (lambda f: f[2].__setitem__(5, 0), "malformed"),
@@ -101,7 +101,9 @@ def test_a_header_with_one_byte_changed_is_read_or_refused(data):
         (lambda f: f[3][0].__setitem__(1, [True]), "malformed"),
         (lambda f: f.__setitem__(4, 25), "malformed"),
         (lambda f: (f[3][0].__setitem__(1, [10**7]), f.__setitem__(4, 4 * 10**7)), "oversized"),
-        (lambda f: f[3][0].__setitem__(1, [2**31 - 1] * 16), "malformed"),
+        (lambda f: f[3][0].__setitem__(1, [2**31 - 1] * 16), "oversized"),
+        (lambda f: f[3][0].__setitem__(1, [0, 2**31 - 1, 2**31 - 1, 2**31 - 1]), "oversized"),
+        (lambda f: f.__setitem__(1, float("nan")), "malformed"),
     ],
 )
 def test_each_bound_of_a_header_is_checked(change, reason):

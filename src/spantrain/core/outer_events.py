@@ -47,7 +47,8 @@ __all__ = [
     "untag_event",
 ]
 
-_TICKET = re.compile(r"(\d+)\.(\d+)")
+_TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+_END = 2**63
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,8 +63,8 @@ class Ticket:
     number: int
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.number < 0:
-            raise ValueError(f"a ticket's numbers must not be negative, got {self.epoch} and {self.number}")
+        if not (0 <= self.epoch < _END and 0 <= self.number < _END):
+            raise ValueError(f"a ticket's numbers are 0 to {_END - 1}, got {self.epoch} and {self.number}")
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.number}"

@@ -8,7 +8,18 @@ from functools import cached_property
 
 from spantrain.core.plan import ROUNDED_DTYPES, WireFormat
 
-__all__ = ["LAYER_TYPES", "PARAMETER_TYPES", "PIECE_NUMBERS", "Layer", "ParameterSpec", "ShardLayout", "ShardRun"]
+__all__ = [
+    "LAYER_TYPES",
+    "MOST_DIMENSIONS",
+    "MOST_NAME_BYTES",
+    "MOST_PARAMETERS",
+    "PARAMETER_TYPES",
+    "PIECE_NUMBERS",
+    "Layer",
+    "ParameterSpec",
+    "ShardLayout",
+    "ShardRun",
+]
 
 PARAMETER_TYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Types that parameters may have, and bytes of one number."""
@@ -17,8 +28,12 @@ LAYER_TYPES: Mapping[str, int] = {**PARAMETER_TYPES, "uint8": 1}
 PIECE_NUMBERS = 2**16
 """Numbers of a parameter that are rounded at once; what is sent is their codes and scales, piece after piece."""
 
+MOST_DIMENSIONS, MOST_NAME_BYTES, MOST_PARAMETERS = 16, 512, 8192
+"""Of a parameter, of its name, and of a layer."""
+_TOO_MANY_BYTES = 2**63
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterSpec:
     """A parameter by name: clusters may cut the model differently, the name is the same everywhere."""
 
@@ -29,10 +44,18 @@ class ParameterSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a parameter needs a name, got none; name it as the model's state dict does")
+        if len(self.name.encode()) > MOST_NAME_BYTES:
+            raise ValueError(f"parameter {self.name:.60}...: a name has at most {MOST_NAME_BYTES} bytes")
+        if len(self.shape) > MOST_DIMENSIONS:
+            raise ValueError(
+                f"parameter {self.name}: at most {MOST_DIMENSIONS} dimensions are sent, got {len(self.shape)}"
+            )
         if any(size < 1 for size in self.shape):
             raise ValueError(f"parameter {self.name}: sizes must be at least 1, got shape {self.shape}")
         if self.dtype not in LAYER_TYPES:
             raise ValueError(f"parameter {self.name}: dtype must be one of {', '.join(LAYER_TYPES)}, got {self.dtype}")
+        if self.size_bytes >= _TOO_MANY_BYTES:
+            raise ValueError(f"parameter {self.name}: no machine holds shape {self.shape}")
 
     @property
     def numbers(self) -> int:
@@ -78,7 +101,12 @@ class Layer:
         wrong = [f"{one.name}: {one.dtype}" for one in self.parameters if one.dtype not in PARAMETER_TYPES]
         if wrong:
             raise ValueError(
-                f"layer {self.name}: parameters must be of {', '.join(PARAMETER_TYPES)}, got {', '.join(wrong)}"
+                f"layer {self.name}: parameters must be of {', '.join(PARAMETER_TYPES)}, got {', '.join(wrong[:8])}"
+            )
+        if len(self.parameters) > MOST_PARAMETERS or self.size_bytes >= _TOO_MANY_BYTES:
+            raise ValueError(
+                f"layer {self.name}: at most {MOST_PARAMETERS} parameters, of less than 2^63 bytes in all, are one "
+                f"layer, got {len(self.parameters)} of {self.size_bytes} bytes; make smaller layers"
             )
 
     @cached_property

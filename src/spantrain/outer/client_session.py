@@ -74,6 +74,8 @@ class ClientSession:
         self.data: MasterWelcome | None = None
         """The last welcome."""
         self.registered = False
+        self.cut_off = ""
+        """By which fault of this side, for good; empty as long as there is none."""
         self.brings_first = False
         """Whether the push under way brings the first parameters."""
         self._wants_first = False
@@ -186,6 +188,8 @@ class ClientSession:
             self._hands.connect()
             self._forget_all()
             self.data = welcome
+            if self.cut_off:
+                return ()
             if welcome.layout is None or welcome.layout.layers != self._layers:
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
@@ -216,6 +220,16 @@ class ClientSession:
         """Train on: nothing is pushed until there is a connection again."""
         with self.changed:
             self.registered, self._gone_s = False, self._clock()
+            self._notify()
+
+    def died(self, fault: str) -> None:
+        """Say that this cluster takes no part any more: the user's own loop trains on."""
+        with self.changed:
+            if self.registered:
+                self._tell(on.ClusterLeft(cluster=self._cluster))
+            self.cut_off, self.registered = fault, False
+            told = "cluster %s is cut off from all others until it is started again, and trains on alone: %s"
+            _LOG.error(told, self._cluster, fault)
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:

@@ -159,6 +159,10 @@ class FragmentSessions:
         for session in self.sessions:
             session.disconnected(reason)
 
+    def died(self, fault: str) -> None:
+        """Say that this cluster takes no part any more."""
+        self.sessions[0].died(fault)
+
     def commanded(self, command: OuterCommand) -> None:
         """Take a command."""
         number, inner = untag_command(command)

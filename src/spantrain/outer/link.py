@@ -21,6 +21,7 @@ from spantrain.policy.outer.rule import OuterRule
 from spantrain.policy.outer.settings import OuterSettings
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.interface import PeerAddress
+from spantrain.transport.threads import ReliedOnThread
 
 __all__ = ["MEMBER_KINDS", "LinkLike", "LinkListener", "MasterLink", "MasterWelcome", "MemberFacts", "ask_status"]
 
@@ -97,6 +98,9 @@ class LinkListener(Protocol):
     def disconnected(self, reason: str) -> None:
         """Take note that the connection is gone: what was told and not taken in is lost. The link joins again."""
 
+    def died(self, fault: str) -> None:
+        """Take note that a fault has ended the link's thread: there will be no connection any more."""
+
 
 class LinkLike(Protocol):
     """What a shard or a client needs of a link; tests may give it another."""
@@ -140,7 +144,7 @@ class MasterLink:
         """Events told while not registered, or not taken in when a connection ended."""
         self.problem: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self._thread = threading.Thread(target=self._run, name=f"outer-link-{member}", daemon=True)
+        self._thread = ReliedOnThread(self._run, name=f"outer-link-{member}", died=self._died)
 
     def start(self) -> None:
         """Begin; returns at once, also where no master is there."""
@@ -181,6 +185,10 @@ class MasterLink:
             self._changed.notify_all()
 
     # The thread.
+
+    def _died(self, fault: str) -> None:
+        self.problem = fault
+        self._listener.died(fault)
 
     def _run(self) -> None:
         pause_s = _SHORTEST_PAUSE_S

@@ -20,6 +20,7 @@ from spantrain.outer.master_report import status_of
 from spantrain.outer.master_status import MasterStatus
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer, Handler
+from spantrain.transport.threads import ReliedOnThread
 
 __all__ = ["MasterServer"]
 
@@ -72,7 +73,7 @@ class MasterServer:
         self._closing = False
         self._failure: str | None = None
         self._failed = threading.Event()
-        self._thread = threading.Thread(target=self._keep_time, name="outer-master-clock", daemon=True)
+        self._thread = ReliedOnThread(self._keep_time, name="outer-master-clock", died=self._fail)
 
     def start(self) -> None:
         """Listen and answer.
@@ -196,17 +197,18 @@ class MasterServer:
             try:
                 result = work(time.monotonic())
             except StateNotKept as error:
-                self._fail(error)
+                self._fail(str(error))
                 raise RemoteRefusal(str(error)) from None
             if (self._desk.wake_s or float("inf")) < (self._wakes_s or float("inf")):
                 self._changed.notify_all()
         return result
 
-    def _fail(self, error: StateNotKept) -> None:
-        self._failure = f"the master cannot go on: {error}"
-        _log.error("%s", self._failure)
-        self._desk.close(self._failure)
-        self._failed.set()
+    def _fail(self, fault: str) -> None:
+        with self._changed:
+            self._failure = f"the master cannot go on: {fault}"
+            _log.error("%s", self._failure)
+            self._desk.close(self._failure)
+            self._failed.set()
 
     # Time.
 
@@ -243,7 +245,7 @@ class MasterServer:
         try:
             self._desk.tick(now_s)
         except StateNotKept as error:
-            self._fail(error)
+            self._fail(str(error))
 
 
 def _number(payload: dict[str, Any], key: str) -> int:

@@ -32,6 +32,7 @@ from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers import LayerCounters, LayerKey, LayerLimits, LayerWire
 from spantrain.transport.layers_pool import BufferPool
+from spantrain.transport.threads import ReliedOnThread
 
 __all__ = ["LinkMaker", "ShardServer", "StartedLink", "master_link"]
 
@@ -113,7 +114,7 @@ class ShardServer:
         """Where clusters dial it for layers."""
         facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
         self._link = link_of(facts, self)
-        self._thread = threading.Thread(target=self._run, name=f"commands of {name}", daemon=True)
+        self._thread = ReliedOnThread(self._run, name=f"commands of {name}", died=self.died)
 
     def start(self) -> None:
         """Begin; returns at once, also where no master is there."""
@@ -202,7 +203,7 @@ class ShardServer:
             memory=OuterShard(self._name, layout, snapshots=snapshots, rule=self._rule, pool=self._pool),
             snapshots=snapshots,
             writer=SnapshotWriter(
-                snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved
+                snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved, died=self.died
             ),
         )
 
@@ -320,14 +321,10 @@ class ShardServer:
     # Commands.
 
     def _run(self) -> None:
-        try:
-            while (order := self._orders.get()) is not None:
-                with self._busy:
-                    if order.connection == self._connection:
-                        self._carry_out(order.fragment, order.command)
-        finally:
-            if not self._closed:
-                self._fail("its thread for commands has ended; the log says why")
+        while (order := self._orders.get()) is not None:
+            with self._busy:
+                if order.connection == self._connection:
+                    self._carry_out(order.fragment, order.command)
 
     def _carry_out(self, fragment: int, command: do.Move | ShardCommand) -> None:
         if isinstance(command, do.Move):
@@ -356,6 +353,11 @@ class ShardServer:
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)
         self._link.tell(*self.beat())
+
+    def died(self, fault: str) -> None:
+        """End: without one of its threads a shard would only seem to serve; what keeps it up starts it again."""
+        if not self._closed:
+            self._fail(fault)
 
     def _fail(self, reason: str) -> None:
         _LOG.error("%s cannot go on: %s", self._name, reason)

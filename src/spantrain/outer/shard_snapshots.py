@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from spantrain.outer.snapshots import ShardVersion, SnapshotStore
+from spantrain.transport.threads import Died, ReliedOnThread
 
 __all__ = ["SnapshotWriter"]
 
@@ -19,8 +20,11 @@ _LOG = logging.getLogger(__name__)
 class SnapshotWriter:
     """Writes the versions that it is offered, when it is free and their turn comes."""
 
-    def __init__(self, store: SnapshotStore, *, name: str, saved: Callable[[int], None]) -> None:
-        """Begin; `saved` is called with each version that is on disk, from the writer's thread."""
+    def __init__(self, store: SnapshotStore, *, name: str, saved: Callable[[int], None], died: Died) -> None:
+        """Begin; `saved` is called with each version that is on disk, from the writer's thread.
+
+        `died` is told why that has ended, if a fault ends it.
+        """
         self._store, self._name, self._saved = store, name, saved
         self._changed = threading.Condition()
         self._writing: ShardVersion | None = None
@@ -29,7 +33,7 @@ class SnapshotWriter:
         self._period = 1
         """Multiples of this are written."""
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=f"snapshots of {name}", daemon=True)
+        self._thread = ReliedOnThread(self._run, name=f"snapshots of {name}", died=died)
         self._thread.start()
 
     def offer(self, version: ShardVersion) -> bool:

@@ -14,6 +14,7 @@ from spantrain.core.outer_commands import OuterCommand, UseVersion
 from spantrain.core.outer_events import OuterEvent, Ticket, Transfer
 from spantrain.core.outer_layers import Layer
 from spantrain.core.outer_stages import StageMeeting, StageOrder, StageReport
+from spantrain.errors import ProtocolError
 from spantrain.outer.client_session import ClientSession, News
 from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.link import MasterWelcome
@@ -127,9 +128,15 @@ class StageLeader:
         self.session.meter.tokens += tokens
 
     def report(self, *, everything: bool = False, over: bool = False) -> StageReport:
-        """Say what all do now; `everything`: push whatever there is; `over`: and then end waiting."""
+        """Say what all do now; `everything`: push whatever there is; `over`: and then end waiting.
+
+        Raises:
+            ProtocolError: a fault of this side has cut it off.
+        """
         session = self.session
         with session.changed:
+            if session.cut_off:
+                raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
             news = self._news = session.take_news()
             if news.round_ended and not self._rounds.end_round():
                 session.keep_round()

@@ -42,6 +42,7 @@ class StageWorker:
         self.heard = 0
         """How often that was."""
         self._connected = False
+        self._fault = ""
         self._number = 0
         self._taken: TakenPush | None = None
         self._moves: dict[LayerKey, Transfer] = {}
@@ -65,8 +66,14 @@ class StageWorker:
     # At the boundaries of steps.
 
     def report(self) -> StageReport:
-        """Say how far this stage is."""
+        """Say how far this stage is.
+
+        Raises:
+            ProtocolError: a fault of its own has cut it off.
+        """
         with self._changed:
+            if self._fault:
+                raise ProtocolError(f"{self.name} is cut off from master and shards: {self._fault}")
             return StageReport(connected=self._connected, taken=self._number, sent=self._sent, whole=self._last_whole)
 
     def follow(self, meeting: StageMeeting) -> None:
@@ -121,6 +128,12 @@ class StageWorker:
         """Train on: nothing moves until there is a connection again."""
         with self._changed:
             self._connected = False
+            self._notify()
+
+    def died(self, fault: str) -> None:
+        """Have the run end at the next boundary: a stage that moves nothing would hold up all others."""
+        with self._changed:
+            self._fault = fault
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import datetime
 import logging
+import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from torch.distributed import Store, TCPStore
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.core.outer_stages import StageMeeting
 from spantrain.core.plan import Plan
-from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
+from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError, WorkerError
 from spantrain.models.device import Device, open_device, real_compute_ratio
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
@@ -64,6 +66,8 @@ _LONG_POLL_S = 10.0
 _HEARTBEAT_S = 0.3
 _CALL_TIMEOUT_S = 30.0
 _BARRIER_TIMEOUT_S = 600.0
+_LAST_WORDS_S = 30.0
+"""A process that cannot go on has so long to say so to the coordinator, and to end by itself."""
 _COLLECTIVE_TIMEOUT_S = 300.0
 """How long a device waits for another of its stage; one that has ended or lost its network is noticed sooner."""
 
@@ -73,6 +77,8 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._fault: str | None = None
+        """What has ended a thread that this process cannot do without."""
         torch.set_num_threads(1)
 
     def run(self) -> None:
@@ -81,7 +87,12 @@ class Worker:
         open_device(settings.backend)  # a device that is not there must be told before joining
         self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
         self._name = str(self._client.welcome["device"])
-        self._mailbox = Mailbox(name=self._name, bind=f"tcp://{settings.data_address}:0", encrypted=settings.encrypted)
+        self._mailbox = Mailbox(
+            name=self._name,
+            bind=f"tcp://{settings.data_address}:0",
+            encrypted=settings.encrypted,
+            died=self._cannot_go_on,
+        )
         self._software = Software(self._mailbox)
         self._heartbeats = HeartbeatThread(
             self._client,
@@ -107,9 +118,11 @@ class Worker:
     def _serve(self) -> None:
         done: dict[str, Any] = {}
         while True:
-            answer = self._client.call(
-                "next_order", {**done, "wait_s": _LONG_POLL_S}, timeout_s=_LONG_POLL_S + _CALL_TIMEOUT_S
-            )
+            fault = self._fault  # after which the result is told, and no other order taken
+            wait_s = 0.0 if fault else _LONG_POLL_S
+            answer = self._client.call("next_order", {**done, "wait_s": wait_s}, timeout_s=wait_s + _CALL_TIMEOUT_S)
+            if fault:
+                raise WorkerError(f"{self._name}: {fault}")
             done = {}
             kind = answer.get("kind")
             if kind == "leave":
@@ -117,6 +130,14 @@ class Worker:
             if kind is None:
                 continue
             done = {"done": answer["id"], **self._carry_out(kind, answer)}
+
+    def _cannot_go_on(self, fault: str) -> None:
+        """Have the process end, with the order under way if that notices, and else all the same."""
+        self._fault = fault
+        _log.error("%s cannot go on: %s", self._name, fault)
+        end = threading.Timer(_LAST_WORDS_S, os._exit, (WorkerError.exit_code,))
+        end.daemon = True
+        end.start()
 
     def _carry_out(self, kind: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Do one order; return its result, or the error for the coordinator to name."""

@@ -14,6 +14,7 @@ visitors    what connections to the listening side came to: those cut off are co
 listener    the listening side: who comes in, and which route is whose
 sender      what goes out on a link, and in which order
 receiver    what comes in on a link, handed to the exchange
+threads     threads that others rely on: why one has ended before its time
 waker       how other threads wake the one that owns the sockets
 loop        the one thread that owns every socket, and the links that this side dials
 mailbox     what the runtime uses

@@ -6,7 +6,7 @@ import msgpack
 
 from spantrain.errors import ProtocolError
 
-__all__ = ["Refusal", "array", "text", "unpack", "whole_number"]
+__all__ = ["Refusal", "array", "shown", "text", "unpack", "whole_number"]
 
 
 class Refusal(ProtocolError):
@@ -15,6 +15,11 @@ class Refusal(ProtocolError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+
+
+def shown(value: Any) -> str:
+    """Return what came in a few characters; of a list, which may be of any depth, only that it is one."""
+    return f"a list of {len(value)}" if type(value) is list else f"{value!r:.50}"
 
 
 def unpack(data: bytes | memoryview, length: int, *, max_text: int, max_entries: int) -> list[Any]:
@@ -49,16 +54,16 @@ def whole_number(value: Any, least: int, end: int) -> int:
         Refusal: it is none.
     """
     if type(value) is not int or not least <= value < end:
-        raise Refusal("malformed", f"need a whole number from {least} up to {end}, got {value!r:.50}")
+        raise Refusal("malformed", f"need a whole number from {least} up to {end}, got {shown(value)}")
     return value
 
 
 def text(value: Any, most: int) -> str:
-    """Return a text of 1 to `most` characters.
+    """Return a text of 1 to `most` bytes of UTF-8.
 
     Raises:
         Refusal: it is none.
     """
-    if type(value) is not str or not value or len(value) > most:
+    if type(value) is not str or not value or len(value.encode()) > most:
         raise Refusal("malformed", "need a text that is neither empty nor long")
     return value

@@ -76,6 +76,7 @@ class Exchange:
         self.dirty: set[str] = set()
         self.changed = False
         self.stopped = False
+        self._stopped_by = ""
         self.condition = threading.Condition()
         self._dialable = dialable
         self._gone: dict[str, PeerCounters] = {}
@@ -192,11 +193,11 @@ class Exchange:
 
     def _has_room(self, known: Correspondent, parcel: Parcel) -> bool:
         held = known.outbox.held_bytes
-        return held == 0 or held + parcel.size_bytes <= self.limits.send_queue_bytes
+        return held == 0 or held + parcel.charge_bytes <= self.limits.send_queue_bytes
 
     def _check_running(self) -> None:
         if self.stopped:
-            raise ProtocolError(f"the mailbox of {self.name} is closed")
+            raise ProtocolError(f"the mailbox of {self.name} is closed{self._stopped_by}")
 
     def collect(self, timeout_s: float | None) -> tuple[list[Message], bool]:
         """Return what has arrived and whether the thread of the sockets should be told of the room."""
@@ -220,10 +221,10 @@ class Exchange:
             self._woken = True
             self.condition.notify_all()
 
-    def stop(self) -> None:
-        """Let everything that waits return."""
+    def stop(self, fault: str = "") -> None:
+        """Let everything that waits return; whoever calls later hears of the fault, if it was one."""
         with self.condition:
-            self.stopped = True
+            self.stopped, self._stopped_by = True, fault and f": {fault}"
             self.condition.notify_all()
 
     def refuse(self, refusal: Refusal, source: str) -> None:

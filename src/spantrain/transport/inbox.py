@@ -5,7 +5,7 @@ and leaves everything as it was.
 """
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -14,17 +14,14 @@ from spantrain.transport.interface import Limits, Message
 from spantrain.transport.wire import (
     CHUNK_BYTES,
     MAX_AHEAD,
+    MOST_EXTRA_BYTES,
     Acknowledgement,
     Chunk,
     Header,
-    charge_bytes,
     decode_header,
 )
 
 __all__ = ["Inbox"]
-
-_WINDOW_SLACK_BYTES = 64 * 1024
-"""Room for what messages cost besides their tensors, so that one of the largest size always fits."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -38,7 +35,8 @@ class _Partial:
     missing_bytes: int
     started_s: float
     first_chunk_bytes: int
-    offsets: set[int] = field(default_factory=set)
+    came: bytearray
+    """For each chunk, whether it has come."""
 
 
 class _Seen:
@@ -47,14 +45,15 @@ class _Seen:
     def __init__(self) -> None:
         self.upto = 0
         self.later: set[int] = set()
-        self.news: list[int] = []
+        self._news: set[int] = set()
+        """Of these, those that the peer was not told of."""
 
     def __contains__(self, number: int) -> bool:
         return number <= self.upto or number in self.later
 
     def add(self, number: int) -> None:
         self.later.add(number)
-        self.news.append(number)
+        self._news.add(number)
         self._advance()
 
     def skip_to(self, first: int) -> None:
@@ -62,16 +61,18 @@ class _Seen:
         if first - 1 > self.upto:
             self.upto = first - 1
             self.later = {number for number in self.later if number > self.upto}
+            self._news &= self.later
         self._advance()
 
     def _advance(self) -> None:
         while self.upto + 1 in self.later:
             self.upto += 1
             self.later.discard(self.upto)
+            self._news.discard(self.upto)
 
     def take_news(self) -> tuple[int, tuple[int, ...]]:
-        news = tuple(number for number in self.news if number > self.upto)
-        self.news.clear()
+        news = tuple(sorted(self._news))
+        self._news.clear()
         return self.upto, news
 
 
@@ -81,7 +82,7 @@ class Inbox:
     def __init__(self, source: str, limits: Limits, *, checked: bool) -> None:
         self._source = source
         self._max_message_bytes = limits.max_message_bytes
-        self._window_bytes = limits.receive_queue_bytes + _WINDOW_SLACK_BYTES
+        self._window_bytes = limits.receive_queue_bytes + MOST_EXTRA_BYTES
         self._checked = checked
         self._partials: dict[tuple[int, int], _Partial] = {}
         self._seen = (_Seen(), _Seen())
@@ -142,10 +143,10 @@ class Inbox:
             partial = self._begin(chunk, len(data), now_s)
         self._check(partial, chunk, data)
         if not known:
-            self._started_bytes += charge_bytes(partial.header.payload_bytes)
+            self._started_bytes += partial.header.charge_bytes
             self._partials[address] = partial
         partial.view[chunk.offset : chunk.offset + len(data)] = data
-        partial.offsets.add(chunk.offset)
+        partial.came[chunk.offset // CHUNK_BYTES] = 1
         partial.missing_bytes -= len(data)
         if partial.missing_bytes:
             return None
@@ -155,8 +156,8 @@ class Inbox:
         header = decode_header(chunk.header, self._max_message_bytes)
         if chunk.number > self._seen[chunk.track].upto + MAX_AHEAD:
             raise Refusal("over credit", f"{header.key}: message {chunk.number} is too far ahead")
-        if self._started_bytes + charge_bytes(header.payload_bytes) > self._granted_bytes:
-            raise Refusal("over credit", f"{header.key}: {header.payload_bytes} bytes are more than was granted")
+        if self._started_bytes + header.charge_bytes > self._granted_bytes:
+            raise Refusal("over credit", f"{header.key}: {header.charge_bytes} bytes are more than was granted")
         buffer = torch.empty(header.payload_bytes, dtype=torch.uint8)
         return _Partial(
             header=header,
@@ -166,13 +167,15 @@ class Inbox:
             missing_bytes=header.payload_bytes,
             started_s=now_s,
             first_chunk_bytes=first_chunk_bytes,
+            came=bytearray(max(1, -(-header.payload_bytes // CHUNK_BYTES))),
         )
 
     def _check(self, partial: _Partial, chunk: Chunk, data: memoryview) -> None:
         if partial.header_bytes != chunk.header:
             raise Refusal("malformed", f"two headers for message {chunk.number}")
         payload_bytes = partial.header.payload_bytes
-        if chunk.offset % CHUNK_BYTES or chunk.offset >= max(payload_bytes, 1) or chunk.offset in partial.offsets:
+        beginning = chunk.offset % CHUNK_BYTES == 0 and chunk.offset < max(payload_bytes, 1)
+        if not beginning or partial.came[chunk.offset // CHUNK_BYTES]:
             raise Refusal("malformed", f"{partial.header.key}: no chunk begins at {chunk.offset}")
         expected = min(CHUNK_BYTES, payload_bytes - chunk.offset)
         if len(data) != expected:
@@ -186,7 +189,7 @@ class Inbox:
         track, number = address
         self._seen[track].add(number)
         self.acknowledgement_due = True
-        cost = charge_bytes(partial.header.payload_bytes)
+        cost = partial.header.charge_bytes
         self._queued_bytes += cost
         header = partial.header
         message = Message(
@@ -216,9 +219,6 @@ def _tensors(header: Header, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
     for layout in header.tensors:
         flat = buffer[layout.offset : layout.offset + layout.size_bytes]
         if layout.dtype == torch.bool:
-            tensors.append(flat.ne(0).view(layout.shape))
-        elif layout.size_bytes == 0:
-            tensors.append(torch.empty(layout.shape, dtype=layout.dtype))
-        else:
-            tensors.append(flat.view(layout.dtype).view(layout.shape))
+            flat.ne_(0)  # any byte may come, and torch takes only 0 and 1
+        tensors.append(flat.view(layout.dtype).view(layout.shape))
     return tuple(tensors)

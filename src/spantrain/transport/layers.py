@@ -21,6 +21,7 @@ from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_arrivals import Arrivals
 from spantrain.transport.layers_copiers import ComingLayer, Copiers
 from spantrain.transport.layers_departures import Departures, specs_of
+from spantrain.transport.layers_format import Opening, encode_opening
 from spantrain.transport.layers_interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers_loop import LayerLoop
 from spantrain.transport.layers_pool import BufferPool, keep_freed_memory
@@ -48,11 +49,12 @@ class LayerWire:
         self._sent_bytes: Counter[str] = Counter()
         self._received_bytes: Counter[str] = Counter()
         keep_freed_memory()
-        self._loop = LayerLoop(name, bind, keypair, self._limits)
+        self._fault = ""
+        self._loop = LayerLoop(name, bind, keypair, self._limits, self._died)
         window_bytes, frame_bytes = self._limits.window_bytes, self._limits.frame_bytes
         self._copiers = Copiers(
             self._limits.copiers, name=name, progressed=self._progressed, hand_over=self._hand_over,
-            every_bytes=min(window_bytes // 4, window_bytes - frame_bytes + 1),
+            every_bytes=min(window_bytes // 4, window_bytes - frame_bytes + 1), died=self._died,
         )  # fmt: skip
         lost = listener.lost
         self._arrivals = Arrivals(
@@ -104,11 +106,13 @@ class LayerWire:
         The tensors must not change until then.
 
         Raises:
-            ValueError: it is larger than the limit, or a tensor is not on the CPU or of a type that cannot be sent.
+            ValueError: it is larger than a limit, or a tensor is not on the CPU or of a type that cannot be sent.
             ProtocolError: the wire is closed.
         """
         layer = dict(tensors)
-        self._check_size(key, sum(one.size_bytes for one in specs_of(layer)))
+        specs = specs_of(layer)
+        self._check_size(key, sum(one.size_bytes for one in specs))
+        encode_opening(Opening(number=0, key=key, parameters=specs))  # in the wire's thread it would be too late
         now_s = time.monotonic()
         self._order(lambda: self._departures.send(self._loop.link_to(peer), peer, key, layer, now_s))
 
@@ -144,8 +148,8 @@ class LayerWire:
             )
 
     def _order(self, order: Callable[[], None]) -> None:
-        if self._loop.stopped:
-            raise ProtocolError(f"{self._name}: the layer wire is closed; make a new one")
+        if self._loop.stopped or self._fault:
+            raise ProtocolError(f"{self._name}: the layer wire is closed; {self._fault or 'make a new one'}")
         self._loop.order(order)
 
     def _forget(self, ticket: Ticket) -> None:
@@ -154,6 +158,12 @@ class LayerWire:
         self._departures.forget(ticket, links)
 
     # From the wire's own threads.
+
+    def _died(self, fault: str) -> None:
+        """End: without one of its threads, layers would only seem to be on their way."""
+        self._fault = self._fault or fault
+        self._loop.order(self._loop.stop)
+        self._listener.died(fault)
 
     def _progressed(self, layer: ComingLayer) -> None:
         self._loop.order(lambda: self._arrivals.progressed(self._loop.link_to(layer.peer), layer))

@@ -16,8 +16,12 @@ from spantrain.transport.layers_pool import BufferPool
 
 __all__ = ["Arrivals"]
 
-_EARLY_LAYERS = 64
-"""That one peer may open before they are expected."""
+_EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
+"""That one peer may open before they are expected: layers, and parameters in all of them."""
+_PIECES = 256
+_PIECE_BYTES = 16384
+"""Of a window's bytes so many may wait for each piece on average, and some more: each costs memory of its own. Whoever
+sends makes pieces of 64 KiB and, between two such, at most two smaller ones."""
 _ENDED_TICKETS = 1000
 """That are remembered as forgotten, so that what still comes of them is told off at once."""
 
@@ -50,6 +54,11 @@ class _Way:
     came_s: float = 0.0
     """When the last piece came, or a layer began."""
 
+    def has_room_for(self, opening: Opening) -> bool:
+        """Whether one more layer may be opened before it is expected."""
+        parameters = sum(len(one.opening.parameters) for one in self.early.values()) + len(opening.parameters)
+        return len(self.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS
+
 
 class Arrivals:
     """All that comes; owned by the thread of the sockets, but for what the copiers do."""
@@ -59,6 +68,7 @@ class Arrivals:
         lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._limits, self._pool, self._copiers = limits, pool, copiers
+        self._most_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
         self._lost, self._count = lost, count
         self._ways: dict[str, _Way] = {}
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
@@ -121,16 +131,19 @@ class Arrivals:
         number, key = opening.number, opening.key
         if number in way.early or number in way.coming:
             raise Refusal("malformed", f"{key}: opened twice")
+        if (size_bytes := sum(one.size_bytes for one in opening.parameters)) > self._limits.layer_bytes:
+            detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
+            self._refuse(link, number, key, "oversized", detail)
         if key.ticket in self._ended:
             _tell(link, encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
         if key in way.expected:
             self._begin(link, way, early, now_s)
-        elif len(way.early) < _EARLY_LAYERS:
+        elif way.has_room_for(opening):
             way.early[number] = early
         else:
-            self._refuse(link, number, key, "not expected", f"{key}, nor {_EARLY_LAYERS} before it")
+            self._refuse(link, number, key, "not expected", f"{key}, nor {len(way.early)} before it")
 
     def _begin(self, link: LayerLink, way: _Way, early: _EarlyLayer, now_s: float) -> None:
         opening, expected = early.opening, way.expected.pop(early.opening.key)
@@ -183,9 +196,12 @@ class Arrivals:
             )
 
     def _park(self, link: LayerLink, way: _Way, early: _EarlyLayer, piece: memoryview) -> None:
-        if sum(one.parked_bytes for one in way.early.values()) + len(piece) > self._limits.window_bytes:
+        parked = [one for other in way.early.values() for one in other.parked]
+        over_bytes = sum(len(one) for one in parked) + len(piece) > self._limits.window_bytes
+        if over_bytes or len(parked) >= self._most_pieces:
             del way.early[early.opening.number]
-            detail = f"over {self._limits.window_bytes} bytes came before it was expected"
+            over = f"{self._limits.window_bytes} bytes" if over_bytes else f"{self._most_pieces} pieces"
+            detail = f"over {over} came before it was expected"
             self._refuse(link, early.opening.number, early.opening.key, "not expected", detail)
         early.parked.append(piece)
         early.parked_bytes += len(piece)
@@ -194,11 +210,13 @@ class Arrivals:
         """Have a piece copied, whether it has just come or was parked.
 
         Raises:
-            Refusal: it is more than the layer has, or than was granted.
+            Refusal: it is more than the layer has, or than was granted, or one of too many small ones.
         """
         most_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
         if layer.came_bytes + len(piece) > most_bytes:
             self._give_up(link, way, layer, "oversized", f"more came than the {most_bytes} bytes that may")
+        if layer.waiting_pieces >= self._most_pieces:
+            self._give_up(link, way, layer, "oversized", f"its bytes came in over {self._most_pieces} pieces at once")
         way.came_s = now_s
         self._count(link.name, len(piece))
         self._copiers.put(layer, piece)

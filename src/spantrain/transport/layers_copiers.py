@@ -5,9 +5,9 @@ layer in flight, into memory that is used again. Kept: that. Decided here: the n
 a layer's window is full.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from spantrain.core.outer_layers import ParameterSpec
 from spantrain.transport.layers_interface import LayerKey
 from spantrain.transport.layers_pool import BufferPool, LayerBytes
+from spantrain.transport.threads import Died, ReliedOnThread
 
 __all__ = ["ComingLayer", "Copiers"]
 
@@ -34,14 +35,21 @@ class ComingLayer:
         """Handed to a copier; of the sockets' thread."""
         self.granted_bytes = 0
         """How far the sender was told that it may go; of the sockets' thread."""
+        self.came_pieces = 0
         self.copied_bytes = 0
         """Of the copier, as the next."""
+        self.copied_pieces = 0
         self.told_bytes = 0
         """Copied when that was last told."""
         self.told_s = time.monotonic()
         self.copier: int | None = None
         """Which of the threads has it; each piece goes to the same, so they stay in order."""
         self._buffer = pool.take(self.layout.buffer_bytes)
+
+    @property
+    def waiting_pieces(self) -> int:
+        """How many wait for a copier."""
+        return self.came_pieces - self.copied_pieces
 
     @property
     def whole(self) -> bool:
@@ -60,6 +68,7 @@ class ComingLayer:
     def put(self, offset_bytes: int, piece: memoryview) -> None:
         """Copy a piece to its place."""
         self.layout.put(self._buffer, offset_bytes, np.frombuffer(piece, dtype=np.uint8))
+        self.copied_pieces += 1
         self.copied_bytes += len(piece)
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -73,16 +82,19 @@ class Copiers:
 
     def __init__(
         self, count: int, *, name: str, every_bytes: int, progressed: Callable[[ComingLayer], None],
-        hand_over: Callable[[ComingLayer], None],
+        hand_over: Callable[[ComingLayer], None], died: Died,
     ) -> None:  # fmt: skip
-        """Begin; `progressed` is called with a layer about so often and at its end, `hand_over` with whole ones."""
+        """Begin; `progressed` is called with a layer about so often and at its end, `hand_over` with whole ones.
+
+        `died` is told why a thread has ended, if a fault ends it.
+        """
         self._every_bytes = every_bytes
         self._progressed, self._hand_over = progressed, hand_over
         self._lines: list[SimpleQueue[tuple[ComingLayer, int, memoryview] | None]] = [
             SimpleQueue() for _ in range(count)
         ]
         self._threads = [
-            threading.Thread(target=self._run, args=(line,), name=f"copier {k} of {name}", daemon=True)
+            ReliedOnThread(partial(self._run, line), name=f"copier {k} of {name}", died=died)
             for k, line in enumerate(self._lines)
         ]
         self._turn = 0
@@ -93,6 +105,7 @@ class Copiers:
         """Have the next piece of a layer copied; called by the sockets' thread only."""
         offset_bytes = layer.came_bytes
         layer.came_bytes += len(piece)
+        layer.came_pieces += 1
         if not self._lines:
             self._copy(layer, offset_bytes, piece)
             return

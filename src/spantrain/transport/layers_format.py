@@ -16,8 +16,8 @@ from typing import Any
 import msgpack
 
 from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.bounds import Refusal, array, text, unpack, whole_number
+from spantrain.core.outer_layers import MOST_DIMENSIONS, MOST_NAME_BYTES, MOST_PARAMETERS, ParameterSpec
+from spantrain.transport.bounds import Refusal, array, shown, text, unpack, whole_number
 from spantrain.transport.layers_interface import LayerKey
 
 __all__ = [
@@ -52,7 +52,8 @@ HELLO, WELCOME, OPEN, DATA, GRANT, DONE, REFUSED, CANCEL, BYE, RESET = (bytes([k
 HEAD_MAX_BYTES = 2**20
 _VERSION = 1
 _INT31, _INT63 = 2**31, 2**63
-_MAX_NAME, _MAX_PARAMETERS, _MAX_DIMENSIONS, _MAX_LINES, _MAX_TEXT = 512, 8192, 16, 17, 1000
+_MAX_LINES, _MAX_TEXT = 17, 1000
+_WAYS = {one.value: one for one in Way}
 _NUMBER, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
@@ -97,10 +98,10 @@ def decode_hello(head: bytes) -> LayerHello:
     """
     version, name, session, line, lines, frame_bytes, window_bytes = _unpacked(head[1:], 7)
     if type(version) is not int or version != _VERSION:
-        raise Refusal("wrong version", f"this side speaks {_VERSION}, got {version!r:.50}")
+        raise Refusal("wrong version", f"this side speaks {_VERSION}, got {shown(version)}")
     lines = whole_number(lines, 2, _MAX_LINES + 1)
     return LayerHello(
-        name=text(name, _MAX_NAME),
+        name=text(name, MOST_NAME_BYTES),
         session=whole_number(session, 0, _INT63),
         line=whole_number(line, 0, lines),
         lines=lines,
@@ -120,9 +121,9 @@ def encode_opening(opening: Opening) -> bytes:
     head = OPEN + _NUMBER.pack(opening.number) + _packed(
         [key.ticket.epoch, key.ticket.number, key.way.value, key.layer, specs]
     )  # fmt: skip
-    if len(head) > HEAD_MAX_BYTES or len(specs) > _MAX_PARAMETERS:
+    if len(head) > HEAD_MAX_BYTES or len(specs) > MOST_PARAMETERS:
         raise ValueError(
-            f"{key}: its {len(specs)} parameters take {len(head)} bytes to name, at most {_MAX_PARAMETERS} and "
+            f"{key}: its {len(specs)} parameters take {len(head)} bytes to name, at most {MOST_PARAMETERS} and "
             f"{HEAD_MAX_BYTES} are allowed; make smaller layers"
         )
     return head
@@ -136,21 +137,21 @@ def decode_opening(head: bytes) -> Opening:
     """
     number = decode_number(head[: 1 + _NUMBER.size])
     epoch, count, way, layer, specs = _unpacked(head[1 + _NUMBER.size :], 5)
-    if way not in {one.value for one in Way}:
-        raise Refusal("malformed", f"unknown way {way!r:.50}")
+    if type(way) is not str or way not in _WAYS:
+        raise Refusal("malformed", f"unknown way {shown(way)}")
     ticket = Ticket(whole_number(epoch, 0, _INT63), whole_number(count, 0, _INT63))
     return Opening(
         number=number,
-        key=LayerKey(ticket=ticket, way=Way(way), layer=whole_number(layer, 0, _INT31)),
-        parameters=tuple(_spec(one) for one in array(specs, 1, _MAX_PARAMETERS)),
+        key=LayerKey(ticket=ticket, way=_WAYS[way], layer=whole_number(layer, 0, _INT31)),
+        parameters=tuple(_spec(one) for one in array(specs, 1, MOST_PARAMETERS)),
     )
 
 
 def _spec(entry: Any) -> ParameterSpec:
     name, dtype, shape = array(entry, 3, 3)
-    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, _MAX_DIMENSIONS))
+    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, MOST_DIMENSIONS))
     try:
-        return ParameterSpec(name=text(name, _MAX_NAME), dtype=text(dtype, _MAX_NAME), shape=sizes)
+        return ParameterSpec(name=text(name, MOST_NAME_BYTES), dtype=text(dtype, MOST_NAME_BYTES), shape=sizes)
     except ValueError as error:
         raise Refusal("malformed", str(error)) from error
 
@@ -221,4 +222,4 @@ def _packed(fields: Sequence[object]) -> bytes:
 def _unpacked(data: bytes, length: int) -> list[Any]:
     if len(data) > HEAD_MAX_BYTES:
         raise Refusal("oversized", f"a head of {len(data)} bytes, at most {HEAD_MAX_BYTES} are allowed")
-    return unpack(data, length, max_text=_MAX_NAME, max_entries=_MAX_PARAMETERS)
+    return unpack(data, length, max_text=MOST_NAME_BYTES, max_entries=MOST_PARAMETERS)

@@ -227,8 +227,9 @@ class LayerHost:
             if link is not None:
                 self.drop(link, "it dialled anew")
             link = self.links[hello.name] = HostedLayerLink(peer, self._limits, self._router, hello)
+        complete = link.take(hello, route, descriptor)
         self._by_route[route] = link
-        if not link.take(hello, route, descriptor):
+        if not complete:
             return None
         link.met(hello)
         link.send(0, encode_hello(WELCOME, link.own_hello(self._name)))

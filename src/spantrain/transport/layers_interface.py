@@ -98,3 +98,6 @@ class WireListener(Protocol):
 
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:
         """Take note that an expected layer will not come, or a layer could not be sent."""
+
+    def died(self, fault: str) -> None:
+        """Take note that a fault has ended one of the wire's threads, and with it the wire."""

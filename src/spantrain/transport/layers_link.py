@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 
 import zmq
 
+from spantrain.transport.bounds import Refusal
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers_format import BYE, HEAD_MAX_BYTES, HELLO, LayerHello, encode_hello
@@ -184,9 +185,13 @@ class HostedLayerLink(LayerLink):
         return len(self.routes)
 
     def take(self, hello: LayerHello, route: bytes, descriptor: int) -> bool:
-        """Take one connection's hello; return whether the link is complete now."""
-        if self.up or hello.lines != len(self.routes):
-            return False
+        """Take one connection's hello; return whether the link is complete now.
+
+        Raises:
+            Refusal: there is such a connection already.
+        """
+        if self.up or hello.lines != len(self.routes) or self.routes[hello.line] is not None:
+            raise Refusal("malformed", f"{self.name}: a second hello for connection {hello.line} of a session")
         self.routes[hello.line] = route
         self.descriptors.add(descriptor)
         return None not in self.routes

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -33,6 +32,7 @@ from spantrain.transport.layers_format import (
 from spantrain.transport.layers_host import LayerHost
 from spantrain.transport.layers_interface import LayerLimits
 from spantrain.transport.layers_link import DialledLayerLink, HostedLayerLink, LayerLink, receive_frames
+from spantrain.transport.threads import Died, ReliedOnThread
 from spantrain.transport.waker import Waker
 
 __all__ = ["LayerLoop"]
@@ -47,11 +47,13 @@ _LOOK_S = 1.0
 Order = Callable[[], None]
 
 
-class LayerLoop(threading.Thread):
+class LayerLoop(ReliedOnThread):
     """Moves frames between the network and what goes and comes, until it is told to stop."""
 
-    def __init__(self, name: str, bind: str, keypair: KeyPair | None, limits: LayerLimits) -> None:
-        super().__init__(name=f"layers of {name}", daemon=True)
+    def __init__(self, name: str, bind: str, keypair: KeyPair | None, limits: LayerLimits, died: Died) -> None:
+        """`died` is told why it ended before that."""
+        super().__init__(self._move, name=f"layers of {name}", died=self._end)
+        self._tell = died
         self._own_name, self._keypair, self._limits = name, keypair, limits
         self._orders: deque[Order] = deque()
         self._told = False
@@ -172,15 +174,16 @@ class LayerLoop(threading.Thread):
 
     # The thread.
 
-    def run(self) -> None:
-        """Move frames until it is stopped."""
-        try:
-            while not self.stopped:
-                ready = dict(self._poller.poll(self._timeout_ms()))
-                self._handle(ready)
-        finally:
-            self.stopped = True
-            self._close()
+    def _move(self) -> None:
+        while not self.stopped:
+            ready = dict(self._poller.poll(self._timeout_ms()))
+            self._go_on(ready)
+        self._close()
+
+    def _end(self, fault: str) -> None:
+        self.stopped = True
+        self._tell(fault)
+        self._context.destroy(linger=0)
 
     def _timeout_ms(self) -> int | None:
         if self._orders:
@@ -194,7 +197,7 @@ class LayerLoop(threading.Thread):
         wait_s = min(waits_s, default=math.inf)
         return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
 
-    def _handle(self, ready: dict[object, int]) -> None:
+    def _go_on(self, ready: dict[object, int]) -> None:
         if self._waker.fileno() in ready:
             self._waker.drain()
         self._obey()
@@ -278,6 +281,8 @@ class LayerLoop(threading.Thread):
         elif kind == RESET:
             self._broken(link, "the other side began anew")
             link.redial_s = min(link.redial_s, time.monotonic() + _AGAIN_S)
+        elif not link.up:
+            raise Refusal("no greeting", "a frame came before the welcome")
         else:
             self._take(link, frames)
 

@@ -26,6 +26,8 @@ _CONTROL, _EXPRESS, _FIRST_BULK = 0, 1, 2
 """Connections by what they carry."""
 _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
+_UNREAD_MESSAGES = 32
+"""That have come by a connection and were not looked at; then TCP holds the sender back."""
 _HEARTBEAT_INTERVAL_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 15.0
 _MOST_PATIENCE = 4
@@ -45,7 +47,7 @@ def set_options(socket: "zmq.Socket[bytes]", keypair: KeyPair | None) -> None:
     options = {
         zmq.LINGER: 200,
         zmq.SNDHWM: _PIPE_CHUNKS,
-        zmq.RCVHWM: 0,
+        zmq.RCVHWM: _UNREAD_MESSAGES,
         zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
         zmq.HEARTBEAT_IVL: round(1000 * _HEARTBEAT_INTERVAL_S),
         zmq.HEARTBEAT_TIMEOUT: round(1000 * _HEARTBEAT_TIMEOUT_S),

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ from spantrain.transport.links import AcceptedLink, DialledLink, Link
 from spantrain.transport.listener import Listener
 from spantrain.transport.receiver import Receiver
 from spantrain.transport.sender import Sender
+from spantrain.transport.threads import Died, ReliedOnThread
 from spantrain.transport.waker import Waker
 from spantrain.transport.wire import BYE, RESET, WELCOME, WHO, decode_bye, decode_greeting, encode_bye
 
@@ -26,12 +26,13 @@ _BURST = 64
 _LINGER_MS = 200
 
 
-class Loop(threading.Thread):
+class Loop(ReliedOnThread):
     """Moves frames between an `Exchange` and the network until it is told to stop."""
 
-    def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None) -> None:
-        super().__init__(name=f"mailbox {exchange.name}", daemon=True)
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None, died: Died) -> None:
+        """`died` is told why it ended before that; then the exchange is stopped."""
+        super().__init__(self._move, name=f"mailbox {exchange.name}", died=self._end)
+        self._exchange, self._tell = exchange, died
         self._keypair = keypair
         self._sender = Sender(exchange)
         self._receiver = Receiver(exchange)
@@ -61,15 +62,16 @@ class Loop(threading.Thread):
         """Make the thread look at the exchange; any thread may call this."""
         self._waker.wake()
 
-    def run(self) -> None:
-        """Move frames until the exchange is stopped."""
-        try:
-            while not self._exchange.stopped:
-                ready = self._poller.poll(self._timeout_ms())
-                self._handle(dict(ready))
-        finally:
-            self._exchange.stop()
-            self._close()
+    def _move(self) -> None:
+        while not self._exchange.stopped:
+            ready = self._poller.poll(self._timeout_ms())
+            self._go_on(dict(ready))
+        self._close()
+
+    def _end(self, fault: str) -> None:
+        self._exchange.stop(fault)
+        self._tell(fault)
+        self._context.destroy(linger=0)
 
     def _timeout_ms(self) -> int | None:
         if self._exchange.dirty:
@@ -85,7 +87,7 @@ class Loop(threading.Thread):
     def _dialled(self) -> list[DialledLink]:
         return [link for link in self._links.values() if isinstance(link, DialledLink)]
 
-    def _handle(self, ready: dict[Any, int]) -> None:
+    def _go_on(self, ready: dict[Any, int]) -> None:
         if self._waker.fileno() in ready:
             self._waker.drain()
         if self._listener is not None:

@@ -19,6 +19,7 @@ from spantrain.transport.interface import Counters, Limits, Message, PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.loop import Loop
 from spantrain.transport.outbox import Parcel
+from spantrain.transport.threads import Died
 
 __all__ = ["Counters", "Limits", "Mailbox", "Message", "PeerAddress", "PeerCounters", "SentInterval"]
 
@@ -42,8 +43,11 @@ class Mailbox:
         keypair: KeyPair | None = None,
         limits: Limits | None = None,
         encrypted: bool = True,
+        died: Died = lambda _: None,
     ) -> None:
         """Listen on `bind` (port 0: any; empty: do not listen, only dial out).
+
+        `died` is told why its thread has ended, if a fault ends it; who sends or receives after that is told, too.
 
         Raises:
             OSError: the address cannot be listened on.
@@ -51,7 +55,7 @@ class Mailbox:
         self._limits = limits or Limits()
         self._keypair = (keypair or KeyPair.generate()) if encrypted else None
         self._exchange = Exchange(name=name, limits=self._limits, encrypted=encrypted, dialable=bool(bind))
-        self._loop = Loop(self._exchange, bind, self._keypair)
+        self._loop = Loop(self._exchange, bind, self._keypair, died)
         self._loop.start()
 
     @property

@@ -20,7 +20,6 @@ from spantrain.transport.wire import (
     EXPRESS_BYTES,
     MAX_AHEAD,
     Payload,
-    charge_bytes,
     encode_header,
     header_of,
 )
@@ -41,6 +40,9 @@ class Parcel:
     payload: Payload
     payload_bytes: int
     size_bytes: int
+    """Of the tensors."""
+    charge_bytes: int
+    """The credit that it takes."""
     queued_s: float
     track: int = field(init=False)
     order: int = 0
@@ -71,6 +73,7 @@ class Parcel:
             payload=Payload(header, tensors),
             payload_bytes=header.payload_bytes,
             size_bytes=header.size_bytes,
+            charge_bytes=header.charge_bytes,
             queued_s=now_s,
         )
 
@@ -169,19 +172,18 @@ class Outbox:
         parcel.order = track.next_order
         track.next_order += 1
         track.enqueue(parcel)
-        self.held_bytes += parcel.size_bytes
+        self.held_bytes += parcel.charge_bytes
 
     def peek(self, track_index: int, now_s: float) -> Parcel | None:
         """Return the message whose chunk is to be sent next on a track, if credit allows one."""
         track = self._tracks[track_index]
         while (parcel := track.startable()) is not None:
-            cost = charge_bytes(parcel.payload_bytes)
-            if self._started_bytes + cost > self._granted_bytes:
+            if self._started_bytes + parcel.charge_bytes > self._granted_bytes:
                 break
             # What begins again on a new link has its number, and does not wait for itself.
             if not parcel.number and track.is_full:
                 break
-            self._started_bytes += cost
+            self._started_bytes += parcel.charge_bytes
             track.start(parcel, now_s)
         return next(iter(track.under_way.values()), None)
 
@@ -214,7 +216,7 @@ class Outbox:
             parcel = track.unacknowledged[number]
             if parcel.finished:
                 track.settle(parcel, now_s)
-                self.held_bytes -= parcel.size_bytes
+                self.held_bytes -= parcel.charge_bytes
                 yield parcel
 
     def restart(self, done: tuple[tuple[int, tuple[int, ...]], ...], granted_bytes: int, now_s: float) -> list[Parcel]:
@@ -237,7 +239,7 @@ class Outbox:
             fresh = [parcel for queue in track.waiting.values() for parcel in queue if not parcel.number]
             for parcel in [parcel for parcel in fresh if parcel.key.generation < generation]:
                 track.unqueue(parcel)
-                self.held_bytes -= parcel.size_bytes
+                self.held_bytes -= parcel.charge_bytes
                 dropped += 1
         return dropped
 

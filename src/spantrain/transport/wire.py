@@ -6,7 +6,7 @@ Nothing here is executed or unpickled; whatever breaks a bound raises `Refusal` 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import msgpack
@@ -14,7 +14,7 @@ import torch
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
-from spantrain.transport.bounds import Refusal, array, text, unpack, whole_number
+from spantrain.transport.bounds import Refusal, array, shown, text, unpack, whole_number
 
 __all__ = [
     "ACK",
@@ -27,6 +27,7 @@ __all__ = [
     "HELLO",
     "MAX_AHEAD",
     "MAX_FRAME_BYTES",
+    "MOST_EXTRA_BYTES",
     "RESET",
     "WELCOME",
     "WHO",
@@ -36,7 +37,6 @@ __all__ = [
     "Header",
     "Payload",
     "TensorLayout",
-    "charge_bytes",
     "decode_acknowledgement",
     "decode_bye",
     "decode_chunk",
@@ -50,13 +50,14 @@ __all__ = [
     "header_of",
 ]
 
-VERSION = 1
+VERSION = 2
 HELLO, WELCOME, CHUNK, ACK, WHO, RESET, BYE = b"H", b"O", b"C", b"A", b"?", b"R", b"B"
 CHUNK_BYTES = 128 * 1024
 EXPRESS_BYTES = 32 * 1024
 """Messages up to this size use the connection of their own, past any bulk."""
-MAX_FRAME_BYTES = 4 * 2**20
-"""ZeroMQ closes a connection that announces more; frames below it and above a chunk are refused and counted."""
+MAX_FRAME_BYTES = 512 * 1024
+"""ZeroMQ closes a connection that announces more; frames below it and above a chunk are refused and counted. It has
+room for what a greeting says of `MAX_AHEAD` messages on each track."""
 EXPRESS, BULK = 0, 1
 """Tracks of messages, each with numbers of its own."""
 _MOST_CONNECTIONS = 18
@@ -65,10 +66,14 @@ MAX_AHEAD = 16384
 """How far a message's number may be ahead of the first that is not acknowledged: bounds what receivers remember."""
 _HEAD_MAX_BYTES = 32 * 1024
 _ALIGNMENT = 64
-_MESSAGE_COST_BYTES = 1024
-_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME, _MAX_IDS = 256, 16, 256, 65536
+_MESSAGE_COST_BYTES, _TENSOR_COST_BYTES = 6144, 1536
+"""What whoever holds a message needs besides its tensors' bytes, at most: for itself, with what is left over of a page
+of memory, and for each tensor."""
+_MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME = 256, 16, 256
+MOST_EXTRA_BYTES = _MESSAGE_COST_BYTES + _MAX_TENSORS * _TENSOR_COST_BYTES
+"""What a message may be charged besides its tensors' bytes."""
 _INT31, _INT63 = 2**31, 2**63
-_BOUNDS = {"max_text": _MAX_NAME, "max_entries": _MAX_IDS}
+_BOUNDS = {"max_text": _MAX_NAME, "max_entries": MAX_AHEAD}
 _CHUNK_PREFIX = struct.Struct("<BQQI")
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -110,6 +115,11 @@ class Header:
         """Bytes of the tensors alone."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
+    @property
+    def charge_bytes(self) -> int:
+        """The credit that it takes: no less than what it costs whoever holds it; both sides count alike."""
+        return self.payload_bytes + _MESSAGE_COST_BYTES + _TENSOR_COST_BYTES * len(self.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -150,11 +160,6 @@ class Acknowledgement:
     granted_bytes: int
 
 
-def charge_bytes(payload_bytes: int) -> int:
-    """Return the credit that a message takes; both sides count alike, and empty messages are not free."""
-    return payload_bytes + _MESSAGE_COST_BYTES
-
-
 def _layout(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[tuple[TensorLayout, ...], int]:
     layouts, offset = [], 0
     for dtype, shape in kinds:
@@ -166,18 +171,38 @@ def _layout(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[tuple
 
 
 def header_of(key: MessageKey, tensors: Sequence[torch.Tensor], sent_s: float) -> Header:
-    """Describe tensors that are to be sent."""
-    if len(tensors) > _MAX_TENSORS:
-        raise ValueError(f"{key}: a message holds at most {_MAX_TENSORS} tensors, got {len(tensors)}")
-    if not 0 <= key.generation < _INT31 or key.step < -1 or key.cut < -1 or not 0 < len(key.lane) <= _MAX_NAME:
-        raise ValueError(
-            f"{key}: generation must not be negative, step and cut at least -1, lane 1 to {_MAX_NAME} long"
-        )
-    for tensor in tensors:
-        if tensor.dtype not in _DTYPE_NAMES or tensor.ndim > _MAX_DIMENSIONS:
-            raise ValueError(f"{key}: cannot send a tensor of {tensor.dtype} with {tensor.ndim} dimensions")
-    layouts, payload_bytes = _layout([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    """Describe tensors that are to be sent.
+
+    Raises:
+        ValueError: whoever they are for would refuse them.
+    """
+    kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+    try:
+        _check_key(key)
+        if len(kinds) > _MAX_TENSORS:
+            raise Refusal("oversized", f"{len(kinds)} tensors, at most {_MAX_TENSORS} are allowed")
+        for kind in kinds:
+            _check_kind(*kind)
+    except Refusal as refusal:
+        raise ValueError(f"{key}: cannot be sent: {refusal}") from None
+    layouts, payload_bytes = _layout(kinds)
     return Header(key, sent_s, layouts, payload_bytes)
+
+
+def _check_key(key: MessageKey) -> None:
+    whole_number(key.generation, 0, _INT31)
+    whole_number(key.step, -1, _INT63)
+    text(key.lane, _MAX_NAME)
+    whole_number(key.cut, -1, _INT31)
+    whole_number(key.span.hi, 1, _INT63)
+
+
+def _check_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if dtype not in _DTYPE_NAMES or len(shape) > _MAX_DIMENSIONS:
+        raise Refusal("malformed", f"a tensor of {dtype} with {len(shape)} dimensions, at most {_MAX_DIMENSIONS}")
+    # Also where nothing is in it: torch multiplies the sizes all the same.
+    if prod(max(whole_number(size, 0, _INT31), 1) for size in shape) * dtype.itemsize >= _INT63:
+        raise Refusal("oversized", f"a tensor of shape {shape}")
 
 
 def encode_header(header: Header) -> bytes:
@@ -193,7 +218,7 @@ def encode_header(header: Header) -> bytes:
 
 def _version(value: Any) -> None:
     if type(value) is not int or value != VERSION:
-        raise Refusal("wrong version", f"this side speaks {VERSION}, got {value!r:.50}")
+        raise Refusal("wrong version", f"this side speaks {VERSION}, got {shown(value)}")
 
 
 def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
@@ -204,17 +229,9 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
     """
     version, sent_s, address, tensors, payload_bytes = unpack(data, 5, **_BOUNDS)
     _version(version)
-    if type(sent_s) is not float:
-        raise Refusal("malformed", "sent_s must be a float")
-    generation, step, lane, cut, lo, hi = array(address, 6, 6)
-    lo = whole_number(lo, 0, _INT63)
-    key = MessageKey(
-        generation=whole_number(generation, 0, _INT31),
-        step=whole_number(step, -1, _INT63),
-        lane=text(lane, _MAX_NAME),
-        cut=whole_number(cut, -1, _INT31),
-        span=Span(lo, whole_number(hi, lo + 1, _INT63)),
-    )
+    if type(sent_s) is not float or not isfinite(sent_s):
+        raise Refusal("malformed", f"sent_s must be a finite float, got {shown(sent_s)}")
+    key = _decode_key(address)
     layouts, total = _layout([_decode_kind(entry) for entry in array(tensors, 0, _MAX_TENSORS)])
     if total != whole_number(payload_bytes, 0, _INT63):
         raise Refusal("malformed", f"{key}: tensors take {total} bytes, the header says {payload_bytes}")
@@ -223,11 +240,22 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
     return Header(key, sent_s, layouts, total)
 
 
+def _decode_key(address: Any) -> MessageKey:
+    generation, step, lane, cut, lo, hi = array(address, 6, 6)
+    lo = whole_number(lo, 0, _INT63)
+    span = Span(lo, whole_number(hi, lo + 1, _INT63))
+    key = MessageKey(generation=generation, step=step, lane=lane, cut=cut, span=span)
+    _check_key(key)
+    return key
+
+
 def _decode_kind(entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
     name, shape = array(entry, 2, 2)
     if type(name) is not str or name not in _DTYPES:
-        raise Refusal("malformed", f"unknown dtype {name!r:.50}")
-    return _DTYPES[name], tuple(whole_number(size, 0, _INT31) for size in array(shape, 0, _MAX_DIMENSIONS))
+        raise Refusal("malformed", f"unknown dtype {shown(name)}")
+    dtype, sizes = _DTYPES[name], tuple(array(shape, 0, _MAX_DIMENSIONS))
+    _check_kind(dtype, sizes)
+    return dtype, sizes
 
 
 def encode_chunk(chunk: Chunk) -> bytes:
@@ -314,7 +342,7 @@ def _decode_done(value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
     tracks = []
     for entry in array(value, 2, 2):
         upto, later = array(entry, 2, 2)
-        numbers = tuple(whole_number(number, 1, _INT63) for number in array(later, 0, _MAX_IDS))
+        numbers = tuple(whole_number(number, 1, _INT63) for number in array(later, 0, MAX_AHEAD))
         tracks.append((whole_number(upto, 0, _INT63), numbers))
     return tuple(tracks)
 

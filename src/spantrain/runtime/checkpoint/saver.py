@@ -12,7 +12,7 @@ import torch
 
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.parts import TensorPart
-from spantrain.errors import SpanTrainError, WorkerError
+from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
 from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import dtype_name, tensor_pieces
@@ -151,7 +151,7 @@ class CheckpointSaver:
             folder = step_folder(self._checkpoints, step)
             name, stored = write_device_file(self._storage, folder, self._device, tensors, parts)
             self._forget(self._report(SavedFile(step=step, name=name, file=stored, scalars=scalars)))
-        except (OSError, RuntimeError, SpanTrainError) as error:
+        except Exception as error:  # noqa: BLE001 - the outermost loop of this thread: `wait` tells whatever it was
             self._failure = error
 
     def _forget(self, dropped: Collection[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from spantrain.errors import PeerLostError, SpanTrainError
 from spantrain.transport.control.client import ControlClient
+from spantrain.transport.threads import ReliedOnThread
 
 __all__ = ["HEARTBEAT", "FailureDetector", "HeartbeatThread"]
 
@@ -69,7 +70,7 @@ class HeartbeatThread:
         self._lock = threading.Lock()
         self._answer: dict[str, Any] = {}
         self._lost: str | None = None
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = ReliedOnThread(self._run, name="heartbeat", died=self._lose)
 
     def start(self) -> None:
         """Begin."""
@@ -108,6 +109,11 @@ class HeartbeatThread:
             due_s = max(due_s + self._interval_s, time.monotonic())
             self._stop.wait(due_s - time.monotonic())
 
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            self._lost = why
+        self._gone.set()
+
     def _beat(self) -> None:
         lost: str | None = None
         try:
@@ -125,9 +131,7 @@ class HeartbeatThread:
                 self._answer = answer
         if self._stop.is_set():
             return
-        with self._lock:
-            self._lost = lost
         if lost is not None:
-            self._gone.set()
+            self._lose(lost)
         if self._on_change is not None:
             self._on_change()
