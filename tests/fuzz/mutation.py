@@ -97,7 +97,9 @@ def _near(chance: Random, value: Any) -> Any:
     if isinstance(value, str):
         return chance.choice((value[:-1], value + "x", value.upper(), value.encode(), [value], {value: value}))
     if isinstance(value, list):
-        return chance.choice((value[:-1], value + value, value * 40, dict(enumerate(map(str, value))), value[::-1]))
+        return chance.choice(
+            (value[:-1], value + value, value * 40, {str(k): one for k, one in enumerate(value)}, value[::-1])
+        )
     if isinstance(value, bytes):
         return corrupted(chance, value)
     return [value]

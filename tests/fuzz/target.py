@@ -103,7 +103,7 @@ class _Run:
             reason = str(getattr(refusal, "reason", type(refusal).__name__))
         except Exception:  # noqa: BLE001 - this is what is looked for
             if not warm:
-                self._fail(number, f"{traceback.format_exc()}of {case!r:.2000}")
+                self._fail(number, f"{traceback.format_exc(limit=-3)}of {case!r:.600}")
         took_s = time.process_time() - begun_s
         if warm:
             return

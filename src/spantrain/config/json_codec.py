@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from spantrain.config.problems import Problems, did_you_mean
 from spantrain.core.action import Action
 from spantrain.core.spans import Span
-from spantrain.errors import ConfigError, UsageError
+from spantrain.errors import ConfigError, SpanTrainError, UsageError
 
 __all__ = ["from_json", "parse_json", "render_json", "to_json"]
 
@@ -115,13 +115,13 @@ def parse_json(
         raise error(f"{source}: is nested too deeply; {remedy}") from None
 
 
-def from_json(cls: type[T], data: object, source: str, *, error: type[UsageError] = ConfigError) -> T:
+def from_json(cls: type[T], data: object, source: str, *, error: type[SpanTrainError] = ConfigError) -> T:
     """Return the dataclass that plain JSON holds; `source` is the file's name in errors.
 
     Fields that have a default may be left out. What a dataclass itself refuses is told with the field's path.
 
     Raises:
-        UsageError: (the class given as `error`) keys are unknown or missing, or values wrong; all in one message.
+        SpanTrainError: (the class given as `error`) keys are unknown or missing, or values wrong; all in one message.
     """
     problems = Problems(source)
     value = _read(cls, data, "", problems)
@@ -276,7 +276,7 @@ def _wanted(kind: Any) -> str:
 def _shown(data: object) -> str:
     if isinstance(data, dict | list):
         return "an object" if isinstance(data, dict) else "a list"
-    text = json.dumps(data, ensure_ascii=False)
+    text = "bytes" if isinstance(data, bytes) else json.dumps(data, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

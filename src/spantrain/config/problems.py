@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spantrain.errors import ConfigError, UsageError
+from spantrain.errors import ConfigError, SpanTrainError
 
 __all__ = ["Problems", "did_you_mean"]
 
@@ -25,7 +25,7 @@ class Problems:
         where = ", ".join(part for part in (f"line {line}" if line else "", path) if part)
         self.entries.append((line or 0, f"{where}: {text}" if where else text))
 
-    def check(self, error: type[UsageError] = ConfigError) -> None:
+    def check(self, error: type[SpanTrainError] = ConfigError) -> None:
         """Raise one error that tells every problem; do nothing if there are none."""
         if not self.entries:
             return

@@ -55,6 +55,7 @@ class MemberFacts:
     """Of a cluster: its whole model, in order."""
 
     def __post_init__(self) -> None:
+        PeerAddress(name=self.kind, endpoint=self.endpoint, public_key="")
         if self.kind not in MEMBER_KINDS:
             raise ValueError(f"a member's kind must be one of {', '.join(MEMBER_KINDS)}, got {self.kind!r}")
         if (self.kind == "cluster") != bool(self.layers):

@@ -87,6 +87,7 @@ class Inbox:
         self._partials: dict[tuple[int, int], _Partial] = {}
         self._seen = (_Seen(), _Seen())
         self._queued_bytes = 0
+        """Of messages that are whole and were not consumed."""
         self._started_bytes = 0
         self._granted_bytes = 0
         self._announced_bytes = 0

@@ -126,20 +126,24 @@ class DialledLayerLink(LayerLink):
         return 1 + self.limits.connections
 
     def dial(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, keypair: KeyPair | None) -> None:
-        """Open all connections and say hello on each."""
+        """Open all connections and say hello on each.
+
+        Raises:
+            zmq.ZMQError: nothing can be dialled so; close it.
+        """
         self.close()
         self.session = secrets.randbits(62)
         limits, lines = self.limits, self.lines
+        self.redial_s = time.monotonic() + self._patience_s
+        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE * limits.welcome_s)
         for line in range(lines):
             socket = layer_socket(context, zmq.DEALER, keypair, limits)
+            self.sockets.append(socket)
             if keypair is not None:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, self.peer.public_key.encode())
-            self.sockets.append(socket)
             self.monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED))
             socket.connect(self.peer.endpoint)
             socket.send(encode_hello(HELLO, self.own_hello(name, line=line, lines=lines)), flags=zmq.NOBLOCK)
-        self.redial_s = time.monotonic() + self._patience_s
-        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE * limits.welcome_s)
 
     def met(self, hello: LayerHello) -> None:
         """Note what the other side answered."""

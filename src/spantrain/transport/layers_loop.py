@@ -157,7 +157,13 @@ class LayerLoop(ReliedOnThread):
         for link in self._dialled.values():
             if not link.up and now_s >= link.redial_s:
                 self._hang_up(link)
-                link.dial(self._context, self._own_name, self._keypair)
+                try:
+                    link.dial(self._context, self._own_name, self._keypair)
+                except zmq.ZMQError as error:
+                    link.close()
+                    told = f"it cannot be dialled at {link.peer.endpoint}: {error}"
+                    self.refuse(Refusal("bad address", told), link.name)
+                    continue
                 for line, (socket, monitor) in enumerate(zip(link.sockets, link.monitors, strict=True)):
                     self._by_socket[socket], self._by_socket[monitor] = (link, line), (link, -1)
                     self._poller.register(socket, zmq.POLLIN)

@@ -127,26 +127,30 @@ class DialledLink(Link):
         return self._connections
 
     def dial(self, context: "zmq.Context[zmq.Socket[bytes]]", name: str, keypair: KeyPair | None) -> None:
-        """Open all connections and say hello on each."""
+        """Open all connections and say hello on each.
+
+        Raises:
+            zmq.ZMQError: nothing can be dialled so; close it.
+        """
         assert not self.sockets, "close before dialling again"
         self.epoch += 1
         self.up = False
         self.known.inbox.restart(anew=False)
+        self.welcome_deadline_s = time.monotonic() + self._patience_s
+        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE * self._welcome_s)
         peer = self.known.peer
         for connection in range(self.connections):
             socket = context.socket(zmq.DEALER)
+            self.sockets.append(socket)
             set_options(socket, keypair)
             socket.setsockopt(zmq.PROBE_ROUTER, 1)
             if keypair is not None:
                 socket.setsockopt(zmq.CURVE_SERVERKEY, peer.public_key.encode())
             socket.connect(peer.endpoint)
-            self.sockets.append(socket)
             self.monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
             self.probes[socket] = 0
             greeting = self.known.greeting(name, self.epoch, connection, self.connections)
             socket.send(encode_greeting(HELLO, greeting), flags=zmq.NOBLOCK)
-        self.welcome_deadline_s = time.monotonic() + self._patience_s
-        self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE * self._welcome_s)
 
     def welcomed(self) -> None:
         """Note that the other side has answered."""

@@ -146,8 +146,14 @@ class Loop(ReliedOnThread):
             self._sender.acknowledge(link)
 
     def _dial(self, link: DialledLink) -> None:
-        with self._exchange.condition:
-            link.dial(self._context, self._exchange.name, self._keypair)
+        try:
+            with self._exchange.condition:
+                link.dial(self._context, self._exchange.name, self._keypair)
+        except zmq.ZMQError as error:
+            link.close(b"", 0)
+            told = f"it cannot be dialled at {link.known.peer.endpoint}: {error}"
+            self._exchange.refuse(Refusal("bad address", told), link.known.peer.name)
+            return
         for socket in (*link.sockets, *link.monitors):
             self._by_socket[socket] = link
             self._poller.register(socket, zmq.POLLIN)

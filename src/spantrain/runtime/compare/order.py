@@ -51,6 +51,8 @@ class FrameworkOrder:
 
     def __post_init__(self) -> None:
         ranks = len(self.devices)
+        if not ranks or self.micro_batches < 1:
+            raise ValueError(f"it needs devices and micro-batches, got {ranks} and {self.micro_batches}")
         divided = self.micro_batches if self.framework.in_stages else ranks
         if self.global_batch % divided:
             raise ValueError(

@@ -20,6 +20,8 @@ from spantrain.transport.control.protocol import COORDINATOR_NAME
 
 __all__ = ["Authority", "ServerIdentity", "WorkerIdentity", "certificate_digest", "der_of_pem", "pem_of_der"]
 
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What the library raises at bytes that are none of its kind."""
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)  # RFC 5280 4.1.2.5: no end
 
@@ -124,7 +126,7 @@ class Authority:
             valid = request.is_signature_valid
             public_key = request.public_key()
             names = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        except (ValueError, UnsupportedAlgorithm) as error:
+        except _UNREADABLE as error:
             raise ProtocolError(f"not a certificate request: {error}") from None
         if not valid or not isinstance(public_key, ec.EllipticCurvePublicKey) or public_key.curve.name != "secp256r1":
             raise ProtocolError("a certificate request must be signed by its own key, ECDSA on P-256")
@@ -156,7 +158,7 @@ def pem_of_der(certificate_der: bytes) -> bytes:
     """
     try:
         return x509.load_der_x509_certificate(certificate_der).public_bytes(serialization.Encoding.PEM)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"not a certificate: {error}") from None
 
 

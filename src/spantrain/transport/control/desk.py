@@ -164,11 +164,12 @@ class CallDesk:
                 "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} has too many calls running at once"
             ) from None
 
-    @staticmethod
-    def _handle(handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
+    def _handle(self, handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
         try:
             answer = handler(name, payload)
         except SpanTrainError as error:
+            if isinstance(error, ProtocolError):
+                self._refusals.add("malformed")
             return wrap_refusal(str(error))
         try:
             return wrap_answer(answer)

@@ -23,8 +23,9 @@ __all__ = [
 
 PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 8 * 2**20
-JOIN_REQUEST_LIMIT_BYTES = 2**20
+JOIN_REQUEST_LIMIT_BYTES = 2**16
 """Less than other messages: whoever sends it has not shown that it holds the token."""
+_REFUSAL_LIMIT = 2**16
 
 COORDINATOR_NAME = "spantrain-coordinator"
 """The name in the coordinator's certificate, whatever address it is dialled at."""
@@ -63,7 +64,7 @@ def wrap_answer(answer: dict[str, Any]) -> bytes:
 
 def wrap_refusal(reason: str) -> bytes:
     """Return the message that carries a reason why not."""
-    return encode({"refusal": reason}, limit_bytes=MESSAGE_LIMIT_BYTES)
+    return encode({"refusal": reason[:_REFUSAL_LIMIT]}, limit_bytes=MESSAGE_LIMIT_BYTES)
 
 
 def unwrap(message: bytes) -> dict[str, Any]:

@@ -1,0 +1,397 @@
+"""Targets: well-formed messages in any order, from an admitted but hostile peer, to what stands behind the decoders."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from fuzz.mutation import changed
+from fuzz.target import Target
+from fuzz.typed import plain_of
+from made_up_links import WHOLE, cluster_facts, shard_facts
+from spantrain.core import outer_events as on
+from spantrain.core.messages import MessageKey
+from spantrain.core.outer_events import FragmentEvent, OuterEvent, Ticket, Way
+from spantrain.core.outer_layers import ParameterSpec
+from spantrain.core.spans import Span
+from spantrain.errors import SpanTrainError
+from spantrain.outer.codec import decode_event
+from spantrain.outer.master_config import MasterConfig
+from spantrain.outer.master_desk import MasterDesk
+from spantrain.outer.master_report import status_of
+from spantrain.policy.outer.settings import OuterSettings
+from spantrain.transport import wire
+from spantrain.transport.bounds import Refusal
+from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.exchange import Exchange
+from spantrain.transport.interface import Limits, PeerAddress
+from spantrain.transport.layers_arrivals import Arrivals
+from spantrain.transport.layers_copiers import Copiers
+from spantrain.transport.layers_departures import Departures
+from spantrain.transport.layers_format import LayerHello, Opening
+from spantrain.transport.layers_interface import LayerKey, LayerLimits
+from spantrain.transport.layers_link import LayerLink
+from spantrain.transport.layers_pool import BufferPool
+from spantrain.transport.outbox import Parcel
+
+__all__ = ["STATE_TARGETS"]
+
+Step = tuple[str, tuple[Any, ...]]
+_FAR = (0, 1, 2, 3, 5, wire.MAX_AHEAD, wire.MAX_AHEAD + 1, 2**31, 2**62, 2**63 - 2)
+
+
+def _steps(kinds: Mapping[str, Callable[[Random], tuple[Any, ...]]], most: int) -> Callable[[Random], list[Step]]:
+    def make(chance: Random) -> list[Step]:
+        names = [chance.choice(list(kinds)) for _ in range(chance.randrange(1, most))]
+        return [(name, kinds[name](chance)) for name in names]
+
+    return make
+
+
+# The mailbox: its exchange, inbox and outbox.
+
+
+@cache
+def _a_tensor(*sizes: int) -> torch.Tensor:
+    return torch.empty(sizes, dtype=torch.uint8)
+
+
+@cache
+def _headers() -> tuple[bytes, ...]:
+    """Of messages with nothing, little and much in them, and of other generations."""
+    found = []
+    for generation in (0, 1, 2):
+        key = MessageKey(generation=generation, step=1, lane="forward", cut=0, span=Span(0, 4))
+        for sizes in ((), ((0, 3),), ((5,),), ((40_000,),), ((200_000,), (3,)), ((0,),) * 256):
+            tensors = [_a_tensor(*size) for size in sizes]
+            found.append(wire.encode_header(wire.header_of(key, tensors, 0.0)))
+    return tuple(found)
+
+
+def _done(chance: Random) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((chance.choice(_FAR), tuple(chance.choice(_FAR) for _ in range(chance.randrange(3)))) for _ in "ab")
+
+
+_MAILBOX = {
+    "chunk": lambda chance: (
+        chance.randrange(2), chance.choice((1, 1, 2, 3, *_FAR)), chance.choice((0, 0, 1, wire.CHUNK_BYTES, 2**40)),
+        chance.randrange(len(_headers())), chance.choice((None, None, None, 0, 7)),
+    ),
+    "acknowledge": lambda chance: (_done(chance), chance.choice(_FAR)),
+    "greet": lambda chance: (
+        chance.choice((0, 1, 2)), _done(chance), (chance.choice(_FAR[1:]), chance.choice(_FAR[1:])),
+        chance.choice(_FAR), chance.random() < 0.5,
+    ),
+    "offer": lambda chance: (chance.choice((0, 5, 40_000)),),
+    "collect": lambda chance: (),
+    "flush": lambda chance: (),
+    "peers": lambda chance: (chance.choice((1, 1, 2)),),
+}  # fmt: skip
+_WINDOW = 2**20
+
+
+def _mailbox(case: list[Step], _folder: Path) -> object:
+    exchange = Exchange(
+        name="here", limits=Limits(max_message_bytes=_WINDOW // 2, receive_queue_bytes=_WINDOW), encrypted=True,
+        dialable=True,
+    )  # fmt: skip
+    evil = PeerAddress(name="evil", endpoint="", public_key="")
+    exchange.set_peers(1, [evil], dial=True)
+    refused: list[Refusal] = []
+
+    def chunk(track: int, number: int, offset: int, header: int, size: int | None) -> None:
+        known, head = exchange.peers["evil"], _headers()[header]
+        payload_bytes = wire.decode_header(head, _WINDOW).payload_bytes
+        length = max(0, min(wire.CHUNK_BYTES, payload_bytes - offset)) if size is None else size
+        exchange.take_chunk(known, wire.Chunk(track, number, offset, 0, head), memoryview(bytes(length)))
+
+    def greet(session: int, done: Any, first: Any, granted: int, fresh: bool) -> None:
+        known = exchange.peers["evil"]
+        greeting = wire.Greeting(
+            name="evil", session=session, peer_session=known.session if fresh else 0, epoch=1, connection=0,
+            connections=3, done=done, first=first, granted_bytes=granted,
+        )  # fmt: skip
+        exchange.begin(known, greeting, fresh_link=fresh)
+
+    def offer(size: int) -> None:
+        key = MessageKey(generation=exchange.generation, step=1, lane="forward", cut=0, span=Span(0, 4))
+        exchange.offer("evil", Parcel.pack(key, [_a_tensor(size)], _WINDOW, 0.0), 0.0)
+
+    def flush() -> None:
+        known = exchange.peers["evil"]
+        for track in (wire.EXPRESS, wire.BULK):
+            while (parcel := known.outbox.peek(track, 0.0)) is not None:
+                known.outbox.advance(parcel)
+        wire.decode_acknowledgement(wire.encode_acknowledgement(known.inbox.take_acknowledgement()))
+        known.greeting("here", 1, 0, 3)
+
+    acts: dict[str, Callable[..., object]] = {
+        "chunk": chunk,
+        "acknowledge": lambda done, granted: exchange.take_acknowledgement(
+            exchange.peers["evil"], wire.Acknowledgement(done=done, granted_bytes=granted)
+        ),
+        "greet": greet,
+        "offer": offer,
+        "collect": lambda: exchange.collect(0.0),
+        "flush": flush,
+        "peers": lambda generation: exchange.set_peers(max(generation, exchange.generation), [evil], dial=True),
+    }
+    for name, values in (("greet", (1, ((0, ()), (0, ())), (1, 1), 2**30, True)), *case):
+        try:
+            acts[name](*values)
+        except Refusal as refusal:
+            refused.append(refusal)
+        inbox = exchange.peers["evil"].inbox
+        halves = sum(partial.header.charge_bytes for partial in inbox._partials.values())
+        assert inbox._queued_bytes + halves <= inbox._window_bytes
+        assert all(len(later) <= wire.MAX_AHEAD for _, later in inbox.done)
+    return _told(refused)
+
+
+def _told(refused: list[Refusal]) -> object:
+    """Raise the last refusal, so that it is counted."""
+    if refused:
+        raise refused[-1]
+    return None
+
+
+# Layers: what comes and what goes.
+
+
+class _Line(LayerLink):
+    """A link that remembers what was sent."""
+
+    def __init__(self, limits: LayerLimits) -> None:
+        super().__init__(PeerAddress(name="evil", endpoint="", public_key=""), limits)
+        self.out: list[bytes] = []
+
+    @property
+    def lines(self) -> int:
+        return 2
+
+    def send(self, line: int, head: bytes, piece: "memoryview | bytes | None" = None) -> None:
+        assert 0 <= line < 2
+        self.out.append(head)
+
+
+_SPECS = (
+    (ParameterSpec(name="w", shape=(100,)),),
+    (ParameterSpec(name="w", shape=(40_000,)), ParameterSpec(name="b", shape=(3,), dtype="bfloat16")),
+    (ParameterSpec(name="w", shape=(100,)),) * 2,
+    (ParameterSpec(name="v", shape=(2**31, 2**20)),),
+)
+
+
+def _a_key(chance: Random) -> LayerKey:
+    return LayerKey(ticket=Ticket(1, chance.randrange(2)), way=chance.choice(list(Way)), layer=chance.randrange(2))
+
+
+def _number(chance: Random) -> int:
+    return chance.choice((0, 0, 1, 2, 2**64 - 1))
+
+
+_LAYERS: dict[str, Callable[[Random], tuple[Any, ...]]] = {
+    "open": lambda chance: (_number(chance), _a_key(chance), chance.randrange(len(_SPECS))),
+    "data": lambda chance: (_number(chance), chance.choice((None, None, None, 0, 5, 2**63)), chance.choice(
+        (0, 1, 400, 4096, 65536))),
+    "cancel": lambda chance: (_number(chance),),
+    "granted": lambda chance: (_number(chance), chance.choice((0, 10, 400, 65536, 2**64 - 1))),
+    "done": lambda chance: (_number(chance),),
+    "refused": lambda chance: (_number(chance),),
+    "expect": lambda chance: (_a_key(chance), chance.randrange(2)),
+    "send": lambda chance: (_a_key(chance), chance.choice((1, 5, 70_000))),
+    "forget": lambda chance: (Ticket(1, chance.randrange(2)),),
+    "overdue": lambda chance: (),
+    "meet": lambda chance: (),
+    "lose": lambda chance: (),
+}  # fmt: skip
+
+
+def _layers(case: list[Step], _folder: Path) -> object:
+    limits = LayerLimits(frame_bytes=65536, window_bytes=131072, no_progress_s=1.0, copiers=0)
+    told: Counter[tuple[str, LayerKey]] = Counter()
+    wanted: Counter[tuple[str, LayerKey]] = Counter()
+
+    def lost(_peer: str, key: LayerKey, _reason: str) -> None:
+        told["end", key] += 1
+
+    def hand_over(layer: Any) -> None:
+        if arrivals.claim(layer):
+            told["end", layer.key] += 1
+            layer.tensors()
+
+    progressed: list[Any] = []
+    copiers = Copiers(0, name="here", every_bytes=32768, progressed=progressed.append, hand_over=hand_over, died=print)
+    arrivals = Arrivals(limits, BufferPool(), copiers, lost=lost, count=lambda _peer, _size: None)
+    departures = Departures(
+        limits, sent=lambda _peer, key: lost("", key, ""), lost=lost, count=lambda _peer, _size: None
+    )
+    link, now_s, came = _Line(limits), 0.0, Counter[int]()
+    hello = LayerHello(name="evil", session=1, line=0, lines=2, frame_bytes=65536, window_bytes=65536)
+    link.met(hello)
+    refused: list[Refusal] = []
+
+    def data(number: int, offset: int | None, size: int) -> None:
+        piece = memoryview(bytes(size))
+        try:
+            arrivals.data(link, number, came[number] if offset is None else offset, piece, now_s)
+        finally:
+            came[number] += size
+
+    def opened(number: int, key: LayerKey, specs: int) -> None:
+        came[number] = 0
+        arrivals.opened(link, Opening(number=number, key=key, parameters=_SPECS[specs]), now_s)
+
+    def expect(key: LayerKey, specs: int) -> None:
+        if not wanted["end", key]:
+            wanted["end", key] += 1
+            arrivals.expect(link, "evil", key, _SPECS[specs], now_s)
+
+    def send(key: LayerKey, numbers: int) -> None:
+        if not wanted["end", key]:
+            wanted["end", key] += 1
+            departures.send(link, "evil", key, {"w": _a_tensor(numbers)}, now_s)
+
+    def lose() -> None:
+        arrivals.link_lost("evil", "it has gone")
+        departures.link_lost("evil", "it has gone")
+
+    links: dict[str, LayerLink] = {"evil": link}
+    acts: dict[str, Callable[..., object]] = {
+        "open": opened, "data": data, "expect": expect, "send": send, "lose": lose,
+        "cancel": lambda number: arrivals.cancelled(link, number),
+        "granted": lambda number, upto: departures.granted(link, number, upto, now_s),
+        "done": lambda number: departures.done(link, number, now_s),
+        "refused": lambda number: departures.refused(link, number, "no", now_s),
+        "forget": lambda ticket: (arrivals.forget(ticket, links), departures.forget(ticket, links)),
+        "overdue": lambda: (arrivals.overdue(now_s, links), departures.overdue(now_s, links)),
+        "meet": lambda: link.met(hello),
+    }  # fmt: skip
+    for name, values in case:
+        now_s += 0.3
+        try:
+            acts[name](*values)
+        except Refusal as refusal:
+            refused.append(refusal)
+        while progressed:
+            arrivals.progressed(link, progressed.pop(0))
+    assert all(told[what] <= wanted[what] for what in told), "a layer is told of once"
+    return _told(refused)
+
+
+# The master.
+
+
+class _NoFiles:
+    """A folder that keeps nothing."""
+
+    def __init__(self, config: MasterConfig) -> None:
+        self._first = config.first_state()
+
+    def load_layout(self, _config: MasterConfig) -> None:
+        return None
+
+    def load_state(self, _config: MasterConfig) -> Any:
+        return self._first
+
+    def save_layout(self, _layout: Any) -> None:
+        pass
+
+    def save_state(self, _state: Any) -> None:
+        pass
+
+
+_EVENTS = [kind for kind in get_args(OuterEvent) if kind is not FragmentEvent]
+_SPEAKERS = ("s0", "a", "evil", "evil/w")
+_OWN = {shard: [kind for kind in _EVENTS if ("shard" in get_type_hints(kind)) == shard] for shard in (False, True)}
+"""What shards say, and what clusters do."""
+_SEEN = ("push", "update", "pull", "transfer")
+"""Fields in whose place a case may have a number: of what the master has said."""
+_CONFIG = MasterConfig(
+    shards=("s0",), settings=OuterSettings(grace_s=0.0, lost_after_s=100.0), samples=8, chunks=4, encrypted=False
+)
+
+
+def _an_event(chance: Random) -> tuple[str, Any]:
+    """Who says it, and an event of its own, often with other numbers in it."""
+    speaker = chance.choice(_SPEAKERS)
+    kind = chance.choice(_OWN[speaker == "s0"] if chance.random() < 0.9 else _EVENTS)
+    value = {"kind": kind.__name__, **plain_of(kind, chance)}
+    value = changed(chance, value) if chance.random() < 0.3 else value
+    if isinstance(value, dict):
+        value |= {field: speaker for field in ("cluster", "shard") if field in value}
+        value |= {field: chance.randrange(9) for field in _SEEN if field in value and chance.random() < 0.8}
+    return speaker, value
+
+
+def _told_to_master(chance: Random) -> list[tuple[str, Any]]:
+    return [_an_event(chance) for _ in range(chance.randrange(1, 10))]
+
+
+def _filled_in(event: Any, seen: Mapping[str, list[Any]]) -> Any:
+    if not isinstance(event, dict):
+        return event
+    known = {field: seen[field] for field in event.keys() & seen.keys() if seen[field]}
+    return event | {
+        field: one[event[field] % len(one)] for field, one in known.items() if isinstance(event[field], int)
+    }
+
+
+def _note(connection: Any, seen: Mapping[str, list[Any]], fetched: "Counter[int]") -> None:
+    """Keep what the master has told a member of pushes, updates, pulls and layers."""
+    first, bodies = connection.outbox.take(fetched[connection.number], timeout_s=0.0)
+    fetched[connection.number] = first + len(bodies) - 1
+    for body in bodies:
+        command = decode(body, limit_bytes=2**23).get("command", {})
+        for field, one in seen.items():
+            if field in command and command[field] not in one:
+                one.append(command[field])
+
+
+def _master(case: list[tuple[str, Any]], _folder: Path) -> object:
+    desk = MasterDesk(_CONFIG, _NoFiles(_CONFIG), 0.0)  # type: ignore[arg-type]
+    numbers: dict[str, int] = {}
+    batches: Counter[str] = Counter()
+    fetched: Counter[int] = Counter()
+    facts = {"s0": shard_facts(), "a": cluster_facts(), "evil": cluster_facts()}
+    first = [
+        ("s0", on.ShardRegistered(shard="s0", versions=())),
+        ("a", on.ClusterRegistered(cluster="a", workers={"a": WHOLE})),
+        ("evil", on.ClusterRegistered(cluster="evil", workers={"evil": WHOLE})),
+    ]
+    for name, one in facts.items():
+        numbers[name], _ = desk.enter(0.0, name, one)
+    refused: list[SpanTrainError] = []
+    seen: dict[str, list[Any]] = {field: [] for field in _SEEN}
+    for now_s, (name, event) in enumerate([*first, *case]):
+        try:
+            told = event if now_s < len(first) else decode_event(_filled_in(event, seen))
+            if name in numbers:
+                batches[name] += 1
+                desk.tell(0.1 * now_s, name, numbers[name], batches[name], [told])
+        except SpanTrainError as error:
+            refused.append(error)
+        for member in numbers:
+            connection = desk.connections.get(member)
+            if connection is None:
+                numbers[member], _ = desk.enter(0.1 * now_s, member, facts[member])
+                batches[member] = 0
+            else:
+                _note(connection, seen, fetched)
+        if now_s % 4 == 3:
+            desk.tick(0.1 * now_s)
+    encode({"status": status_of(desk, address="h:1", now_s=100.0).to_plain()}, limit_bytes=2**23)
+    if refused:
+        raise refused[-1]
+    return None
+
+
+STATE_TARGETS: tuple[Target, ...] = (
+    Target(name="state-mailbox", make=_steps(_MAILBOX, 24), run=_mailbox, refusals=(Refusal,)),
+    Target(name="state-layers", make=_steps(_LAYERS, 24), run=_layers, refusals=(Refusal,)),
+    Target(name="state-master", make=_told_to_master, run=_master, refusals=(SpanTrainError,)),
+)
