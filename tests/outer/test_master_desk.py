@@ -87,6 +87,15 @@ def test_a_batch_that_comes_twice_counts_once(files: MasterFiles) -> None:
     assert [lease.lease.number for lease in leases] == [0]
 
 
+def test_notices_that_wait_are_bounded_by_their_bytes_too() -> None:
+    outbox = Outbox(limit=20_000)
+    large = {"text": "x" * (4 * 2**20)}
+    assert [outbox.put(large) for _ in range(18)] == [True] * 16 + [False] * 2
+    outbox.take(0, timeout_s=0.0)
+    outbox.take(1, timeout_s=0.0)
+    assert outbox.put(large), "one was fetched"
+
+
 def test_what_was_not_fetched_is_given_again(files: MasterFiles) -> None:
     desk = ready(files)
     first = desk.fetch("a")

@@ -99,6 +99,18 @@ def test_what_is_refused(data: bytes) -> None:
         decode(data, limit_bytes=LIMIT)
 
 
+def test_what_takes_far_more_to_read_than_to_send_is_refused() -> None:
+    """A long key that is told of each value, lists of nothing: a megabyte that took a minute, or half a gigabyte."""
+    refused = {
+        r"keys may have 512 characters, got 'kkk": msgpack.packb({"k" * 500_000: [None] * 400_000}),
+        "over 1048576 values": msgpack.packb({"a": [[[]] * 1000] * 1100}),
+        "max_array_len": msgpack.packb({"a": [None] * 2_000_000}),
+    }
+    for told, data in refused.items():
+        with pytest.raises(ProtocolError, match=told):
+            decode(data, limit_bytes=8 * 2**20)
+
+
 def test_too_much_to_send() -> None:
     with pytest.raises(ProtocolError, match="send less"):
         encode({"a": bytes(LIMIT)}, limit_bytes=LIMIT)

@@ -11,6 +11,8 @@ from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefu
 __all__ = ["Outbox"]
 
 _NOTICE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES - 2**16
+_WAITING_BYTES = 64 * 2**20
+"""Of all notices that wait for a member."""
 _ANSWER_BYTES = 2 * 2**20
 """After so much an answer is sent, and the next asked for."""
 
@@ -29,8 +31,9 @@ class Outbox:
     """
 
     def __init__(self, *, limit: int) -> None:
-        """`limit`: notices that may wait."""
+        """`limit`: notices that may wait; of their bytes no more than `_WAITING_BYTES`, but for one."""
         self._limit = limit
+        self._waiting_bytes = 0
         self._first = 1
         self._waiting: deque[bytes] = deque()
         self._ended: str | None = None
@@ -44,9 +47,10 @@ class Outbox:
         """
         body = encode(dict(notice), limit_bytes=_NOTICE_LIMIT_BYTES)
         with self._changed:
-            if len(self._waiting) >= self._limit:
+            if len(self._waiting) >= self._limit or self._waiting_bytes > _WAITING_BYTES:
                 return False
             self._waiting.append(body)
+            self._waiting_bytes += len(body)
             self._changed.notify_all()
             return True
 
@@ -55,6 +59,7 @@ class Outbox:
         with self._changed:
             self._ended = self._ended or reason
             self._waiting.clear()
+            self._waiting_bytes = 0
             self._changed.notify_all()
 
     def take(self, after: int, *, timeout_s: float) -> tuple[int, list[bytes]]:
@@ -67,7 +72,7 @@ class Outbox:
             if not self._first - 1 <= after < self._first + len(self._waiting):
                 raise RemoteRefusal(self._ended or f"there is no notice {after}: begin a new connection")
             for _ in range(after - self._first + 1):
-                self._waiting.popleft()
+                self._waiting_bytes -= len(self._waiting.popleft())
             self._first = after + 1
             self._changed.wait_for(lambda: self._waiting or self._ended, timeout_s)
             if self._ended:

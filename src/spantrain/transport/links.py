@@ -26,7 +26,7 @@ _CONTROL, _EXPRESS, _FIRST_BULK = 0, 1, 2
 """Connections by what they carry."""
 _PIPE_CHUNKS = 8
 """Chunks that wait inside ZeroMQ for each connection: enough to keep it busy, few enough for lanes to take turns."""
-_UNREAD_MESSAGES = 32
+_UNREAD_MESSAGES = 64
 """That have come by a connection and were not looked at; then TCP holds the sender back."""
 _HEARTBEAT_INTERVAL_S = 2.0
 _HEARTBEAT_TIMEOUT_S = 15.0

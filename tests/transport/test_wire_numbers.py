@@ -1,0 +1,148 @@
+"""The numbers and forms that docs/wire-protocol.md states."""
+
+import time
+
+import msgpack
+import pytest
+import torch
+import zmq
+
+from layer_wires import Wires, a_key
+from spantrain.core.messages import MessageKey
+from spantrain.core.outer_layers import Layer, ParameterSpec
+from spantrain.core.spans import Span
+from spantrain.transport import layers_format, wire
+from spantrain.transport.bounds import Refusal
+from spantrain.transport.exchange import Correspondent
+from spantrain.transport.inbox import Inbox
+from spantrain.transport.interface import Limits, PeerAddress
+from spantrain.transport.links import DialledLink, set_options
+from spantrain.transport.outbox import Parcel
+
+KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(4, 8))
+TENSORS = [torch.zeros(5, dtype=torch.uint8), torch.zeros(0, 3), torch.ones(2, 3)]
+
+
+def header(*kinds):
+    return wire.header_of(KEY, [torch.empty(shape, dtype=dtype) for dtype, shape in kinds], 1.5)
+
+
+def test_each_kind_of_frame_has_its_form():
+    greeting = wire.Greeting(
+        name="a", session=5, peer_session=6, epoch=7, connection=0, connections=4, done=((1, (3,)), (0, ())),
+        first=(1, 2), granted_bytes=9,
+    )  # fmt: skip
+    fields = [2, "a", 5, 6, 7, 0, 4, [[1, [3]], [0, []]], [1, 2], 9]
+    assert wire.encode_greeting(wire.HELLO, greeting) == b"H" + msgpack.packb(fields)
+    assert wire.encode_greeting(wire.WELCOME, greeting) == b"O" + msgpack.packb(fields)
+    told = wire.Acknowledgement(done=greeting.done, granted_bytes=9)
+    assert wire.encode_acknowledgement(told) == b"A" + msgpack.packb([[[1, [3]], [0, []]], 9])
+    assert wire.encode_bye(4) == b"B" + msgpack.packb([4])
+    assert (wire.WHO, wire.RESET) == (b"?", b"R")
+    prefix = b"C\x01" + (2).to_bytes(8, "little") + (3).to_bytes(8, "little") + (4).to_bytes(4, "little")
+    assert wire.encode_chunk(wire.Chunk(wire.BULK, 2, 3, 4, b"header")) == prefix + b"header"
+    assert layers_format.HELLO + layers_format.WELCOME + layers_format.OPEN + layers_format.DATA == b"HWOD"
+    assert layers_format.GRANT + layers_format.DONE + layers_format.REFUSED + layers_format.CANCEL == b"GENC"
+    assert layers_format.BYE + layers_format.RESET == b"BR"
+
+
+def test_a_header_says_key_kinds_and_bytes_and_tensors_begin_at_multiples_of_64():
+    made = wire.header_of(KEY, TENSORS, 1.5)
+    kinds = [["uint8", [5]], ["float32", [0, 3]], ["float32", [2, 3]]]
+    assert msgpack.unpackb(wire.encode_header(made)) == [2, 1.5, [1, 2, "forward", 3, 4, 8], kinds, 64 + 24]
+    assert [one.offset for one in made.tensors] == [0, 64, 64]
+
+
+def test_the_types_are_those_that_are_named():
+    named = "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 bool"
+    for name in named.split():
+        assert header((getattr(torch, name), (3,))).payload_bytes == 3 * getattr(torch, name).itemsize
+    with pytest.raises(ValueError, match=r"a tensor of torch\.complex64"):
+        header((torch.complex64, (3,)))
+
+
+@pytest.mark.parametrize(
+    ("send", "told"),
+    [
+        (lambda: header(*[(torch.uint8, (0,))] * 257), "257 tensors, at most 256"),
+        (lambda: header((torch.uint8, (1,) * 17)), "with 17 dimensions, at most 16"),
+        (lambda: header((torch.float64, (0, 2**31 - 1, 2**31 - 1))), "oversized: a tensor of shape"),
+        (lambda: header((torch.uint8, (0, 2**31))), "need a whole number from 0 up to 2147483648"),
+        (lambda: wire.header_of(MessageKey(1, 2, "é" * 129, 3, Span(0, 1)), [], 0.0), "neither empty nor long"),
+        (lambda: wire.header_of(MessageKey(2**31, 2, "x", 3, Span(0, 1)), [], 0.0), "need a whole number"),
+    ],
+)
+def test_what_a_receiver_would_refuse_is_not_sent(send, told):
+    with pytest.raises(ValueError, match=told):
+        send()
+
+
+def test_whatever_may_be_sent_can_be_received():
+    """Also with nothing in it: torch multiplies sizes that are beside a 0."""
+    limits = Limits(max_message_bytes=10**6, receive_queue_bytes=10**7)
+    inbox = Inbox("a", limits, checked=False)
+    inbox.restart(anew=True)
+    for number, shape in enumerate([(0, 2**31 - 1, 2**31 - 1), (2**31 - 1, 0), (1,) * 16, (), (0,) * 16], start=1):
+        sent = [torch.zeros(shape, dtype=dtype) for dtype in (torch.uint8, torch.bool)]
+        parcel = Parcel.pack(KEY, sent, 10**6, 0.0)
+        chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, parcel.header)
+        message, _ = inbox.accept(chunk, memoryview(parcel.payload.piece(0, parcel.payload_bytes)), 0.0)
+        assert [(one.shape, one.dtype) for one in message.tensors] == [(one.shape, one.dtype) for one in sent]
+        assert [one.clone().reshape(-1).tolist() for one in message.tensors] == [
+            one.reshape(-1).tolist() for one in sent
+        ]
+
+
+def test_a_message_is_charged_for_itself_and_for_each_of_its_tensors():
+    made = wire.header_of(KEY, TENSORS, 1.5)
+    assert made.charge_bytes == made.payload_bytes + 6144 + 3 * 1536
+    assert Parcel.pack(KEY, TENSORS, 10**6, 0.0).charge_bytes == made.charge_bytes
+
+
+def test_sizes_of_chunks_small_messages_frames_and_heads():
+    assert (wire.CHUNK_BYTES, wire.EXPRESS_BYTES, wire.MAX_FRAME_BYTES) == (128 * 1024, 32 * 1024, 512 * 1024)
+    ahead = tuple(range(2**62, 2**62 + wire.MAX_AHEAD))
+    largest = wire.Acknowledgement(done=((2**62, ahead), (2**62, ahead)), granted_bytes=2**62)
+    assert wire.MAX_AHEAD == 16384
+    assert len(wire.encode_acknowledgement(largest)) < wire.MAX_FRAME_BYTES - 1024
+    assert wire.decode_acknowledgement(wire.encode_acknowledgement(largest)) == largest
+    with pytest.raises(Refusal, match="a chunk's first frame has"):
+        wire.decode_chunk(bytes(32 * 1024 + 65))
+
+
+def test_a_peer_that_does_not_answer_is_dialled_after_2_4_8_and_8_seconds_and_one_that_said_bye_after_a_minute():
+    peer = PeerAddress(name="b", endpoint="tcp://127.0.0.1:9", public_key="")
+    known = Correspondent(peer=peer, dials=True, held_back=False, inbox=Inbox("b", Limits(), checked=True))
+    link = DialledLink(known, Limits())
+    with zmq.Context() as context:
+        for expected_s in (2.0, 4.0, 8.0, 8.0):
+            before_s = time.monotonic()
+            link.dial(context, "a", None)
+            assert before_s + expected_s <= link.welcome_deadline_s <= time.monotonic() + expected_s
+            link.close(b"", 0)
+    before_s = time.monotonic()
+    link.sent_away()
+    assert before_s + 60.0 <= link.welcome_deadline_s <= time.monotonic() + 60.0
+    assert link.connections == 2 + Limits().bulk_connections
+
+
+def test_sockets_have_heartbeats_keep_alive_and_bounds():
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        set_options(socket, None)
+        options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.TCP_KEEPALIVE, zmq.MAXMSGSIZE, zmq.RCVHWM)
+        assert [socket.getsockopt(one) for one in options] == [2000, 15000, 1, 512 * 1024, 64]
+
+
+def test_bounds_of_layers_hold_at_both_ends():
+    with pytest.raises(ValueError, match="at most 16 dimensions"):
+        ParameterSpec(name="w", shape=(1,) * 17)
+    with pytest.raises(ValueError, match="at most 512 bytes"):
+        ParameterSpec(name="é" * 257, shape=(1,))
+    with pytest.raises(ValueError, match="no machine holds"):
+        ParameterSpec(name="w", shape=(2**31, 2**30))
+    with pytest.raises(ValueError, match="at most 8192 parameters"):
+        Layer(name="0", parameters=tuple(ParameterSpec(name=f"{k}", shape=(1,)) for k in range(8193)))
+    with Wires() as wires:
+        (_, worker) = wires.met("a")
+        with pytest.raises(ValueError, match="at most 8192 and 1048576 are allowed"):
+            worker.send("s", a_key(), {f"{k}": torch.ones(1) for k in range(8193)})
