@@ -100,6 +100,12 @@ class Transfer:
     wire_format: WireFormat = WireFormat.NATIVE
     """What its tensors are sent as."""
 
+    def __post_init__(self) -> None:
+        if self.layer < 0 or self.size_bytes < 0:
+            raise ValueError(
+                f"a transfer's layer and bytes must not be negative, got {self.layer} and {self.size_bytes}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:

@@ -17,6 +17,7 @@ from spantrain.core import outer_events as on
 from spantrain.core.outer_commands import OuterCommand, SendLayer, SkipPush, UseVersion
 from spantrain.core.outer_events import OuterEvent, Progress, Ticket, Transfer, Way
 from spantrain.core.outer_layers import Layer, ShardLayout
+from spantrain.errors import ProtocolError
 from spantrain.outer.client_hands import ClientHands, WireLike
 from spantrain.outer.client_metrics import ClientMeter
 from spantrain.outer.cluster import TakenPush
@@ -273,8 +274,14 @@ class ClientSession:
         if transfer.worker != self._cluster or pull is None or transfer.ticket != pull.pull:
             return
         key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        parameters = self._layer(transfer).parameters
         self._moves[key] = transfer
-        self._hands.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
+        self._hands.expect(transfer.shard, key, parameters, lost=self.lost)
+
+    def _layer(self, transfer: Transfer) -> Layer:
+        if transfer.layer >= len(self._layers):
+            raise ProtocolError(f"the master moves layer {transfer.layer}; cluster {self._cluster} has no such layer")
+        return self._layers[transfer.layer]
 
     # From the wire.
 
@@ -329,8 +336,8 @@ class ClientSession:
         if transfer.worker != self._cluster or taken is None:
             return
         key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        specs = self._layer(transfer).parameters
         self._moves[key] = transfer
-        specs = self._layers[transfer.layer].parameters
         make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
         self._hands.send(transfer.shard, key, make, lost=self.lost)
 

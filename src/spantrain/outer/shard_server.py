@@ -246,7 +246,8 @@ class ShardServer:
     # Layers.
 
     def _memory(self, fragment: int) -> OuterShard:
-        assert fragment < len(self._fragments), "the master commands only shards that have registered"
+        if fragment >= len(self._fragments):
+            raise ProtocolError(f"{self._name} holds {len(self._fragments)} fragments, the master means {fragment}")
         return self._fragments[fragment].memory
 
     def _expect(self, fragment: int, transfer: Transfer) -> None:
