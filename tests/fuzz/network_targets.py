@@ -3,10 +3,18 @@
 from fuzz.network_control import CONTROL_TARGETS
 from fuzz.network_frames import FRAME_TARGETS
 from fuzz.network_outer import OUTER_TARGETS
+from fuzz.network_runtime import RUNTIME_TARGETS
 from fuzz.network_sockets import SOCKET_TARGETS
 from fuzz.network_states import STATE_TARGETS
 from fuzz.target import Target
 
 __all__ = ["TARGETS"]
 
-TARGETS: tuple[Target, ...] = (*FRAME_TARGETS, *CONTROL_TARGETS, *STATE_TARGETS, *OUTER_TARGETS, *SOCKET_TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *FRAME_TARGETS,
+    *CONTROL_TARGETS,
+    *STATE_TARGETS,
+    *OUTER_TARGETS,
+    *RUNTIME_TARGETS,
+    *SOCKET_TARGETS,
+)

@@ -11,7 +11,9 @@ import torch
 from made_up_parts import dealt, put, taken
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.messages import MessageKey
 from spantrain.core.parts import TensorPart
+from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.exchange import Block, place_of
 from spantrain.runtime.exchange_transfer import Exchange, Group
@@ -191,3 +193,16 @@ def test_a_peer_that_sends_another_size_is_refused():
     exchange = Exchange(group, files, Shelf({}, files), Short("exchange-have", ["f"]))
     with pytest.raises(ProtocolError, match="wanted 120 bytes"):
         exchange.run(whole)
+
+
+@pytest.mark.parametrize(
+    ("step", "tensors", "told"), [(1, 1, "with 1 tensors"), (0, 0, "with 0 tensors"), (0, 2, "2 tensors")]
+)
+def test_a_message_that_is_no_part_of_an_exchange_is_named(step, tensors, told):
+    network = MemoryNetwork()
+    a, b = (network.mailbox(name) for name in "ab")
+    for box in (a, b):
+        box.set_peers(1, [a.address, b.address])
+    b.send("a", MessageKey(1, step, "x", 0, Span(0, 1)), [torch.ones(1)] * tensors)
+    with pytest.raises(ProtocolError, match=f"b sent .* {told} in the middle of an exchange of step 0"):
+        MailboxPost(a, generation=1, step=0).receive("x")

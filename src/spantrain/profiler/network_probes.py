@@ -77,7 +77,7 @@ class Echo:
         match message.key.cut:
             case _Kind.PING:
                 # How long it lies here until it is answered is no part of the network: the asker takes it off.
-                self._answer(message, _Kind.PONG, message.received_s, *message.tensors)
+                self._answer(message, _Kind.PONG, message.received_s, *message.tensors[:1])
             case _Kind.LOAD:
                 if (arrivals := self._load(message)) is not None:
                     times = torch.tensor(arrivals, dtype=torch.float64)

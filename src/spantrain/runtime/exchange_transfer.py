@@ -25,9 +25,11 @@ from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.exchange import Block, Box, boxes_of, chunks_of, missing_text, place_of, plan_fetch
 
-__all__ = ["Described", "Exchange", "Group", "Post", "Source"]
+__all__ = ["Described", "Exchange", "Group", "Post", "Source", "bytes_of", "read_words"]
 
 _CHUNK_BYTES = 4 * 2**20
+_WORDS_BYTES = 32 * 2**20
+"""Of one message of words, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
 Request = dict[str, tuple[Block, ...]]
@@ -126,8 +128,9 @@ class Exchange:
         return taken
 
     def _dtype(self, tensor: str) -> torch.dtype:
-        found = getattr(torch, self._stored[tensor].dtype)
-        assert isinstance(found, torch.dtype)
+        found = vars(torch).get(self._stored[tensor].dtype)
+        if not isinstance(found, torch.dtype):
+            raise ProtocolError(f"{tensor}: {self._stored[tensor].dtype[:40]!r} is no type of numbers")
         return found
 
     def _element_bytes(self, blocks: Iterable[Block]) -> dict[str, int]:
@@ -242,12 +245,32 @@ def _encode(value: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)
 
 
-def _decode(tensor: torch.Tensor, peer: str) -> object:
+def bytes_of(tensor: torch.Tensor, peer: str) -> bytes:
+    """Return the words that a peer sent as a tensor.
+
+    Raises:
+        ProtocolError: it is no tensor of bytes, or too large.
+    """
+    if tensor.dtype != torch.uint8 or tensor.nbytes > _WORDS_BYTES:
+        raise ProtocolError(f"{peer}: sent {tensor.nbytes} bytes of {tensor.dtype}, words have {_WORDS_BYTES} at most")
+    return bytes(tensor.numpy().tobytes())
+
+
+def read_words(text: bytes, peer: str) -> object:
+    """Return the JSON that a peer sent.
+
+    Raises:
+        ProtocolError: it is none.
+    """
     try:
-        value: object = json.loads(bytes(tensor.numpy().tobytes()))
-    except ValueError as error:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{peer}: sent no JSON: {error}") from None
     return value
+
+
+def _decode(tensor: torch.Tensor, peer: str) -> object:
+    return read_words(bytes_of(tensor, peer), peer)
 
 
 def _encode_request(request: Request) -> torch.Tensor:
@@ -265,7 +288,7 @@ def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
         return {
             name: tuple(Block(str(stored), _box(bounds)) for stored, bounds in blocks) for name, blocks in words.items()
         }
-    except (AssertionError, TypeError, ValueError) as error:
+    except (AssertionError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ProtocolError(f"{peer}: asks in a way that cannot be read: {error}") from None
 
 

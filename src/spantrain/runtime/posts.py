@@ -6,6 +6,7 @@ import torch
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
+from spantrain.errors import ProtocolError
 from spantrain.runtime.tied import Messenger
 from spantrain.transport.interface import MailboxLike
 
@@ -58,5 +59,7 @@ class MailboxPost:
     def _take_in(self) -> None:
         self._check_abort()
         for message in self._mailbox.receive(_POLL_S):
-            assert message.key.step == self._step, f"{message.key} came in the middle of an exchange"
+            if message.key.step != self._step or len(message.tensors) != 1:
+                what = f"{message.key} with {len(message.tensors)} tensors"
+                raise ProtocolError(f"{message.source} sent {what} in the middle of an exchange of step {self._step}")
             self._arrived[message.key.lane] = message.tensors[0]

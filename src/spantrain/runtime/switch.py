@@ -17,20 +17,20 @@ import torch
 from spantrain.config.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Plan
-from spantrain.errors import ConfigError, ProtocolError
+from spantrain.errors import ProtocolError
 from spantrain.models.blank import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.exchange import Block, place_of
-from spantrain.runtime.exchange_transfer import Exchange, Post
+from spantrain.runtime.exchange_transfer import Exchange, Post, bytes_of, read_words
 from spantrain.runtime.groups import StageGroups
 from spantrain.runtime.optimizer import build_optimizer
 from spantrain.runtime.own_part import OwnPart, Surroundings, own_part
 from spantrain.runtime.stage_member import StageMember, build_member
 from spantrain.runtime.switch_plan import givers_of, keeps_groups, keeps_stage, moves_nothing, switch_group
 
-__all__ = ["OpenGroups", "take_over"]
+__all__ = ["OpenGroups", "read_held", "take_over"]
 
 _LANE = "switch-held:"
 _MOST_DESCRIBED_BYTES = 64 * 2**20
@@ -172,15 +172,14 @@ def _described(name: str, before: Plan, after: Plan, own: _Held, post: Post) -> 
     for taker in takers:
         post.send(taker, f"{_LANE}{name}", torch.frombuffer(bytearray(text), dtype=torch.uint8))
     givers = givers_of(before, after, name)
-    return {name: own} | {giver: _read(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
+    return {name: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
 
 
-def _read(message: torch.Tensor, giver: str) -> _Held:
+def read_held(message: torch.Tensor, giver: str) -> _Held:
     """Return what a peer says that it holds."""
     unpacker = zlib.decompressobj()
     try:
-        text = unpacker.decompress(message.numpy().tobytes(), _MOST_DESCRIBED_BYTES)
-        held: _Held = from_json(_Held, json.loads(text), f"what {giver} holds")
-    except (zlib.error, ValueError, ConfigError) as error:
+        text = unpacker.decompress(bytes_of(message, giver), _MOST_DESCRIBED_BYTES)
+    except zlib.error as error:
         raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
-    return held
+    return from_json(_Held, read_words(text, giver), f"what {giver} holds", error=ProtocolError)

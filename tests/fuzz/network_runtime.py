@@ -1,0 +1,110 @@
+"""Targets: words and tensors that devices of a run send each other when they exchange parts of a model."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from fuzz.messages import altered
+from fuzz.mutation import corrupted
+from fuzz.target import Target
+from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.parts import TensorPart
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.runtime.exchange import Block, place_of
+from spantrain.runtime.exchange_transfer import Exchange, Group
+from spantrain.runtime.given import BatchDesk
+from spantrain.runtime.switch import read_held
+
+__all__ = ["RUNTIME_TARGETS"]
+
+_PART = TensorPart(full_shape=(6, 5))
+_FILE = StoredFile(
+    device="evil", sha256="0" * 64, size_bytes=1, tensors={"w": StoredTensor(part=_PART, dtype="float32")}
+)
+_FILES = {"ours": _FILE, "theirs": _FILE}
+_WANTS = {"ours": [["w", [0, 6, 0, 5]], ["w", [1, 2, 0, 3]]]}
+
+
+class _Evil:
+    """Says what a case has for each lane."""
+
+    def __init__(self, told: Sequence[torch.Tensor]) -> None:
+        self._told = iter(told)
+
+    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
+        """Take it, and do nothing with it."""
+
+    def receive(self, lane: str) -> torch.Tensor:
+        return next(self._told, torch.zeros(0, dtype=torch.uint8))
+
+
+class _Shelf:
+    def present(self) -> tuple[str, ...]:
+        return ("ours",)
+
+    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+        return [torch.zeros(6, 5)[place_of(block.box, _PART)] for block in blocks]
+
+
+def _words(chance: Random, value: Any) -> torch.Tensor:
+    """JSON as a tensor, or another tensor."""
+    text = json.dumps(altered(chance, value), default=repr).encode()
+    act = chance.random()
+    if act < 0.1:
+        text = corrupted(chance, text)
+    elif act < 0.13:
+        text = chance.choice((b"[" * 100_000, b"1" * 5000, b'{"ours": [["w", [1e999, 2]]]}', b"\xff", b"NaN"))
+    flat = torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)
+    return flat if act < 0.95 else flat.to(chance.choice((torch.bfloat16, torch.int64, torch.bool)))
+
+
+def _exchange_words(chance: Random) -> list[torch.Tensor]:
+    given = torch.zeros(chance.choice((0, 120, 120, 120, 121)), dtype=torch.uint8)
+    return [_words(chance, ["theirs"]), _words(chance, _WANTS), given]
+
+
+def _exchange(case: list[torch.Tensor], _folder: Path) -> Mapping[str, torch.Tensor]:
+    group = Group(own="a", peers=("evil",), nearness=lambda _peer: 0)
+    exchange = Exchange(group, {"theirs": _FILE, "ours": _FILE}, _Shelf(), _Evil(case))
+    return exchange.run({"w": _PART})
+
+
+def _held_words(chance: Random) -> torch.Tensor:
+    held = {"device": "evil", "tensors": {"w": {"part": {"full_shape": [6, 5]}, "dtype": "float32"}}}
+    text = zlib.compress(bytes(_words(chance, held).to(torch.uint8).numpy()))
+    if chance.random() < 0.002:
+        text = zlib.compress(b" " * 2**26 + b"{}")
+    return torch.frombuffer(bytearray(corrupted(chance, text) if chance.random() < 0.1 else text), dtype=torch.uint8)
+
+
+@cache
+def _batches() -> BatchDesk:
+    desk = BatchDesk(8)
+    desk.give(3, [torch.zeros(8, 5)], torch.zeros(8))
+    desk.save_before(4)
+    desk.stop()
+    return desk
+
+
+def _question(chance: Random) -> Any:
+    rows = {"rows": 3, "part": chance.choice(("inputs", "labels")), "lo": 0, "hi": 8, "offset": chance.choice((0, 99))}
+    found = altered(chance, chance.choice((rows, {"next": 3, "saved": False})))
+    return found if isinstance(found, dict) else {"next": found}
+
+
+RUNTIME_TARGETS: tuple[Target, ...] = (
+    Target(name="runtime-exchange", make=_exchange_words, run=_exchange, refusals=(ProtocolError, ConfigError)),
+    Target(
+        name="runtime-batches", make=_question, run=lambda case, _: _batches().answer(case), refusals=(ProtocolError,)
+    ),
+    Target(
+        name="runtime-switch", make=_held_words, run=lambda case, _: read_held(case, "evil"), refusals=(ProtocolError,),
+        most_bytes=2**28,
+    ),
+)  # fmt: skip
