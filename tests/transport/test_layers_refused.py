@@ -106,6 +106,15 @@ def test_another_model_is_refused_by_name_at_both_ends(wires, name, shape, dtype
     has_refused(shard, {"not as expected": 1})
 
 
+def test_names_of_others_cannot_write_on_a_terminal(intruder, caplog):
+    wires, shard, _, (_, data) = intruder
+    shard.expect("b", a_key(), WORDS)
+    data.send(opened(a_key(), [ParameterSpec(name="w\x1b[2J\r\n", shape=(100,))]))
+    assert "w?[2J??: got" in wires.heard["s"].reason("b", a_key())
+    has_refused(shard, {"not as expected": 1})
+    assert "\x1b" not in caplog.text
+
+
 def test_a_layer_that_nobody_expects_is_given_up_by_its_sender():
     with Wires(limits=patient(frame_bytes=64 * KIB, window_bytes=256 * KIB, no_progress_s=0.3)) as wires:
         _, worker = wires.met("a")

@@ -6,15 +6,26 @@ import msgpack
 
 from spantrain.errors import ProtocolError
 
-__all__ = ["Refusal", "array", "shown", "text", "unpack", "whole_number"]
+__all__ = ["Refusal", "array", "printable", "shown", "text", "unpack", "whole_number"]
+
+_MOST_SHOWN = 1000
 
 
 class Refusal(ProtocolError):
     """Something from the network breaks a rule; `reason` is what is counted."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(f"{reason}: {printable(detail)}")
         self.reason = reason
+
+
+def printable(told: str) -> str:
+    """Return what came as a log or a terminal may be given it: no control characters, not without end.
+
+    >>> printable("0.weight\x1b[2J")
+    '0.weight?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in told[:_MOST_SHOWN])
 
 
 def shown(value: Any) -> str:

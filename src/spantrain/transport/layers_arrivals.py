@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spantrain.core.outer_events import Ticket
 from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.bounds import Refusal
+from spantrain.transport.bounds import Refusal, printable
 from spantrain.transport.layers_copiers import ComingLayer, Copiers
 from spantrain.transport.layers_format import DONE, GRANT, Opening, encode_number, encode_pair, encode_refused, unlike
 from spantrain.transport.layers_interface import LayerKey, LayerLimits
@@ -150,7 +150,7 @@ class Arrivals:
         way.came_s = now_s
         told = unlike(opening.parameters, expected.parameters)
         if told:
-            reason = f"{told}; the models at both ends must be the same"
+            reason = printable(f"{told}; the models at both ends must be the same")
             self._lost(link.name, opening.key, reason)
             self._refuse(link, opening.number, opening.key, "not as expected", reason)
             return

@@ -17,7 +17,7 @@ import msgpack
 
 from spantrain.core.outer_events import Ticket, Way
 from spantrain.core.outer_layers import MOST_DIMENSIONS, MOST_NAME_BYTES, MOST_PARAMETERS, ParameterSpec
-from spantrain.transport.bounds import Refusal, array, shown, text, unpack, whole_number
+from spantrain.transport.bounds import Refusal, array, printable, shown, text, unpack, whole_number
 from spantrain.transport.layers_interface import LayerKey
 
 __all__ = [
@@ -184,8 +184,8 @@ def encode_refused(number: int, reason: str) -> bytes:
 
 def decode_refused(head: bytes) -> tuple[int, str]:
     """Read a REFUSED."""
-    text = head[1 + _NUMBER.size :][:_MAX_TEXT].decode(errors="replace")
-    return decode_number(head[: 1 + _NUMBER.size]), "".join(c if c.isprintable() else "?" for c in text)
+    reason = head[1 + _NUMBER.size :][:_MAX_TEXT].decode(errors="replace")
+    return decode_number(head[: 1 + _NUMBER.size]), printable(reason)
 
 
 def unlike(got: Sequence[ParameterSpec], wanted: Sequence[ParameterSpec]) -> str:
