@@ -74,7 +74,7 @@ def test_a_layer_wire_one_of_whose_threads_has_ended_is_closed_and_says_why(clum
 
 def test_a_worker_whose_heartbeats_have_ended_takes_the_coordinator_for_lost() -> None:
     class Client:
-        def call(self, *_: object, **__: object) -> None:
+        def __getattr__(self, name: str) -> None:
             fault()
 
     thread = HeartbeatThread(Client())

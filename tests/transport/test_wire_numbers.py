@@ -95,7 +95,7 @@ def test_whatever_may_be_sent_can_be_received():
 
 def test_a_message_is_charged_for_itself_and_for_each_of_its_tensors():
     made = wire.header_of(KEY, TENSORS, 1.5)
-    assert made.charge_bytes == made.payload_bytes + 6144 + 3 * 1536
+    assert made.charge_bytes == made.payload_bytes + 6144 + 3 * 1024
     assert Parcel.pack(KEY, TENSORS, 10**6, 0.0).charge_bytes == made.charge_bytes
 
 

@@ -6,6 +6,7 @@ and leaves everything as it was.
 
 import zlib
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -216,10 +217,16 @@ class Inbox:
 
 
 def _tensors(header: Header, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    storage = buffer.untyped_storage()
     tensors = []
     for layout in header.tensors:
-        flat = buffer[layout.offset : layout.offset + layout.size_bytes]
         if layout.dtype == torch.bool:
-            flat.ne_(0)  # any byte may come, and torch takes only 0 and 1
-        tensors.append(flat.view(layout.dtype).view(layout.shape))
+            buffer[layout.offset : layout.offset + layout.size_bytes].ne_(0)  # any byte may come, torch takes 0 and 1
+        # Views would take three times the memory: autograd follows them.
+        first = layout.offset // layout.dtype.itemsize
+        tensors.append(torch.empty(0, dtype=layout.dtype).set_(storage, first, layout.shape, _strides(layout.shape)))
     return tuple(tensors)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape)))

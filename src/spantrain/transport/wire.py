@@ -66,7 +66,7 @@ MAX_AHEAD = 16384
 """How far a message's number may be ahead of the first that is not acknowledged: bounds what receivers remember."""
 _HEAD_MAX_BYTES = 32 * 1024
 _ALIGNMENT = 64
-_MESSAGE_COST_BYTES, _TENSOR_COST_BYTES = 6144, 1536
+_MESSAGE_COST_BYTES, _TENSOR_COST_BYTES = 6144, 1024
 """What whoever holds a message needs besides its tensors' bytes, at most: for itself, with what is left over of a page
 of memory, and for each tensor."""
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME = 256, 16, 256
