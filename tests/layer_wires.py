@@ -14,6 +14,7 @@ from spantrain.core.outer_layers import ParameterSpec
 from spantrain.transport.interface import PeerAddress
 from spantrain.transport.keys import KeyPair
 from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
+from spantrain.transport.layers_format import HELLO, WELCOME, LayerHello, Opening, encode_hello, encode_opening
 
 KIB = 1024
 
@@ -141,3 +142,26 @@ def has_refused(wire: LayerWire, wanted: Mapping[str, int]) -> None:
     while (counted := wire.counters().refused) != wanted and time.monotonic() < deadline_s:
         time.sleep(0.002)
     assert counted == wanted
+
+
+WORDS = (ParameterSpec(name="w", shape=(100,)),)
+
+
+def greet(sockets, name, session=7):
+    for line, socket in enumerate(sockets):
+        hello = LayerHello(
+            name=name, session=session, line=line, lines=2, frame_bytes=64 * KIB, window_bytes=256 * KIB
+        )  # fmt: skip
+        socket.send(encode_hello(HELLO, hello))
+    assert sockets[0].recv()[:1] == WELCOME
+
+
+def opened(key, parameters, number=0):
+    return encode_opening(Opening(number=number, key=key, parameters=tuple(parameters)))
+
+
+def still_takes(wires, shard, worker, number=99):
+    """A layer of a peer that does as it should."""
+    shard.expect("a", a_key(number=number), specs(a_layer()))
+    worker.send("s", a_key(number=number), a_layer())
+    assert same(wires.heard["s"].layer("a", a_key(number=number)), a_layer())

@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import zmq
 
+from layer_wires import KIB, Wires, greet
+from layer_wires import patient as patient_wires
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.spans import Span
-from spantrain.transport.interface import Limits, MailboxLike, Message
+from spantrain.transport.interface import Limits, MailboxLike, Message, PeerAddress
+from spantrain.transport.keys import KeyPair
 from spantrain.transport.mailbox import Mailbox
 from spantrain.transport.memory import MemoryNetwork
 
@@ -83,3 +87,42 @@ def tensors() -> list[torch.Tensor]:
         torch.tensor(2.5),
         torch.randn(6, 4).t(),
     ]
+
+
+@pytest.fixture
+def raw():
+    """Raw ZeroMQ connections to a wire, with a key or without; two, as a link needs them."""
+    context = zmq.Context()
+    opened = []
+
+    def dial(wire, keys=None, count=2):
+        sockets = []
+        for _ in range(count):
+            socket = context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
+            if keys is not None:
+                socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public_key.encode())
+                socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret_key.encode())
+                socket.setsockopt(zmq.CURVE_SERVERKEY, wire.public_key.encode())
+            socket.connect(wire.endpoint)
+            sockets.append(socket)
+        opened.extend(sockets)
+        return sockets
+
+    yield dial
+    for socket in opened:
+        socket.close()
+    context.term()
+
+
+@pytest.fixture
+def intruder(raw):
+    """A peer `b` of a shard that speaks the protocol by hand, beside an honest one."""
+    with Wires(limits=patient_wires(frame_bytes=64 * KIB, window_bytes=64 * KIB)) as wires:
+        shard, worker = wires.met("a")
+        keys = KeyPair.generate()
+        shard.set_peers([wires.address("a"), PeerAddress(name="b", endpoint="", public_key=keys.public_key)])
+        sockets = raw(shard, keys)
+        greet(sockets, "b")
+        yield wires, shard, worker, sockets
