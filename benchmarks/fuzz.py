@@ -13,6 +13,7 @@ slowest: processor time of the slowest case. memory: how much the process grew, 
 import argparse
 import json
 import logging
+import resource
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,8 @@ from fuzz import network_targets
 from fuzz.target import Figures, Target, run_target
 
 TARGETS: tuple[Target, ...] = (*network_targets.TARGETS,)
+MOST_BYTES = 8 * 2**30
+"""That the process may take: what would take more fails here, and not the machine."""
 HEAD = f"{'target':<44} {'cases':>8} {'refused':>8} {'accepted':>9} {'slowest':>10} {'memory':>10}"
 
 
@@ -51,6 +54,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     logging.disable()  # what is refused is counted
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     rows = []
     print(HEAD)
     for target in chosen(options.target):

@@ -9,7 +9,7 @@ import zmq
 
 from layer_wires import Wires, a_key
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer_layers import Layer, ParameterSpec
+from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.core.spans import Span
 from spantrain.transport import layers_format, wire
 from spantrain.transport.bounds import Refusal
@@ -142,6 +142,9 @@ def test_bounds_of_layers_hold_at_both_ends():
         ParameterSpec(name="w", shape=(2**31, 2**30))
     with pytest.raises(ValueError, match="at most 8192 parameters"):
         Layer(name="0", parameters=tuple(ParameterSpec(name=f"{k}", shape=(1,)) for k in range(8193)))
+    one = Layer(name="0", parameters=(ParameterSpec(name="w", shape=(1,)),))
+    with pytest.raises(ValueError, match="each of 1 layers once"):
+        ShardLayout(layers=(one,), runs=(ShardRun(shard="s", first=0, end=2**62),))
     with Wires() as wires:
         (_, worker) = wires.met("a")
         with pytest.raises(ValueError, match="at most 8192 and 1048576 are allowed"):

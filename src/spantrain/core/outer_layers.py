@@ -154,7 +154,8 @@ class ShardLayout:
     runs: tuple[ShardRun, ...]
 
     def __post_init__(self) -> None:
-        if [k for run in self.runs for k in run.layers] != list(range(len(self.layers))):
+        begins, ends = [run.first for run in self.runs], [run.end for run in self.runs]
+        if [*begins, len(self.layers)] != [0, *ends]:
             raise ValueError(f"runs must hold each of {len(self.layers)} layers once and in order, got {self.runs}")
         _check_names("shard", [run.shard for run in self.runs])
         _check_names("layer", [layer.name for layer in self.layers])
