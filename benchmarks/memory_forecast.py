@@ -31,6 +31,7 @@ from spantrain.app.emulation import MOST_REAL_COMPUTE
 from spantrain.app.predict import predict
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.presets import load_preset
+from spantrain.config.trace_file import read_trace
 from spantrain.core.action import Action
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Replica, Stage
@@ -39,7 +40,6 @@ from spantrain.core.spans import equal_spans
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import MemoryCost
 from spantrain.models.catalog import resolve_model
-from spantrain.schedule.perfetto import read_trace
 from spantrain.sim.memory import MemoryLog
 
 MODELS = ("gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny")

@@ -6,7 +6,7 @@ python scripts/draw_trace.py runs/demo/trace.json docs/demo-step.svg
 import sys
 from pathlib import Path
 
-from spantrain.schedule.perfetto import read_trace
+from spantrain.config.trace_file import read_trace
 from spantrain.schedule.svg import draw_trace
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from spantrain.config.artefacts import reference_to_profile, write_plan, write_p
 from spantrain.config.changes_file import Changes, write_changes
 from spantrain.config.network_traces import network_trace
 from spantrain.config.presets import load_preset
+from spantrain.config.trace_file import read_trace
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
 from spantrain.core.spans import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
-from spantrain.schedule.perfetto import read_trace
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
 PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))

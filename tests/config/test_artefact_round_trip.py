@@ -26,13 +26,16 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 
 LAPTOP = load_preset("laptop")
 DEVICES = [device.name for device in LAPTOP.devices]
-seconds = st.floats(0, 1e6, allow_nan=False)
+seconds = st.just(0.0) | st.floats(1e-60, 1e6, allow_nan=False)
 positive = st.floats(1e-9, 1e15, allow_nan=False)
-words = st.text(max_size=12)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+integers = st.integers(1 - 2**63, 2**63 - 1)
 
 
 def model_specs() -> st.SearchStrategy[ModelSpec]:
-    value = st.one_of(st.integers(), st.floats(-1e9, 1e9), words, st.lists(st.integers(), max_size=3).map(tuple))
+    value = st.one_of(
+        integers, seconds | seconds.map(lambda value: -value), words, st.lists(integers, max_size=3).map(tuple)
+    )
     return st.builds(
         ModelSpec,
         name=words,
@@ -56,7 +59,7 @@ def unit_graphs() -> st.SearchStrategy[UnitGraph]:
         TensorPieces,
         pieces=st.integers(1, 2**20),
         parameter_bytes=st.integers(0, 2**40),
-        work_share=st.floats(0, 1),
+        work_share=st.just(0.0) | st.floats(1e-60, 1),
         shared=st.sampled_from([(), ("wte",)]),
     )
     members = st.builds(MemberBytes, whole_bytes=st.integers(0, 2**40), divided_bytes=st.integers(0, 2**40))

@@ -107,6 +107,16 @@ def test_references_that_lead_nowhere(profile: Profile, tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("what", ["devices", "hosts", "sites"])
+@pytest.mark.parametrize("name", ["../../escaped", "a/b", "", ".", "x" * 64, "a\nb"])
+def test_what_no_place_can_be_called_is_refused(what: str, name: str, plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    _edit(path, lambda data: data["cluster"][what][0].update(name=name))
+    with pytest.raises(PlanError, match=rf"cluster\.{what}\[0\]: {what[:-1]} .* is no name; use up to 63 letters"):
+        read_plan(path)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -101,7 +101,7 @@ times = st.lists(st.integers(0, 10**6), min_size=1, max_size=8, unique=True).map
 @st.composite
 def speed_traces(draw: st.DrawFn) -> SpeedTrace:
     at = [time / 1000 for time in draw(times)]
-    parts = [draw(st.floats(0, 3)) for _ in at[1:]]
+    parts = [draw(st.just(0.0) | st.floats(1e-6, 3)) for _ in at[1:]]
     return SpeedTrace(changes=tuple(zip(at, [*parts, draw(st.floats(0.01, 3))], strict=True)))
 
 

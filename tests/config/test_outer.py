@@ -142,7 +142,7 @@ placement:
         (9, "a chunk of 20 samples is more than all 10"),
         (10, "'maybe' must be on or off"),
         (14, "-1 must be more than 0"),
-        (16, "there is no cluster 'b'"),
+        (16, "unknown cluster 'b'"),
         (16, "a is missing"),
     ]:
         assert any(re.search(rf"line {line}\b", one) and words in one for one in told), (line, words, text)

@@ -61,6 +61,14 @@ def test_tensors_of_every_type_come_back(dtype, tmp_path):
     assert torch.equal(piece, tensors["a"][1:2, 0:2])
 
 
+@pytest.mark.parametrize("device", ["../../escaped", "lab/0", ".hidden", "x" * 80])
+def test_no_device_writes_outside_of_its_folder(device, tmp_path):
+    folder = tmp_path / "run" / "step-1"
+    parts = {"a": TensorPart(full_shape=(2,))}
+    name, _ = write_device_file(Disk(), folder, device, {"a": torch.zeros(2)}, parts)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / name]
+
+
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
     """What is written is what was there when `save` was called; only the next save waits."""
     gate = threading.Event()

@@ -21,6 +21,7 @@ from spantrain.app.train_outcome import TrainOutcome
 from spantrain.config.artefacts import write_profile
 from spantrain.config.decision_log import read_decisions
 from spantrain.config.network_traces import network_trace
+from spantrain.config.trace_file import read_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
@@ -30,7 +31,6 @@ from spantrain.models.graph import build_graph
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.feed import SampledFeed
 from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.schedule.perfetto import read_trace
 from spantrain.sim.replay import compare_all, replay, simulated_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -19,11 +19,11 @@ from spantrain.app.train import StopRequest, TrainRequest, train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.decision_log import read_decisions
+from spantrain.config.trace_file import read_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.spans import Span
-from spantrain.schedule.perfetto import read_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.config.trace_file import read_trace
 from spantrain.core.trace import LANES, Flow, Interval, Trace
 from spantrain.errors import UsageError
-from spantrain.schedule.perfetto import perfetto_json, read_trace, write_trace
+from spantrain.schedule.perfetto import perfetto_json, write_trace
 
 
 def interval(device: str, lane: str, name: str, start_s: float, end_s: float, **detail: int) -> Interval:
@@ -140,10 +141,11 @@ def test_a_file_gives_back_what_was_written(trace: Trace, tmp_path_factory: pyte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not JSON"),
-        ("[]", "not a trace that SpanTrain wrote"),
+        ("{", "is not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "not a trace that SpanTrain wrote"),
         ('{"otherData": {"format": "spantrain-trace", "version": 9}}', "trace version 9"),
-        ('{"otherData": {"format": "spantrain-trace", "version": 1, "clock": "wall"}}', "lacks a field"),
+        ('{"otherData": {"format": "spantrain-trace", "version": 1, "clock": "wall"}}', "needs 'traceEvents'"),
     ],
 )
 def test_foreign_files_are_refused(content: str, message: str, tmp_path) -> None:
@@ -154,5 +156,5 @@ def test_foreign_files_are_refused(content: str, message: str, tmp_path) -> None
 
 
 def test_a_missing_file_is_named(tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"nothing\.json: No such file"):
+    with pytest.raises(UsageError, match=r"nothing\.json: there is no such file"):
         read_trace(tmp_path / "nothing.json")

@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
 from spantrain.testbed.testbed import Testbed
 
@@ -60,7 +61,7 @@ class DemoProcesses:
 
     def log_of(self, name: str) -> Path:
         """Return where a process's errors go."""
-        return self._log_folder / f"{name}.log"
+        return self._log_folder / f"{file_stem(name)}.log"
 
     def stop(self, name: str) -> None:
         """Ask a process to end in its own time."""

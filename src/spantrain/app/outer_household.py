@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from spantrain.core.names import file_stem
 from spantrain.errors import UsageError
 
 __all__ = ["OuterHousehold", "Restarts"]
@@ -90,7 +91,7 @@ class OuterHousehold:
 
     def log_of(self, name: str) -> Path:
         """Return where a process's output goes."""
-        return self._log_folder / f"{name}.log"
+        return self._log_folder / f"{file_stem(name)}.log"
 
     def look(self, now_s: float) -> None:
         """Start what is due; note what has ended.

@@ -1,8 +1,7 @@
 """Compare a live run with what the simulator says of its plan; plan, profile, trace and decisions in, figures out."""
 
-import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +10,13 @@ from spantrain.app.plan_files import open_plan
 from spantrain.app.predict import costs_of, predict
 from spantrain.app.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
 from spantrain.config.decision_log import read_decisions
-from spantrain.config.files import read_text
+from spantrain.config.trace_file import read_trace
 from spantrain.core.action import Action
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import ConfigError
-from spantrain.schedule.perfetto import read_trace
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.engine import SimulationResult
 from spantrain.sim.replay import compare_all, replay, simulated_order
@@ -125,9 +123,7 @@ def validate_run(folder: Path) -> RunValidation:
 
 def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
     """Read a trace that runs forward in time, but for steps that overlap, and is of this plan's devices."""
-    page = read_text(path, remedy=_AGAIN)
     trace = read_trace(path)
-    _check_slices(path, json.loads(page)["traceEvents"])
     if not trace.intervals:
         raise ConfigError(f"{path}: holds no steps; {_AGAIN} and --trace-steps 3")
     unknown = sorted({interval.device for interval in trace.intervals} - set(plan.devices))
@@ -136,25 +132,9 @@ def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
             f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the trace and the plan "
             f"of one run together, or {_AGAIN}"
         )
-    for interval in trace.intervals:
-        if interval.end_s < interval.start_s:
-            raise ConfigError(
-                f"{path}: {_name(interval)} runs backwards in time: end_s {interval.end_s:.6f} is before start_s "
-                f"{interval.start_s:.6f}; {_AGAIN}"
-            )
     for device in plan.devices:
         _check_steps(path, trace.of(device), staleness)
     return trace
-
-
-def _check_slices(path: Path, events: Sequence[Mapping[str, object]]) -> None:
-    """Check what only Perfetto reads: how long slices are drawn."""
-    for event in events:
-        drawn_us = event.get("dur", 0.0)
-        if not isinstance(drawn_us, int | float) or drawn_us < 0:
-            raise ConfigError(
-                f"{path}: {event.get('name')} runs backwards in time: dur is {drawn_us!r} microseconds; {_AGAIN}"
-            )
 
 
 def _check_steps(path: Path, intervals: Iterable[Interval], staleness: int) -> None:

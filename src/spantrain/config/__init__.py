@@ -1,7 +1,8 @@
 """Files <-> dataclasses: what a user or an earlier step wrote, read strictly; no torch.
 
 problems      all that is wrong with one file, told in one message
-files         read text, write atomically, digest
+files         read files of bounded size, write atomically, digest
+parsing       text -> plain values or YAML nodes, within bounds
 yaml_fields   the strict reader of one YAML node: quantities, names, tables
 kinds         device kinds: kinds.yaml of the package, and the `kinds` section of a cluster file
 device_rows   the devices of one host
@@ -22,5 +23,6 @@ outer         outer.yaml: master, shards and numbers of the outer optimizer
 outer_rows    where its master and shards are
 outer_numbers   how often clusters exchange, how a step is made, how the master decides
 outer_places  where shards could be
+trace_file    trace.json -> what happened on each lane
 decision_log  decisions.jsonl: what policies heard and answered
 """

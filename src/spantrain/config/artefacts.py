@@ -1,13 +1,15 @@
 """profile.json and plan.json: versioned, readable, written atomically, read strictly. See docs/artefacts.md."""
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spantrain.config.consistency import check_plan, check_profile
-from spantrain.config.files import read_text, sha256_of, write_atomically
-from spantrain.config.json_codec import from_json, parse_json, render_json, to_json
-from spantrain.config.problems import Problems
+from spantrain.config.files import is_file, read_bytes, sha256_of, text_of, write_atomically
+from spantrain.config.json_codec import from_json, render_json, to_json
+from spantrain.config.parsing import parse_json
+from spantrain.config.problems import Problems, shortened
 from spantrain.core.plan import Plan, ProfileReference
 from spantrain.core.profile import Profile
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
@@ -17,6 +19,7 @@ __all__ = [
     "PLAN_FORMAT",
     "PROFILE_FORMAT",
     "VERSION",
+    "artefact_in",
     "from_json",
     "profile_of_plan",
     "read_artefact",
@@ -57,7 +60,11 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ProfileError: it is missing, something else, of another version, or wrong; all that is wrong is told.
     """
-    profile = read_artefact(Profile, PROFILE_FORMAT, path, ProfileError)
+    return _profile_in(read_bytes(path, remedy=_remedy(PROFILE_FORMAT), error=ProfileError), path)
+
+
+def _profile_in(content: bytes, path: Path) -> Profile:
+    profile = artefact_in(content, Profile, PROFILE_FORMAT, path, ProfileError)
     problems = Problems(str(path))
     check_profile(profile, problems.add)
     problems.check(ProfileError)
@@ -102,15 +109,16 @@ def profile_of_plan(plan: Plan, plan_path: Path) -> Profile:
     if plan.profile is None:
         raise ProfileError(f"{plan_path}: names no profile; {again}")
     path = plan_path.parent / plan.profile.path
-    if not path.is_file():
+    if not is_file(path):
         raise ProfileError(f"{path}: the profile that {plan_path} was made from is not there; put it back, or {again}")
-    digest = sha256_of(path)
+    content = read_bytes(path, remedy=again, error=ProfileError)
+    digest = hashlib.sha256(content).hexdigest()
     if digest != plan.profile.sha256:
         raise ProfileError(
             f"{path}: is not the profile that {plan_path} was made from (SHA-256 {digest[:12]}, "
             f"the plan has {plan.profile.sha256[:12]}); put the old one back, or {again}"
         )
-    return read_profile(path)
+    return _profile_in(content, path)
 
 
 def write_artefact(value: object, form: str, path: Path, error: type[UsageError] = ConfigError) -> None:
@@ -130,10 +138,19 @@ def read_artefact(cls: type[T], form: str, path: Path, error: type[UsageError] =
     Raises:
         UsageError: (the class given as `error`) it is missing, something else, or wrong; all that is wrong is told.
     """
+    return artefact_in(read_bytes(path, remedy=_remedy(form), error=error), cls, form, path, error)
+
+
+def artefact_in(content: bytes, cls: type[T], form: str, path: Path, error: type[UsageError] = ConfigError) -> T:
+    """Return the dataclass in the content of an artefact of the format `form`; `path` is its name in errors.
+
+    Raises:
+        UsageError: (the class given as `error`) it is something else, or wrong; all that is wrong is told.
+    """
     remedy = _remedy(form)
-    data = parse_json(read_text(path, remedy=remedy, error=error), str(path), error=error, remedy=remedy)
-    body = _open_envelope(data, form, path, error)
-    return from_json(cls, body, str(path), error=error)
+    text = text_of(content, path, remedy=remedy, error=error)
+    data = parse_json(text, str(path), error=error, remedy=remedy)
+    return from_json(cls, _open_envelope(data, form, path, error), str(path), error=error)
 
 
 def _remedy(form: str) -> str:
@@ -145,8 +162,10 @@ def _open_envelope(data: object, form: str, path: Path, error: type[UsageError])
     if not isinstance(data, dict) or "format" not in data:
         raise error(f'{path}: is not a {form} file (no "format" in it); {_remedy(form)}')
     if data["format"] != form:
-        raise error(f"{path}: is a {data['format']!s} file, a {form} is needed; {_remedy(form)}")
+        raise error(f"{path}: is a {shortened(str(data['format']))} file, a {form} is needed; {_remedy(form)}")
     version = data.get("version")
     if type(version) is not int or version != VERSION:
-        raise error(f"{path}: has format version {version!r}, this program reads {VERSION}; {_remedy(form)}")
+        raise error(
+            f"{path}: has format version {shortened(repr(version))}, this program reads {VERSION}; {_remedy(form)}"
+        )
     return {key: value for key, value in data.items() if key not in ("format", "version")}

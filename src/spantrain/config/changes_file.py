@@ -80,8 +80,8 @@ def _steps(entry: Field) -> tuple[tuple[float, float], ...]:
         if at_s <= before_s:
             item.problem(f"runs backwards in time: {at_s:g} s does not come after {before_s:g} s; sort the changes")
         speed = row["speed"].number() if "speed" in row else None
-        if speed is not None and speed < 0:
-            row["speed"].problem(f"must be zero or more, got {speed:g}; 1 is the normal speed")
+        if speed is not None and speed != 0 and speed < 1e-6:
+            row["speed"].problem(f"must be zero, or a millionth or more, got {speed:g}; 1 is the normal speed")
         found.append((at_s, 1.0 if speed is None else speed))
         before_s = at_s
     if not found:

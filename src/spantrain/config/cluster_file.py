@@ -10,7 +10,8 @@ from spantrain.config.kinds import load_kinds, read_kind
 from spantrain.config.link_rows import read_links
 from spantrain.config.problems import Problems
 from spantrain.config.yaml_fields import Field, parse_yaml
-from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
+from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Site
+from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_seconds
 
 __all__ = ["load_cluster", "parse_cluster"]
@@ -43,7 +44,7 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
     kinds = _read_kinds(top.get("kinds"))
     if "sites" in top:
         _read_sites(top["sites"], kinds, draft)
-    links = read_links(top.get("links"), root, [site.name for site in draft.sites])
+    links = read_links(top.get("links"), root, draft.site_names)
     problems.check()
     used = {device.kind for device in draft.devices}
     return Cluster(
@@ -60,8 +61,10 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """What has been read so far; wrong values have harmless ones in their place."""
+    """What has been read so far, without what has no name; other wrong values have harmless ones in their place."""
 
+    site_names: list[str] = field(default_factory=list)
+    """Empty where a site has none."""
     sites: list[Site] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
@@ -98,7 +101,9 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
     items = section.items()
     if not items and section.is_list_or_empty:
         section.problem("a cluster needs at least one site")
-    for item in items:
+    if len(items) > MAX_SITES:
+        section.problem(f"{len(items)} sites are more than {MAX_SITES}; put what is close together into one")
+    for item in items[:MAX_SITES]:
         row = item.table(required=("name", "network", "hosts"), optional=("uplink", "downlink"))
         name = row["name"].name() if "name" in row else ""
         draft.claim("site", name, item)
@@ -106,16 +111,20 @@ def _read_sites(section: Field, kinds: Mapping[str, DeviceKind], draft: _Draft) 
         bandwidth, latency = network.get("bandwidth"), network.get("latency")
         hosts = _read_hosts(row["hosts"], name, kinds, draft) if "hosts" in row else ()
         lines = {key: _read_line(row.get(key), key, alone=len(items) == 1) for key in ("uplink", "downlink")}
-        draft.sites.append(
-            Site(
-                name=name,
-                hosts=hosts,
-                bandwidth_bytes_per_s=bandwidth.quantity(parse_bandwidth) if bandwidth else 1.0,
-                latency_s=latency.quantity(parse_seconds, zero_allowed=True) if latency else 0.0,
-                uplink_bandwidth_bytes_per_s=lines["uplink"],
-                downlink_bandwidth_bytes_per_s=lines["downlink"],
+        rate = bandwidth.quantity(parse_bandwidth) if bandwidth else 1.0
+        delay_s = latency.quantity(parse_seconds, zero_allowed=True) if latency else 0.0
+        draft.site_names.append(name)
+        if name:
+            draft.sites.append(
+                Site(
+                    name=name,
+                    hosts=hosts,
+                    bandwidth_bytes_per_s=rate,
+                    latency_s=delay_s,
+                    uplink_bandwidth_bytes_per_s=lines["uplink"],
+                    downlink_bandwidth_bytes_per_s=lines["downlink"],
+                )
             )
-        )
 
 
 def _read_line(at: Field | None, key: str, *, alone: bool) -> float | None:
@@ -143,19 +152,29 @@ def _read_hosts(section: Field, site: str, kinds: Mapping[str, DeviceKind], draf
         address = row["address"].text() if "address" in row else None
         devices = read_devices(row, kinds)
         for name in [base] if count is None or not base else [f"{base}-{index}" for index in range(count)]:
+            if name and not is_name(name):
+                item.problem(f"its hosts would be named {name!r}, which is too long; give it a shorter name")
+                break
             draft.claim("host", name, item)
-            _place(Host(name=name, site=site, devices=(), address=address), devices, item, draft)
             names.append(name)
+            if name and not _place(Host(name=name, site=site, devices=(), address=address), devices, item, draft):
+                return tuple(names)
     return tuple(names)
 
 
-def _place(host: Host, rows: list[DeviceRow], at: Field, draft: _Draft) -> None:
-    """Put a host and its devices into the draft; a device without a name is named after its host."""
+def _place(host: Host, rows: list[DeviceRow], at: Field, draft: _Draft) -> bool:
+    """Put a host and its devices into the draft, unless that has too many; return whether it has room for more.
+
+    A device without a name is named after its host.
+    """
     names = []
     for index, row in enumerate(rows):
         stem = "cpu" if row.backend == "cpu" else "gpu"
         name = row.name or (host.name if len(rows) == 1 else f"{host.name}-{stem}{index}")
-        draft.claim("device", name if host.name else row.name, row.at if row.name else at)
+        if not is_name(name):
+            at.problem(f"its device would be named {name!r}, which is too long; give the host a shorter name")
+            return True
+        draft.claim("device", name, row.at if row.name else at)
         names.append(name)
         device = Device(
             name=name,
@@ -167,3 +186,7 @@ def _place(host: Host, rows: list[DeviceRow], at: Field, draft: _Draft) -> None:
         )
         draft.devices.append(device)
     draft.hosts.append(replace(host, devices=tuple(names)))
+    if len(draft.devices) <= MAX_DEVICES:
+        return True
+    at.problem(f"with this the cluster has more than {MAX_DEVICES} devices; leave some out")
+    return False

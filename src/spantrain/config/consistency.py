@@ -22,9 +22,9 @@ def missing_links(sites: Sequence[str], linked: Collection[tuple[str, str]]) -> 
     'sites are disconnected: no link b -> a; add it, or a default with `between: all`'
     """
     named = [site for site in sites if site]
-    missing = [pair for pair in permutations(named, 2) if pair not in linked]
+    missing = {pair for pair in permutations(named, 2) if pair not in linked}
     both = [pair for pair in combinations(named, 2) if pair in missing and pair[::-1] in missing]
-    one = [pair for pair in missing if pair not in both and pair[::-1] not in both]
+    one = [pair for pair in permutations(named, 2) if pair in missing and pair[::-1] not in missing]
     told = [f"{a} <-> {b}" for a, b in both] + [f"{a} -> {b}" for a, b in one]
     if not told:
         return ""
@@ -34,20 +34,21 @@ def missing_links(sites: Sequence[str], linked: Collection[tuple[str, str]]) -> 
 
 def check_cluster(cluster: Cluster, note: Note) -> None:
     """Note every reference inside a cluster that leads nowhere."""
+    devices_of = {host.name: frozenset(host.devices) for host in cluster.hosts}
+    hosts_of = {site.name: frozenset(site.hosts) for site in cluster.sites}
     for device in cluster.devices:
         path = f"cluster.devices.{device.name}"
         if device.kind not in cluster.kind_by_name:
             note(path, f"kind {device.kind!r} is not among the cluster's kinds")
         host = cluster.host_by_name.get(device.host)
-        if host is None or device.name not in host.devices or host.site != device.site:
+        if host is None or device.name not in devices_of[host.name] or host.site != device.site:
             note(
                 path, f"does not agree with the cluster's hosts and sites (host {device.host!r}, site {device.site!r})"
             )
         if device.memory_bytes <= 0:
             note(path, f"memory_bytes must be positive, got {device.memory_bytes}")
     for host in cluster.hosts:
-        site = cluster.site_by_name.get(host.site)
-        if site is None or host.name not in site.hosts:
+        if host.name not in hosts_of.get(host.site, ()):
             note(f"cluster.hosts.{host.name}", f"does not agree with the cluster's sites (site {host.site!r})")
         _check_known(host.devices, cluster.device_by_name, f"cluster.hosts.{host.name}.devices", note)
     for place in cluster.sites:

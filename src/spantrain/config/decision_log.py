@@ -6,12 +6,15 @@ decisions in order.
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from spantrain.config.files import read_text, write_atomically
-from spantrain.config.json_codec import from_json, parse_json, to_json
+from spantrain.config.json_codec import from_json, to_json
+from spantrain.config.parsing import parse_json
+from spantrain.config.problems import shortened
 from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.errors import ConfigError
 
@@ -44,9 +47,9 @@ def read_decisions(path: Path) -> tuple[DeviceDecisions, ...]:
     text = read_text(path, remedy=_REMEDY)
     if not text.endswith("\n"):
         raise ConfigError(f"{path}: its last line is cut off; {_REMEDY}")
-    rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), start=1)]
+    rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.split("\n")[:-1], start=1)]
     _check_head(path, rows)
-    parts: list[tuple[str, dict[str, Any], list[object]]] = []
+    parts: list[tuple[str, dict[str, Any], list[Decision]]] = []
     for where, line in rows[1:]:
         data = _object(where, line)
         if "device" in data:
@@ -54,7 +57,7 @@ def read_decisions(path: Path) -> tuple[DeviceDecisions, ...]:
         elif not parts:
             raise ConfigError(f"{where}: a decision stands before any line with a device; {_REMEDY}")
         else:
-            parts[-1][2].append(to_json(from_json(Decision, data, where)))
+            parts[-1][2].append(from_json(Decision, data, where))
     return tuple(_device(where, head, decisions, path) for where, head, decisions in parts)
 
 
@@ -63,20 +66,19 @@ def _check_head(path: Path, rows: list[tuple[str, str]]) -> None:
     if head.get("format") != DECISIONS_FORMAT:
         raise ConfigError(f"{path}: is not a {DECISIONS_FORMAT} file; {_REMEDY}")
     if head != {"format": DECISIONS_FORMAT, "version": _VERSION}:
-        raise ConfigError(
-            f"{path}, line 1: has format version {head.get('version')!r}, this program reads {_VERSION}; {_REMEDY}"
-        )
+        got = shortened(repr(head.get("version")))
+        raise ConfigError(f"{path}, line 1: has format version {got}, this program reads {_VERSION}; {_REMEDY}")
 
 
 def _object(where: str, line: str) -> dict[str, Any]:
-    data = parse_json(line, where)
+    data = parse_json(line, where, is_line=True)
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: must be an object; {_REMEDY}")
     return data
 
 
-def _device(where: str, head: dict[str, Any], decisions: list[object], path: Path) -> DeviceDecisions:
-    log = from_json(DeviceDecisions, {**head, "decisions": decisions}, where)
+def _device(where: str, head: dict[str, Any], decisions: list[Decision], path: Path) -> DeviceDecisions:
+    log = replace(from_json(DeviceDecisions, {**head, "decisions": []}, where), decisions=tuple(decisions))
     for before, after in pairwise(log.decisions):
         if after.now_s < before.now_s or after.step < before.step:
             raise ConfigError(

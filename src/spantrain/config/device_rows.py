@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spantrain.config.kinds import load_kinds
-from spantrain.config.problems import did_you_mean
 from spantrain.config.yaml_fields import Field
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.quantities import parse_bytes
@@ -44,7 +43,7 @@ def read_devices(host: Mapping[str, Field], kinds: Mapping[str, DeviceKind]) -> 
     else:
         for kind, amount in section.entries().items():
             _check_kind(kind, amount, kinds)
-            for _ in range(amount.count(most=64)):
+            for _ in range(amount.count(most=64) if kind in kinds else 1):
                 backend = _backend(kind, default, len(rows), amount)
                 memory_bytes = kinds[kind].memory_bytes if kind in kinds else 1
                 rows.append(DeviceRow(kind=kind, backend=backend, memory_bytes=memory_bytes, at=amount))
@@ -70,7 +69,7 @@ def _read_row(item: Field, default: str | None, index: int, kinds: Mapping[str, 
 
 def _check_kind(kind: str, at: Field, kinds: Mapping[str, DeviceKind]) -> None:
     if kind not in kinds:
-        at.problem(f"unknown device kind {kind!r}; {did_you_mean(kind, kinds)} (a new kind goes under `kinds`)")
+        at.problem(f"{at.problems.unknown('device kind', kind, kinds)} (a new kind goes under `kinds`)")
 
 
 def _read_backend(at: Field) -> str | None:

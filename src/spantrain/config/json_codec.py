@@ -13,12 +13,13 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from spantrain.config.problems import Problems, did_you_mean
+from spantrain.config.parsing import OutOfRange
+from spantrain.config.problems import Problems, shortened
 from spantrain.core.action import Action
 from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, SpanTrainError, UsageError
 
-__all__ = ["from_json", "parse_json", "render_json", "to_json"]
+__all__ = ["from_json", "render_json", "to_json"]
 
 T = TypeVar("T")
 _WIDTH = 120
@@ -86,35 +87,6 @@ def render_json(value: Any, indent: int = 0) -> str:
     return f"{opening}\n{margin}" + f",\n{margin}".join(parts) + f"\n{' ' * indent}{closing}"
 
 
-def parse_json(
-    text: str, source: str, *, error: type[UsageError] = ConfigError, remedy: str = "make the file anew"
-) -> Any:
-    """Return the value of a JSON text; a key given twice and numbers that JSON does not have are refused.
-
-    Raises:
-        UsageError: (the class given as `error`) the text is no such JSON.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            twice = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-            raise error(f"{source}: keys given twice in one object: {', '.join(twice)}; keep one of each")
-        return table
-
-    def refuse(number: str) -> float:
-        raise error(f"{source}: holds {number}, which is no JSON number; {remedy}")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except json.JSONDecodeError as reason:
-        raise error(f"{source}, line {reason.lineno}: is not valid JSON: {reason.msg}; {remedy}") from None
-    except ValueError:
-        raise error(f"{source}: holds a number that is too long; {remedy}") from None
-    except RecursionError:
-        raise error(f"{source}: is nested too deeply; {remedy}") from None
-
-
 def from_json(cls: type[T], data: object, source: str, *, error: type[SpanTrainError] = ConfigError) -> T:
     """Return the dataclass that plain JSON holds; `source` is the file's name in errors.
 
@@ -170,8 +142,8 @@ def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Proble
     known, values = _fields_of(kind), {}
     for key in data:
         if key not in known:
-            hint = did_you_mean(key, [name for name in known if name not in data] or known)
-            problems.add(_below(path, key), f"unknown key {key!r}; {hint}")
+            left = [name for name in known if name not in data] or known
+            problems.add(_below(path, key), problems.unknown("key", key, left))
     for name, (hint, optional) in known.items():
         if name in data:
             values[name] = _read(hint, data[name], _below(path, name), problems)
@@ -276,8 +248,9 @@ def _wanted(kind: Any) -> str:
 def _shown(data: object) -> str:
     if isinstance(data, dict | list):
         return "an object" if isinstance(data, dict) else "a list"
-    text = "bytes" if isinstance(data, bytes) else json.dumps(data, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(data, OutOfRange):
+        return f"{shortened(data.written)}, which is out of range"
+    return "bytes" if isinstance(data, bytes) else shortened(json.dumps(data, ensure_ascii=False))
 
 
 def _below(path: str, name: str) -> str:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import permutations
 
 from spantrain.config.consistency import missing_links
-from spantrain.config.problems import did_you_mean
 from spantrain.config.yaml_fields import Field
 from spantrain.core.cluster import Link
 from spantrain.core.quantities import parse_bandwidth, parse_seconds
@@ -27,8 +26,9 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
         if "between" in row and not row["between"].is_list and row["between"].text() == "all":
             if default is not None:
                 item.problem(f"a second default (the first on line {default.line}); keep one `between: all`")
+            else:
+                given.update({pair: _between(link, pair) for pair in permutations(sites, 2) if pair not in lines})
             default = item
-            given.update({pair: _between(link, pair) for pair in permutations(sites, 2) if pair not in lines})
             _refuse(row, ("from", "to"))
             continue
         pairs = _pairs(row, item, sites)
@@ -36,6 +36,7 @@ def read_links(section: Field | None, root: Field, sites: Sequence[str]) -> tupl
         twice = next((pair for pair in pairs if pair in lines), None)
         if twice is not None:
             item.problem(f"a second link {twice[0]} -> {twice[1]} (the first on line {lines[twice]}); keep one")
+            continue
         for pair in pairs:
             lines.setdefault(pair, item.line)
             given[pair] = _between(link, pair)
@@ -70,7 +71,7 @@ def _pairs(row: Mapping[str, Field], item: Field, sites: Sequence[str]) -> list[
 def _site(at: Field, sites: Sequence[str]) -> str:
     name = at.text()
     if name is not None and name not in sites:
-        at.problem(f"unknown site {name!r}; {did_you_mean(name, [site for site in sites if site])}")
+        at.problem(at.problems.unknown("site", name, [site for site in sites if site]))
         return ""
     return name or ""
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spantrain.config.problems import did_you_mean
 from spantrain.config.yaml_fields import Field
 from spantrain.core.quantities import parse_bandwidth, parse_bytes
 
 __all__ = ["OuterPlaces", "read_places"]
+
+_MAX_ITEMS = 256
+"""Clusters, and places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,9 @@ def _items(at: Field | None, what: str) -> list[Field]:
     items = at.items() if at else []
     if at and not items and at.is_list_or_empty:
         at.problem(f"placement needs at least one {what}")
-    return items
+    if at and len(items) > _MAX_ITEMS:
+        at.problem(f"{len(items)} entries are more than {_MAX_ITEMS}; leave some out")
+    return items[:_MAX_ITEMS]
 
 
 def _read_cluster(item: Field, throughput: dict[str, float], lines: dict[str, float]) -> None:
@@ -74,7 +78,7 @@ def _read_place(
     rates = row["bandwidth"].entries() if "bandwidth" in row else {}
     for cluster, at in rates.items():
         if cluster not in clusters:
-            at.problem(f"there is no cluster {cluster!r}; {did_you_mean(cluster, clusters)}")
+            at.problem(at.problems.unknown("cluster", cluster, clusters))
     missing = [cluster for cluster in clusters if cluster not in rates]
     if missing and "bandwidth" in row and row["bandwidth"].is_table:
         row["bandwidth"].problem(f"needs a bandwidth to each cluster; {', '.join(missing)} is missing")

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 
 from spantrain.errors import ConfigError, SpanTrainError
 
-__all__ = ["Problems", "did_you_mean"]
+__all__ = ["Problems", "did_you_mean", "shortened"]
 
 _SHOWN = 100
+_MAX_CHARACTERS = 1000
+"""Of one problem."""
+_MAX_WORD = 60
+"""Of a value that is shown, and of a word that others like it are looked for."""
 
 
 @dataclass
@@ -22,8 +26,13 @@ class Problems:
 
     def add(self, path: str, text: str, *, line: int | None = None) -> None:
         """Note one problem of the field at `path`, on a line of the file if that is known."""
-        where = ", ".join(part for part in (f"line {line}" if line else "", path) if part)
-        self.entries.append((line or 0, f"{where}: {text}" if where else text))
+        where = ", ".join(part for part in (f"line {line}" if line else "", shortened(path, 200)) if part)
+        self.entries.append((line or 0, shortened(f"{where}: {text}" if where else text, _MAX_CHARACTERS)))
+
+    def unknown(self, what: str, word: str, known: Iterable[str]) -> str:
+        """Return what to say of a word that is not known, with the words like it unless too much is wrong already."""
+        hint = f"; {did_you_mean(word, known)}" if len(self.entries) < _SHOWN else ""
+        return f"unknown {what} {shortened(word)!r}{hint}"
 
     def check(self, error: type[SpanTrainError] = ConfigError) -> None:
         """Raise one error that tells every problem; do nothing if there are none."""
@@ -48,12 +57,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     words = list(known)
     plain = {_plain(candidate): candidate for candidate in words}
-    near = [_plain(word)] if _plain(word) in plain else difflib.get_close_matches(_plain(word), plain, n=2, cutoff=0.7)
-    if not near and len(_plain(word)) >= 3:
-        near = [candidate for candidate in plain if _plain(word) in candidate][:2]
+    given = _plain(word[:_MAX_WORD])
+    near = [given] if given in plain else difflib.get_close_matches(given, plain, n=2, cutoff=0.7)
+    if not near and len(given) >= 3:
+        near = [candidate for candidate in plain if given in candidate][:2]
     if near:
         return f"did you mean {' or '.join(repr(plain[match]) for match in near)}?"
-    return f"known: {', '.join(words)}" if words else "none is known"
+    return f"known: {', '.join(words[:_SHOWN])}" if words else "none is known"
+
+
+def shortened(text: str, most: int = _MAX_WORD) -> str:
+    """Return a text, or its beginning where it is too long to be shown.
+
+    >>> shortened("abcdefgh", 6)
+    'abc...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _plain(word: str) -> str:

@@ -1,9 +1,11 @@
 """A folder of measured runs and profiles (the form of the Sailor artifact's data) -> Reference."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from spantrain.config.files import is_file
 from spantrain.config.reference_fields import JsonField, parse_file
 from spantrain.config.reference_types import (
     LayerSizes,
@@ -69,7 +71,7 @@ def _read(path: Path, read: Callable[[JsonField], T]) -> T:
 
 def _read_model(folder: Path, name: str) -> ReferenceModel:
     path = folder / f"profiles_{name}.json"
-    if "/" in name or not path.is_file():
+    if "/" in name or not is_file(path):
         present = ", ".join(sorted(entry.name for entry in folder.glob("profiles_*.json"))) or "no profile"
         raise ConfigError(
             f"{path}: there is no such file, but runs in {MEASURED_FILE} name the model {name!r}; there is {present}"
@@ -125,7 +127,7 @@ def _preferred(tables: JsonField) -> JsonField:
 def _keyed(field: JsonField) -> Iterable[tuple[str, JsonField]]:
     """Return the entries whose key is a whole number; others are problems."""
     for key, value in field.entries().items():
-        if key.isascii() and key.isdigit() and int(key[:9]) > 0:
+        if key.isascii() and key.isdigit() and len(key) <= 9 and int(key) > 0:
             yield key, value
         else:
             value.problem(f"the key {key!r} must be a whole number, a micro-batch or a tensor-parallel degree")
@@ -204,7 +206,7 @@ def _cases(root: JsonField) -> tuple[ReferenceCase, ...]:
     if rows.value == []:
         rows.problem("must hold at least one run")
     names = [case.id for case in cases]
-    for name in sorted({name for name in names if names.count(name) > 1 and name != "?"}):
+    for name in sorted(name for name, count in Counter(names).items() if count > 1 and name != "?"):
         rows.problem(f"two runs have the id {name!r}")
     return cases
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spantrain.config.files import read_text
-from spantrain.config.problems import Problems
+from spantrain.config.parsing import OutOfRange, parse_json
+from spantrain.config.problems import Problems, shortened
 from spantrain.errors import ConfigError
 
 __all__ = ["JsonField", "parse_file"]
@@ -79,10 +80,10 @@ class JsonField:
             return 1.0
         return float(value)
 
-    def count(self, *, least: int = 1) -> int:
-        """Return a whole number from `least` on."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < least:
-            self._wanted(f"a whole number from {least} on")
+    def count(self, *, least: int = 1, most: int = 2**62) -> int:
+        """Return a whole number from `least` to `most`."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
+            self._wanted(f"a whole number from {least}" + (f" to {most}" if most < 2**62 else " on"))
             return least
         return self.value
 
@@ -98,8 +99,8 @@ class JsonField:
         return JsonField(value=value, path=f"{self.path}.{key}" if self.path else key, problems=self.problems)
 
     def _wanted(self, what: str) -> None:
-        shown = json.dumps(self.value)
-        self.problem(f"must be {what}, got {shown if len(shown) < 60 else shown[:57] + '...'}")
+        shown = self.value.written if isinstance(self.value, OutOfRange) else json.dumps(self.value)
+        self.problem(f"must be {what}, got {shortened(shown)}")
 
 
 def parse_file(path: Path, *, remedy: str) -> JsonField:
@@ -108,13 +109,7 @@ def parse_file(path: Path, *, remedy: str) -> JsonField:
     Raises:
         ConfigError: the file is missing or is no JSON.
     """
-    text = read_text(path, remedy=remedy)
-    try:
-        value: Any = json.loads(text)
-    except json.JSONDecodeError as reason:
-        raise ConfigError(f"{path}, line {reason.lineno}: is not valid JSON: {reason.msg}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply") from None
+    value = parse_json(read_text(path, remedy=remedy), str(path), remedy=remedy)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}: must hold a JSON object; {remedy}")
     return JsonField(value=value, path="", problems=Problems(source=str(path)))

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import yaml
 
-from spantrain.config.problems import Problems, did_you_mean
+from spantrain.config.parsing import is_in_range, parse_yaml_nodes
+from spantrain.config.problems import Problems, shortened
+from spantrain.core.names import check_name
 from spantrain.errors import ConfigError
 
 __all__ = ["Field", "parse_yaml"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_MAX_DIGITS = 18
 _KNOWN_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
 
 
@@ -85,9 +87,7 @@ class Field:
         found = self.entries()
         for key, value in found.items():
             if key not in known:
-                value.problem(
-                    f"unknown key {key!r}; {did_you_mean(key, [k for k in known if k not in found] or known)}"
-                )
+                value.problem(self.problems.unknown("key", key, [k for k in known if k not in found] or known))
         missing = [key for key in required if key not in found]
         if missing and self.is_table:
             self.problem(f"needs {', '.join(missing)}")
@@ -118,8 +118,10 @@ class Field:
         text = self.text()
         if text is None:
             return ""
-        if _NAME.fullmatch(text) is None:
-            self.problem(f"{text!r} is no name; use up to 63 letters, digits, '-', '_' or '.', a letter or digit first")
+        try:
+            check_name("", text)
+        except ValueError as reason:
+            self.problem(str(reason))
             return ""
         return text
 
@@ -132,12 +134,12 @@ class Field:
             value = parse(text)
         except (ValueError, OverflowError) as reason:
             if text.startswith("-") and not zero_allowed:
-                self.problem(f"{text!r} is negative; it must be more than zero")
+                self.problem(f"{shortened(text)!r} is negative; it must be more than zero")
             else:
                 self.problem(str(reason))
             return 1.0
-        if not math.isfinite(value) or (value <= 0 and not zero_allowed):
-            self.problem(f"{text!r} must be {'finite' if value > 0 else 'more than zero'}")
+        if not is_in_range(value) or (value <= 0 and not zero_allowed):
+            self.problem(f"{shortened(text)!r} must be {'a usual size' if value > 0 else 'more than zero'}")
             return 1.0
         return value
 
@@ -146,10 +148,11 @@ class Field:
         text = self.text()
         if text is None:
             return None
-        if _NUMBER.fullmatch(text) is None or not math.isfinite(float(text)):
-            self.problem(f"{text!r} is not a number; write e.g. 0.5 or 1e-4")
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
+        if not is_in_range(value):
+            self.problem(f"{shortened(text)!r} is not a number that is read here; write e.g. 0.5 or 1e-4")
             return None
-        return float(text)
+        return value
 
     def ratio(self) -> float:
         """Return a part of one, written `0.01` or `1 %`; it must be in [0, 1); 0 if it is not."""
@@ -159,7 +162,7 @@ class Field:
         digits, percent = (text[:-1].rstrip(), 100) if text.endswith("%") else (text, 1)
         value = float(digits) / percent if _NUMBER.fullmatch(digits) else math.nan
         if not 0 <= value < 1:
-            self.problem(f"{text!r} must be at least 0 and less than 1; write e.g. 0.001 or 0.1 %")
+            self.problem(f"{shortened(text)!r} must be at least 0 and less than 1; write e.g. 0.001 or 0.1 %")
             return 0.0
         return value
 
@@ -168,10 +171,11 @@ class Field:
         text = self.text()
         if text is None:
             return 1
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
-            self.problem(f"{text!r} must be a whole number from 1 to {most}")
+        value = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
+        if not 1 <= value <= most:
+            self.problem(f"{shortened(text)!r} must be a whole number from 1 to {most}")
             return 1
-        return int(text)
+        return value
 
     def _below(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
@@ -183,7 +187,7 @@ class Field:
         elif isinstance(self.node, yaml.SequenceNode):
             got = "a list"
         else:
-            got = repr(self.node.value) if self.node.value else "nothing"
+            got = repr(shortened(self.node.value)) if self.node.value else "nothing"
         self.problem(f"must be {what}, got {got}")
 
     def _check_tag(self) -> None:
@@ -197,20 +201,9 @@ def parse_yaml(text: str, problems: Problems) -> Field:
     """Return the root of a YAML text.
 
     Raises:
-        ConfigError: the text is no YAML, or holds nothing or several documents.
+        ConfigError: the text is no YAML, or holds nothing, too much or several documents.
     """
-    try:
-        # compose makes nodes, never objects; the base loader takes every scalar as text.
-        node = yaml.compose(text, Loader=yaml.BaseLoader)
-    except yaml.MarkedYAMLError as reason:
-        mark = reason.problem_mark or reason.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{problems.source}{line}: is not valid YAML: {reason.problem or reason.context}") from None
-    except yaml.YAMLError as reason:
-        first = str(reason).splitlines()[0]
-        raise ConfigError(f"{problems.source}: is not valid YAML: {first}") from None
-    except RecursionError:
-        raise ConfigError(f"{problems.source}: is nested too deeply; see docs/cluster.md") from None
+    node = parse_yaml_nodes(text, problems.source)
     if node is None:
         raise ConfigError(f"{problems.source}: is empty; see docs/cluster.md, or use a preset")
     return Field(node=node, path="", problems=problems, line=node.start_mark.line + 1)

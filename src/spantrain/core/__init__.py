@@ -5,6 +5,7 @@ speed       how fast a device or a link is over time
 action      F, B, I, W on a span; the one truth about order
 parts       which part of a tensor a member of a tensor-parallel group holds
 shares      how much of a unit such a member has
+names       what sites, hosts and devices may be called
 quantities  "100 Mbit/s" <-> bytes per second
 cluster     kinds, devices, hosts, sites, links
 units       the model as a chain of units and cuts

@@ -1,11 +1,18 @@
 """The machines and the network: kinds, devices, hosts, sites, links."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-__all__ = ["Cluster", "Device", "DeviceKind", "Host", "Link", "Site"]
+from spantrain.core.names import check_name
+
+__all__ = ["MAX_DEVICES", "MAX_SITES", "Cluster", "Device", "DeviceKind", "Host", "Link", "Site"]
+
+MAX_DEVICES = 16_384
+MAX_SITES = 256
+"""Each pair of them has a link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,9 @@ class Device:
     """`emulated`, `cpu` or `cuda:N`: what computes."""
     memory_bytes: int
 
+    def __post_init__(self) -> None:
+        check_name("device", self.name)
+
     @property
     def emulated(self) -> bool:
         """Whether its time is made up (its computation never is)."""
@@ -59,6 +69,9 @@ class Host:
     devices: tuple[str, ...]
     address: str | None = None
     """Where its workers can be reached, if that is known before they join."""
+
+    def __post_init__(self) -> None:
+        check_name("host", self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +90,12 @@ class Site:
     """The same of what comes from other sites."""
 
     def __post_init__(self) -> None:
+        check_name("site", self.name)
+        if not 0 < self.bandwidth_bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:
+            raise ValueError(
+                f"site {self.name}: bandwidth_bytes_per_s must be positive and latency_s not negative, got "
+                f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
+            )
         for name in ("uplink_bandwidth_bytes_per_s", "downlink_bandwidth_bytes_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -126,7 +145,11 @@ class Cluster:
         for what in ("kinds", "sites", "hosts", "devices"):
             names = [entry.name for entry in getattr(self, what)]
             if len(set(names)) != len(names):
-                raise ValueError(f"{self.name}: two {what} share a name: {sorted(names)}")
+                twice = sorted(name for name, count in Counter(names).items() if count > 1)
+                raise ValueError(f"{self.name}: {what} share a name: {', '.join(twice[:10])}")
+        for what, most in (("sites", MAX_SITES), ("devices", MAX_DEVICES)):
+            if len(getattr(self, what)) > most:
+                raise ValueError(f"{self.name}: has {len(getattr(self, what))} {what}; at most {most} are planned for")
         if self.emulated_speed <= 0:
             raise ValueError(f"{self.name}: emulated_speed must be positive, got {self.emulated_speed}")
 

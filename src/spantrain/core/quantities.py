@@ -1,5 +1,6 @@
 """Quantities people write ("100 Mbit/s", "20 ms", "8 GiB") and SI numbers: parse and format."""
 
+import math
 import re
 
 __all__ = [
@@ -30,6 +31,8 @@ def _parse(text: str | float, units: dict[str, float], example: str) -> float:
     value = float(match[1]) * units[match[2]]
     if value < 0:
         raise ValueError(f"{text!r} is negative; it must be zero or more")
+    if value == math.inf:
+        raise ValueError(f"{text!r} is too large")
     return value
 
 

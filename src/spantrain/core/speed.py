@@ -8,6 +8,9 @@ from spantrain.errors import UsageError
 
 __all__ = ["SpeedTrace"]
 
+_SLOWEST = 1e-6
+"""Of what is no pause."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedTrace:
@@ -17,7 +20,7 @@ class SpeedTrace:
     more than that, or what waits would never end.
 
     Raises:
-        UsageError: times do not rise, or a speed is negative or not a number, or the last one is 0.
+        UsageError: times do not rise, or a speed is negative, tiny or not a number, or the last one is 0.
 
     >>> halved = SpeedTrace(changes=((2.0, 0.5),))
     >>> halved.end_s(1.0, 2.0), halved.work_s(1.0, 4.0)
@@ -34,8 +37,10 @@ class SpeedTrace:
         for number, (time_s, speed) in enumerate(self.changes):
             if not math.isfinite(time_s) or time_s <= before_s:
                 raise UsageError(f"speed trace, change {number}: its time {time_s} s must be after {before_s} s")
-            if not math.isfinite(speed) or speed < 0:
-                raise UsageError(f"speed trace, change {number}: its speed must be zero or more, got {speed}")
+            if speed and not _SLOWEST <= speed < math.inf:
+                raise UsageError(
+                    f"speed trace, change {number}: its speed must be 0, or {_SLOWEST:g} or more, got {speed}"
+                )
             before_s = time_s
         if self.changes[-1][1] == 0:
             raise UsageError(f"speed trace: its last speed is 0 from {before_s} s on, so nothing would ever end")

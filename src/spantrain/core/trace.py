@@ -3,7 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["LANES", "Flow", "Interval", "Trace"]
+__all__ = ["LANES", "TRACE_FORMAT", "TRACE_VERSION", "Flow", "Interval", "Trace"]
+
+TRACE_FORMAT = "spantrain-trace"
+TRACE_VERSION = 1
+"""Of its file."""
 
 LANES = ("compute", "send", "receive", "sum", "adapter")
 """`sum`: buckets of gradients that are summed over replicas, beside the last backward and behind it.

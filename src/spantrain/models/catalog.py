@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from spantrain.config.problems import shortened
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sources import factory_spec, hf_spec, is_factory
@@ -15,6 +16,10 @@ __all__ = ["IMAGE_CHANNELS", "IMAGE_SIDE", "MODEL_NAMES", "is_text", "resolve_mo
 
 IMAGE_CHANNELS = 3
 IMAGE_SIDE = 32
+_MAX_BLOCKS = 4096
+_MAX_STAGES = 16
+_MAX_DEPTH = 16.0
+"""Times as many blocks as the smallest one of a family has."""
 
 ConfigValue = int | float | str | tuple[int, ...]
 
@@ -194,7 +199,7 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of a model's units in order: prefixes of their parameters in the unsplit model.
 
     Raises:
-        ConfigError: no such family.
+        ConfigError: no such family, or its configuration lacks what says how many blocks there are.
     """
     chains = {"gpt2": _gpt2_chain, "bert": _bert_chain, "resnet": _resnet_chain, "efficientnet": _efficientnet_chain}
     if spec.family not in chains:
@@ -204,25 +209,26 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _gpt2_chain(spec: ModelSpec) -> _Chain:
-    layers = _integer(spec, "n_layer")
-    return _Chain(first="transformer", blocks=_numbered("transformer.h", layers), last="lm_head")
+    blocks = _numbered("transformer.h", _count(spec, "n_layer"))
+    return _Chain(first="transformer", blocks=blocks, last="lm_head")
 
 
 def _bert_chain(spec: ModelSpec) -> _Chain:
-    layers = _integer(spec, "num_hidden_layers")
-    return _Chain(first="bert.embeddings", blocks=_numbered("bert.encoder.layer", layers), last="cls")
+    blocks = _numbered("bert.encoder.layer", _count(spec, "num_hidden_layers"))
+    return _Chain(first="bert.embeddings", blocks=blocks, last="cls")
 
 
 def _resnet_chain(spec: ModelSpec) -> _Chain:
-    stages = enumerate(_integers(spec, "depths"))
+    stages = enumerate(_counts(spec, "depths"))
     blocks = [name for i, depth in stages for name in _numbered(f"resnet.encoder.stages.{i}.layers", depth)]
     return _Chain(first="resnet.embedder", blocks=tuple(blocks), last="classifier")
 
 
 def _efficientnet_chain(spec: ModelSpec) -> _Chain:
-    repeats = _integers(spec, "num_block_repeats", (1, 2, 2, 3, 3, 4, 1))
-    depth = spec.config["depth_coefficient"]
-    assert isinstance(depth, int | float)
+    repeats = _counts(spec, "num_block_repeats", (1, 2, 2, 3, 3, 4, 1))
+    depth = spec.config.get("depth_coefficient")
+    if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 < depth <= _MAX_DEPTH:
+        raise _wrong(spec, "depth_coefficient", f"a number above 0, up to {_MAX_DEPTH}")
     blocks = sum(math.ceil(depth * repeat) for repeat in repeats)
     names = _numbered("efficientnet.encoder.blocks", blocks)
     return _Chain(first="efficientnet.embeddings", blocks=names, last="classifier")
@@ -232,13 +238,25 @@ def _numbered(prefix: str, count: int) -> tuple[str, ...]:
     return tuple(f"{prefix}.{index}" for index in range(count))
 
 
-def _integer(spec: ModelSpec, field: str) -> int:
-    value = spec.config[field]
-    assert isinstance(value, int), f"{spec.name}: {field} must be an integer, got {value!r}"
+def _count(spec: ModelSpec, field: str) -> int:
+    value = spec.config.get(field)
+    if not _is_count(value):
+        raise _wrong(spec, field, f"a whole number from 1 to {_MAX_BLOCKS}")
+    assert isinstance(value, int)
     return value
 
 
-def _integers(spec: ModelSpec, field: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    value = spec.config.get(field, default)
-    assert isinstance(value, tuple | list), f"{spec.name}: {field} must be integers, got {value!r}"
-    return tuple(value)
+def _counts(spec: ModelSpec, field: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    values = spec.config.get(field, default)
+    if not isinstance(values, tuple | list) or not 1 <= len(values) <= _MAX_STAGES or not all(map(_is_count, values)):
+        raise _wrong(spec, field, f"1 to {_MAX_STAGES} whole numbers from 1 to {_MAX_BLOCKS}")
+    return tuple(values)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_BLOCKS
+
+
+def _wrong(spec: ModelSpec, field: str, wanted: str) -> ConfigError:
+    got = shortened(repr(spec.config.get(field)))
+    return ConfigError(f"model {spec.name}: its configuration's {field} must be {wanted}, got {got}; plan again")

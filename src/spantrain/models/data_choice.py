@@ -1,11 +1,12 @@
 """Put a model on the data that a user names, with a tokenizer: a `ModelSpec` in, another out (no torch needed)."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.config.files import is_file, read_text
+from spantrain.config.parsing import parse_json
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog import is_text, resolve_model
@@ -30,6 +31,7 @@ TEXT_KINDS = frozenset({"text", "jsonl", "hf"})
 _BUILT_IN = ("stdlib-text", "digits", "example")
 _KINDS = ("text", "jsonl", "hf", "images")
 _HF_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
+_SAVE = "save one with Tokenizer.save(...), or give the folder that transformers wrote"
 _OBJECTIVES = ("next-byte", "masked-byte", "continue", "classify")
 """Those whose labels follow from text or from classes of images; other models have their own."""
 
@@ -125,7 +127,7 @@ def tokenizer_file(path: Path) -> Path:
         ConfigError: there is none.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
+    if not is_file(file):
         raise ConfigError(
             f"tokenizer {path}: there is no {file}; give a tokenizer.json, or a folder that holds one (transformers: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER))"
@@ -141,17 +143,14 @@ def vocabulary_size(path: Path) -> int:
     """
     file = tokenizer_file(path)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(read_text(file, remedy=_SAVE), str(file), remedy=_SAVE)
         vocabulary = content["model"]["vocab"]
         # Most models map tokens to numbers; a unigram model lists tokens with scores, in order.
         known = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         added = [int(token["id"]) for token in content.get("added_tokens", ())]
         return max((*map(int, known), *added)) + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"tokenizer {file}: not a file of the tokenizers library ({error!r}); save one with "
-            "Tokenizer.save(...), or give the folder that transformers wrote"
-        ) from error
+        raise ConfigError(f"tokenizer {file}: not a file of the tokenizers library ({error!r}); {_SAVE}") from error
 
 
 def _with_tokenizer(spec: ModelSpec, path: Path) -> ModelSpec:

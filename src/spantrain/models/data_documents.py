@@ -3,7 +3,6 @@
 A document has a text (`text`, `content`), or its tokens as numbers (`input_ids`, `tokens`).
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from spantrain.config.parsing import parse_json
 from spantrain.errors import ConfigError
 from spantrain.models.data_tokenizer import Encoder, IntArray
 
-__all__ = ["HELD_OUT_EVERY", "document_parts", "load_saved_dataset"]
+__all__ = ["HELD_OUT_EVERY", "MOST_BYTES", "document_parts", "load_saved_dataset"]
+
+MOST_BYTES = 2**30
+"""Of a user's text: all of it is held in memory, and its digest taken, on every machine that reads it."""
 
 HELD_OUT_EVERY = 16
 """One document in so many is held out; or, of a few documents, one number in so many, at the end."""
@@ -111,14 +114,17 @@ def _numbers(values: Sequence[int], where: str) -> IntArray:
 def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"data {path}: does not exist on this machine; give a file with a JSON object on each line")
+    if path.stat().st_size > MOST_BYTES:
+        raise ConfigError(
+            f"data {path}: {path.stat().st_size / 2**30:.1f} GiB of text; at most 1 GiB is read. Give a part of it, or "
+            "its tokens as a data set that `datasets` saved (hf:FOLDER)"
+        )
     with path.open(encoding="utf-8", errors="replace") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"data {path}: line {number} is no JSON: {error}") from error
+            where = f"data {path}, line {number}"
+            row = parse_json(line, where, remedy="write one JSON object a line", constants=True, is_line=True)
             if not isinstance(row, dict):
-                raise ConfigError(f'data {path}: line {number} is no JSON object; write {{"text": ...}}')
+                raise ConfigError(f'{where}: is no JSON object; write {{"text": ...}}')
             yield row

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spantrain.config.files import is_file, read_text
+from spantrain.config.parsing import OutOfRange, parse_json
+from spantrain.config.problems import shortened
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 
@@ -52,6 +55,9 @@ _OBJECTIVES: Mapping[str, str] = {
     "ForConditionalGeneration": "continue",
     "ForImageClassification": "classify",
 }
+_COUNTED = ("layer", "depth", "expert")
+"""In keys of a configuration that say how many modules there are."""
+_MAX_COUNT = 4096
 _BYTES = 256
 _MASKED_BYTES = 257
 _DIGITS = 10
@@ -72,7 +78,7 @@ def factory_file(source: str) -> Path:
     """
     path = source.rpartition(":")[0]
     if path.endswith(".py"):
-        if not Path(path).is_file():
+        if not is_file(Path(path)):
             raise ConfigError(f"model {source}: there is no file {path}")
         return Path(path)
     try:
@@ -112,8 +118,24 @@ def hf_configuration(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of a transformers configuration."""
     text = spec.config[CONFIGURATION]
     assert isinstance(text, str)
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = parse_json(text, f"model {spec.name}: its configuration", constants=True)
+    _check_numbers(f"model {spec.name}: its configuration", fields)
     return fields
+
+
+def _check_numbers(where: str, fields: Mapping[str, Any]) -> None:
+    """Refuse numbers that no model has, before anything is made for each of so many layers."""
+    waiting: list[tuple[str, Any]] = list(fields.items())
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(key, one) for one in value]
+        elif isinstance(value, OutOfRange):
+            raise ConfigError(f"{where}: {key} is {shortened(value.written)}, which is out of range")
+        elif isinstance(value, int) and value > _MAX_COUNT and any(word in key for word in _COUNTED):
+            raise ConfigError(f"{where}: {key} is {value}; more than {_MAX_COUNT} are in no model")
 
 
 def image_shape(fields: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -167,12 +189,9 @@ def _fields(name: str, file: Path) -> dict[str, Any]:
         if file.name != "config.json":
             what = f"there is no {file}"
         raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"model {name}: {file} cannot be read: {error.strerror}; {wanted}") from error
-    except ValueError as error:
-        raise ConfigError(f"model {name}: {file} is no JSON: {error}; {wanted}") from error
+    fields = parse_json(read_text(file, remedy=wanted), f"model {name}: {file}", remedy=wanted, constants=True)
+    if isinstance(fields, dict):
+        _check_numbers(f"model {name}: {file}", fields)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ConfigError(f"model {name}: {file} has no model_type; give a transformers config.json or its folder")
     return fields

@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from spantrain.errors import ConfigError
-from spantrain.models.data_documents import HELD_OUT_EVERY, document_parts
+from spantrain.models.data_documents import HELD_OUT_EVERY, MOST_BYTES, document_parts
 from spantrain.models.data_tokenizer import Encoder, IntArray, open_encoder
 
 __all__ = ["Windows", "read_windows"]
 
 _LIBRARY_BYTES = 4 * 2**20
 _LIBRARY_HELD_OUT_BYTES = 2**18
-_MOST_BYTES = 2**30
-"""Of a user's text: all of it is held in memory, and its digest taken, on every machine that reads it."""
 
 # Left out: tests, tables and generated files, which are no usual source text; packages, which differ by machine.
 _SKIPPED_FOLDERS = frozenset(
@@ -87,7 +85,7 @@ def _numbers(dataset: str, encoder: Encoder, *, held_out: bool) -> IntArray:
         case "text":
             files = _user_files(Path(place))
             _check_size(files, place)
-            parts = _split(files, _MOST_BYTES, _MOST_BYTES)
+            parts = _split(files, MOST_BYTES, MOST_BYTES)
         case "jsonl" | "hf":
             return document_parts(dataset, encoder)[held_out]
         case _:
@@ -124,7 +122,7 @@ def _hidden(path: Path) -> bool:
 
 def _check_size(files: Iterable[Path], place: str) -> None:
     size = sum(file.stat().st_size for file in files)
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise ConfigError(
             f"data {place}: {size / 2**30:.1f} GiB of text; at most 1 GiB is read. Give a part of it, or its tokens as "
             "a data set that `datasets` saved (hf:FOLDER)"

@@ -14,7 +14,8 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from spantrain.config.json_codec import from_json, parse_json, render_json, to_json
+from spantrain.config.json_codec import from_json, render_json, to_json
+from spantrain.config.parsing import parse_json
 from spantrain.core.outer_layers import ShardLayout
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.outer.master_config import MasterConfig

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.testbed.entrance import Entrance
@@ -71,7 +72,7 @@ class LocalWorkers:
 
     def log_of(self, name: str) -> Path:
         """Return where a worker's output goes."""
-        return self._log_folder / f"{name}.log"
+        return self._log_folder / f"{file_stem(name)}.log"
 
     def start(self, placements: Sequence[Placement]) -> None:
         """Start workers; they join on their own."""

@@ -7,5 +7,5 @@ check      does an order do all work once, in an order that can run?
 text       a whole order as text that parses back
 render     text timelines of traces
 svg        one step of a trace as a picture
-perfetto   traces as one file that opens in Perfetto, and back
+perfetto   traces as one file that opens in Perfetto
 """

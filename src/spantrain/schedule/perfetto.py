@@ -1,4 +1,4 @@
-"""Traces as one file that opens in Perfetto (Chrome trace JSON), and back.
+"""Traces as one file that opens in Perfetto (Chrome trace JSON); `config.trace_file` reads it back.
 
 A process per device; a track per lane. Slices never overlap on a track: what does overlap (two messages on their way at
 once) goes to further tracks of the lane, numbered. What an adapter decided is an instant. An arrow leads from each send
@@ -14,13 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spantrain.core.trace import LANES, Flow, Interval, Trace
-from spantrain.errors import UsageError
+from spantrain.core.trace import LANES, TRACE_FORMAT, TRACE_VERSION, Flow, Interval, Trace
 
-__all__ = ["perfetto_json", "read_trace", "write_trace"]
+__all__ = ["perfetto_json", "write_trace"]
 
-_FORMAT = "spantrain-trace"
-_VERSION = 1
 _TRACKS_PER_LANE = 1000
 _MOMENTS = "adapter"
 """The lane whose intervals are moments: instants there, which take no time."""
@@ -39,7 +36,7 @@ def perfetto_json(trace: Trace) -> dict[str, Any]:
     return {
         "traceEvents": page.events(),
         "displayTimeUnit": "ms",
-        "otherData": {"format": _FORMAT, "version": _VERSION, "clock": trace.clock},
+        "otherData": {"format": TRACE_FORMAT, "version": TRACE_VERSION, "clock": trace.clock},
     }
 
 
@@ -147,51 +144,3 @@ def write_trace(trace: Trace, path: Path) -> None:
     except BaseException:
         os.unlink(name)
         raise
-
-
-def read_trace(path: Path) -> Trace:
-    """Return the trace that a file holds.
-
-    Raises:
-        UsageError: there is no such file, or it isn't one of ours.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the trace {path}: {error.strerror}; write one with `spantrain train`") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not a trace: not JSON ({error})") from error
-    other = content.get("otherData") if isinstance(content, dict) else None
-    if not isinstance(other, dict) or other.get("format") != _FORMAT:
-        raise UsageError(f"{path} is not a trace that SpanTrain wrote: it has no otherData.format {_FORMAT!r}")
-    if other.get("version") != _VERSION:
-        raise UsageError(f"{path}: trace version {other.get('version')!r}, this program reads version {_VERSION}")
-    try:
-        return _parse(content["traceEvents"], other["clock"])
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: a trace event lacks a field or has a wrong one: {error!r}; write it again"
-        ) from error
-
-
-def _parse(events: Sequence[Event], clock: str) -> Trace:
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    intervals = tuple(
-        Interval(
-            device=names[event["pid"]],
-            lane=event["cat"],
-            name=event["name"],
-            step=event["args"]["step"],
-            start_s=event["args"]["start_s"],
-            end_s=event["args"]["end_s"],
-            detail=event["args"]["detail"],
-        )
-        for event in events
-        if event["ph"] in ("X", "i")
-    )
-    flows = tuple(
-        Flow(name=event["name"], **{name: event["args"][name] for name in _FLOW_FIELDS})
-        for event in events
-        if event["ph"] == "s"
-    )
-    return Trace(intervals=intervals, flows=flows, clock=clock)

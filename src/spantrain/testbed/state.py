@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from spantrain.config.parsing import parse_json
 from spantrain.errors import TestbedError
 from spantrain.testbed.entrance import process_started
 
@@ -119,7 +120,7 @@ def read_states() -> list[State]:
 
 def _read(path: Path) -> State | None:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_json(path.read_text(encoding="utf-8"), str(path), error=TestbedError, remedy="remove it")
         router, keeper = (ProcessMark(**fields.pop(name)) for name in ("router", "keeper"))
         owner = fields.pop("owner")
         return State(

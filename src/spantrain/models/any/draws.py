@@ -1,19 +1,27 @@
 """Builds a model with some of its parameters empty, and the others with the numbers that all together would have."""
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spantrain.errors import ConfigError
 from spantrain.models.hashing import derive_seed
 
-__all__ = ["OwnDraws", "Registered", "empty_like", "registering"]
+__all__ = ["OwnDraws", "Registered", "bounded", "empty_like", "registering"]
 
 _NO_PARAMETER = -1
+_MAX_PARTS = 400_000
+"""Of one model: five times as many as those of hundreds of experts in dozens of layers."""
 
 
 class Registered:
@@ -67,6 +75,27 @@ def registering(replaced: Callable[[int, nn.Parameter], nn.Parameter]) -> Iterat
         yield registered
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def bounded(what: str) -> Iterator[None]:
+    """Refuse to build a model of more modules than any that is known; `what` begins the message.
+
+    Raises:
+        ConfigError: it has more.
+    """
+    made = itertools.count(1)
+
+    def count(_owner: nn.Module, _name: str, _part: nn.Module | nn.Parameter | None) -> None:
+        if next(made) > _MAX_PARTS:
+            raise ConfigError(f"{what}: has more than {_MAX_PARTS} modules and parameters; its configuration is wrong")
+
+    hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,7 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from spantrain.config.json_codec import from_json, parse_json, render_json, to_json
+from spantrain.config.json_codec import from_json, render_json, to_json
+from spantrain.config.parsing import parse_json
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.any.batch import Batch

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.any.batch import Batch
-from spantrain.models.any.draws import OwnDraws, Registered, empty_like, registering
+from spantrain.models.any.draws import OwnDraws, Registered, bounded, empty_like, registering
 from spantrain.models.any.factory import call_factory
 from spantrain.models.any.losses import LabelLoss, Loss, OwnLoss
 from spantrain.models.hashing import derive_seed
@@ -160,7 +160,8 @@ def _library_model(spec: ModelSpec) -> nn.Module:
         if hasattr(configuration, "use_cache"):
             configuration.use_cache = False
         configuration.return_dict = True
-        made: nn.Module = model_class(configuration)
+        with bounded(f"model {spec.name}"):
+            made: nn.Module = model_class(configuration)
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
     return made

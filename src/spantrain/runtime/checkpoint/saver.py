@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.names import file_stem
 from spantrain.core.parts import TensorPart
 from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
@@ -58,9 +59,9 @@ def write_device_file(
     name, sha256, size_bytes = write_named(
         storage,
         folder,
-        device,
+        file_stem(device),
         tensor_pieces(tensors),
-        lambda digest: f"{device}-{digest[:_DIGEST_DIGITS]}.safetensors",
+        lambda digest: f"{file_stem(device)}-{digest[:_DIGEST_DIGITS]}.safetensors",
     )
     stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
     return name, StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
@@ -159,7 +160,7 @@ class CheckpointSaver:
         for step in sorted(set(dropped) - self._forgotten):
             self._forgotten.add(step)
             folder = step_folder(self._checkpoints, step)
-            for path in sorted(folder.glob(f"{glob.escape(self._device)}-*.safetensors")):
+            for path in sorted(folder.glob(f"{glob.escape(file_stem(self._device))}-*.safetensors")):
                 self._storage.remove(path)
             if folder.is_dir() and not any(folder.iterdir()):
                 self._storage.remove(folder)

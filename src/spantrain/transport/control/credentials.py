@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from spantrain.config.parsing import parse_json
 from spantrain.errors import UsageError
 from spantrain.transport.control.certificates import Authority, ServerIdentity
 from spantrain.transport.control.private_file import read_private, write_private
@@ -44,7 +45,7 @@ class Credentials:
             return made
         try:
             return cls._of_text(text)
-        except ValueError as error:
+        except (ValueError, UsageError) as error:
             raise UsageError(
                 f"{path}: holds no credentials of a coordinator ({error}); take it from a copy, or remove it: then all "
                 "must join anew with a new token"
@@ -67,7 +68,7 @@ class Credentials:
         Raises:
             ValueError: it is something else.
         """
-        table = json.loads(text)
+        table = parse_json(text, "the file", error=UsageError)
         if not isinstance(table, dict) or not all(isinstance(table.get(name), str) for name in _FIELDS):
             raise ValueError(f"it needs {', '.join(_FIELDS)}")
         identity_key, identity, authority_key, authority = (table[name].encode() for name in _FIELDS[:4])

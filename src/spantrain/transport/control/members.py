@@ -1,17 +1,15 @@
 """Who has joined: names by certificate, and how many calls each has running."""
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
 from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["Members", "Seat", "TooManyCalls", "check_name"]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,63}")
 
 
 class TooManyCalls(Exception):
@@ -24,7 +22,7 @@ def check_name(name: str) -> None:
     Raises:
         UsageError: it is empty, longer than 64, or has other characters.
     """
-    if _NAME.fullmatch(name) is None:
+    if not is_member_name(name):
         raise UsageError(
             f"a device cannot join as {name!r}: a name has 1 to 64 letters, digits or . _ : @ / - "
             "and begins with a letter or digit"

@@ -1,0 +1,54 @@
+"""What sites, hosts and devices may be called, and the names of files about them."""
+
+import re
+from urllib.parse import quote
+
+__all__ = ["check_name", "file_stem", "is_member_name", "is_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,63}")
+
+
+def is_name(text: str) -> bool:
+    """Whether a site, host, device, cluster or shard may be called this: one part of a path, of an address, of a
+    certificate.
+
+    >>> is_name("lab-0"), is_name("../escaped"), is_name("")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(text) is not None
+
+
+def is_member_name(text: str) -> bool:
+    """Whether a program may join under this, and have it in its certificate: a name, or one with more behind it.
+
+    >>> is_member_name("lab-0"), is_member_name("lab/0"), is_member_name("/lab")
+    (True, True, False)
+    """
+    return _MEMBER.fullmatch(text) is not None
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is none; `what` it is for, if anything, begins the message.
+
+    Raises:
+        ValueError: it is empty, longer than 63, or has other characters.
+    """
+    if not is_name(name):
+        shown = repr(name if len(name) <= 80 else f"{name[:80]}...")
+        raise ValueError(
+            f"{what} {shown}".lstrip()
+            + " is no name; use up to 63 letters, digits, '-', '_' or '.', a letter or digit first"
+        )
+
+
+def file_stem(name: str) -> str:
+    """Return what a file about something of this name is called: never a path; another name gives another stem.
+
+    Members of a run may have names with a slash, such as `lab/0`.
+
+    >>> file_stem("lab-0"), file_stem("lab/0"), file_stem("../escaped")
+    ('lab-0', 'lab%2F0', '%2E.%2Fescaped')
+    """
+    stem = quote(name, safe="")
+    return f"%2E{stem[1:]}" if stem.startswith(".") else stem
