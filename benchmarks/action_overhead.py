@@ -39,7 +39,6 @@ def run_once(session: Session, plan: Plan, profile: Profile, steps: int, folder:
         profile=profile,
         profile_path="",
         job=TrainJob(steps=steps),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
     )

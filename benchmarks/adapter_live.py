@@ -164,7 +164,6 @@ def train_one(
         profile=case.profile,
         profile_path="",
         job=replace(job, adapter=method.adapter, allow_wire=method.allowed),
-        schedule=plan.schedule,
         out=folder / name,
         checkpoints=False,
         network_trace=trace,

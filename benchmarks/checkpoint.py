@@ -91,8 +91,7 @@ def measure_saving(plan: Plan, job: TrainJob, folder: Path) -> bool:
     profile = described_profile(plan.cluster, plan.model)
     write_profile(profile, folder / "profile.json")
     request = TrainRequest(
-        plan=plan, profile=profile, profile_path=str(folder / "profile.json"), job=job, schedule="1f1b",
-        out=folder / "run",
+        plan=plan, profile=profile, profile_path=str(folder / "profile.json"), job=job, out=folder / "run",
     )  # fmt: skip
     listener = Steps()
     with open_session(plan.cluster, plan.devices, SessionOptions(network=False), folder / "logs", listener) as session:

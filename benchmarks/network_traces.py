@@ -69,7 +69,6 @@ def run(plan: Plan, profile: Profile, trace: str, steps: int, folder: Path) -> N
         profile=profile,
         profile_path="",
         job=TrainJob(steps=steps),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
         network_trace=network_trace(trace),

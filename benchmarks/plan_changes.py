@@ -117,7 +117,6 @@ def run(rounds: int, network: bool, folder: Path) -> tuple[TrainOutcome, list[tu
         profile=profile,
         profile_path="",
         job=TrainJob(steps=2 * len(plans) + 4),
-        schedule=first.schedule,
         out=folder,
         checkpoints=False,
         adviser=InTurn(list(plans)),

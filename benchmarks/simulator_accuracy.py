@@ -149,7 +149,6 @@ def _run(session: Session, measured: Profile, number: int, generation: int, step
         profile=profile,
         profile_path="",
         job=TrainJob(steps=steps),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
     )

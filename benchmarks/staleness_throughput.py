@@ -15,6 +15,7 @@ from pathlib import Path
 
 from results import save
 from spantrain.app.plan import make_plan
+from spantrain.app.plan_files import under_schedule
 from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
@@ -50,9 +51,8 @@ def slow_laptop() -> Cluster:
 
 def run(session: Session, plan: Plan, profile: Profile, job: TrainJob, schedule: str, out: Path) -> TrainOutcome:
     """Train the plan under a schedule."""
-    request = TrainRequest(
-        plan=plan, profile=profile, profile_path="", job=job, schedule=schedule, out=out, checkpoints=False
-    )
+    plan = under_schedule(plan, schedule)
+    request = TrainRequest(plan=plan, profile=profile, profile_path="", job=job, out=out, checkpoints=False)
     return train(session, request, StopRequest(), SilentReporter())
 
 

@@ -153,7 +153,6 @@ def _run(session: Session, profile: Profile, case: Case, generation: int, steps:
         profile=profile,
         profile_path="",
         job=TrainJob(steps=steps, adapter="off"),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
     )

@@ -97,7 +97,6 @@ def _run(session: Session, plan: Plan, profile: Profile, steps: int, folder: Pat
         profile=profile,
         profile_path="",
         job=TrainJob(steps=steps, adapter="off"),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
     )

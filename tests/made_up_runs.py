@@ -201,7 +201,7 @@ def save_all(run: Path, plan: Plan, job: TrainJob, devices: Sequence[PlanDevice]
     def describe(saved: SavedFile, files) -> Manifest:
         manifests.append(
             Manifest(
-                step=saved.step, model=plan.model, plan=plan, job=job, schedule=plan.schedule, profile="",
+                step=saved.step, model=plan.model, plan=plan, job=job, profile="",
                 losses=(1.0,) * saved.step, ledger=ledger, scalars=saved.scalars, files=files,
             )
         )  # fmt: skip

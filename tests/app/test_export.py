@@ -72,7 +72,7 @@ def run_of(spec: ModelSpec, run: Path) -> list[torch.nn.Module]:
 
     def describe(saved: SavedFile, files) -> Manifest:
         return Manifest(
-            step=saved.step, model=spec, plan=None, job=None, schedule="", profile="", losses=(),
+            step=saved.step, model=spec, plan=None, job=None, profile="", losses=(),
             ledger=SampleLedger(), files=files,
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_the_example_compares_a_model_from_a_configuration(tmp_path, capsys):
 def test_a_factorys_model_goes_out_as_a_state_dict(tmp_path):
     spec = small("factory", tmp_path)
     run_of(spec, tmp_path / "run")
-    outcome = export_run(tmp_path / "run", tmp_path / "out")
+    outcome = export_run(tmp_path / "run", tmp_path / "out", functions=(spec.source,))
     assert outcome.loads_with == "safetensors"
     weights = load_file(tmp_path / "out/model.safetensors")
     module = whole_model(spec, seed=99).module
@@ -155,7 +155,7 @@ def test_a_factorys_model_goes_out_as_a_state_dict(tmp_path):
 def test_what_was_exported_comes_in_again(family, tmp_path):
     spec = small(family, tmp_path)
     run_of(spec, tmp_path / "run")
-    export_run(tmp_path / "run", tmp_path / "out")
+    export_run(tmp_path / "run", tmp_path / "out", functions=(spec.source,))
     outcome = import_weights(tmp_path / "out", spec, tmp_path / "again")
     assert outcome.converted == ()
     before = latest_checkpoint(tmp_path / "run")

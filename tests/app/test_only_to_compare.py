@@ -49,4 +49,4 @@ def test_training_refuses_it_with_the_stages_named(profile, tmp_path):
     out = tmp_path / "plan.json"
     plan_file(profile, None, replace(JOB, global_batch=64), PlanWishes(strategies=("zero2",)), out)
     with pytest.raises(PlanError, match=r"stage 0: its state is sharded \(zero2\)"):
-        new_run(out, TrainJob(steps=1), schedule=None, out=tmp_path / "run")
+        new_run(out, TrainJob(steps=1), tmp_path / "run", functions=())

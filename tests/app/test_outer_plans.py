@@ -66,7 +66,7 @@ def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
         assert local.global_batch == group.global_batch
         assert local.prediction.step_s == pytest.approx(group.step_s)
     with pytest.raises(PlanError, match=r"outer optimizer.*--allow-outer"):
-        new_run(out, TrainJob(steps=1), None, tmp_path / "run")
+        new_run(out, TrainJob(steps=1), tmp_path / "run", functions=())
 
 
 def near_and_far():

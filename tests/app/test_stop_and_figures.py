@@ -52,4 +52,4 @@ def test_step_time_of_a_run_that_ended_in_the_warm_up(durations_s):
 
 def test_resuming_needs_a_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        resumed_run(tmp_path, 10, tmp_path)
+        resumed_run(tmp_path, 10, tmp_path, functions=())

@@ -61,7 +61,6 @@ def trained(plan: Plan, profile: Profile, trace: NetworkTrace, folder: Path) -> 
         profile=profile,
         profile_path="",
         job=TrainJob(steps=STEPS),
-        schedule=plan.schedule,
         out=folder,
         checkpoints=False,
         network_trace=trace,

@@ -55,14 +55,14 @@ def plan(profile) -> Plan:
         global_batch=24,
         dtype="float32",
         stages=stages,
-        schedule="gpipe",
+        schedule=SCHEDULE,
     )
 
 
 @pytest.fixture(scope="module")
 def lived(plan, profile) -> tuple[Trace, tuple[DeviceDecisions, ...]]:
     """What a run leaves that goes just as predicted: its clock began at 500 s."""
-    trace = predict(plan, profile, SCHEDULE).trace
+    trace = predict(plan, profile).trace
     tied = tuple(
         Flow(
             name=str(MessageKey(0, 2, "tied:wte:0", 0, Span(0, 1))),
@@ -82,7 +82,7 @@ def lived(plan, profile) -> tuple[Trace, tuple[DeviceDecisions, ...]]:
 
 def decided(plan: Plan, trace: Trace, device: str) -> DeviceDecisions:
     """Ask a policy all that the trace of a device asks."""
-    task = task_of(plan, device, SCHEDULE)
+    task = task_of(plan, device)
     policy = make_policy(SCHEDULE, task)
     decisions = []
     for step in range(3):
@@ -99,7 +99,7 @@ def decided(plan: Plan, trace: Trace, device: str) -> DeviceDecisions:
             answer = policy.on_event(500.0 + time_s, event)
             decisions.append(Decision.of(step, 500.0 + time_s, event, answer))
         assert policy.step_complete
-    return DeviceDecisions(device=device, schedule=SCHEDULE, trace_shift_s=-500.0, decisions=tuple(decisions))
+    return DeviceDecisions(device=device, trace_shift_s=-500.0, decisions=tuple(decisions))
 
 
 @pytest.fixture
@@ -120,7 +120,6 @@ def leave(folder: Path, plan: Plan, profile, lived, durations_s=(2.0, 4.0, 3.0),
     content = RunContent(
         plan=plan,
         profile=profile,
-        schedule=SCHEDULE,
         optimizer="adamw",
         steps=steps,
         peak_bytes=peak_bytes or {},
@@ -132,7 +131,7 @@ def leave(folder: Path, plan: Plan, profile, lived, durations_s=(2.0, 4.0, 3.0),
 
 def test_figures_of_a_run(folder, plan, profile):
     found = validate_run(folder)
-    predicted = predict(plan, profile, SCHEDULE)
+    predicted = predict(plan, profile)
     assert (found.schedule, found.steps_measured, found.measured_by) == (SCHEDULE, 3, "run.json")
     assert found.step_s_measured == 3.0
     assert found.step_error_ratio == pytest.approx(predicted.step_s / 3.0 - 1)
@@ -171,8 +170,6 @@ def test_a_forged_decision_is_told(folder):
 def test_a_folder_of_plan_profile_and_trace_is_enough(folder, plan, profile, lived):
     for name in ("run.json", "decisions.jsonl"):
         (folder / name).unlink()
-    written = read_plan(folder / "plan.json")
-    write_plan(replace(written, schedule=SCHEDULE), folder / "plan.json")
     found = validate_run(folder)
     assert (found.measured_by, found.steps_measured, found.decisions) == ("trace.json", 2, None)
     assert found.step_error_ratio == pytest.approx(0, abs=1e-3), "the trace is the simulator's own"
@@ -328,7 +325,7 @@ def other_units(page):
             lambda page: page.update(dtype="x"),
             r"profile\.json: is not the profile that .*plan\.json was",
         ),
-        ("run.json", lambda page: page.update(schedule="best"), r"'best'.*1f1b"),
+        ("plan.json", lambda page: page.update(schedule="best"), r"plan\.json: .*'best'.*1f1b"),
         ("run.json", lambda page: page.update(plan="gone.json"), r"gone\.json: there is no such file"),
     ],
 )

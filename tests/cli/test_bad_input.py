@@ -262,7 +262,49 @@ EDITS = {
     ),
     "no replicas": (lambda content: stage_of(content).pop("replicas"), ("stages[0].replicas", "is missing")),
     "no stages": (lambda content: content.update(stages=[]), ("at least one stage",)),
+    "last stage left out": (lambda content: without_last_stage(content), ("of gpt2-tiny", "14 units", "plan again")),
+    "another width": (
+        lambda content: content["model"]["config"].update(n_embd=128),
+        ("another gpt2-tiny than the profile", "config.n_embd 128 (profile: 64)"),
+    ),
+    "shorter samples": (
+        lambda content: content["model"].update(sequence_length=32),
+        ("another gpt2-tiny than the profile", "sequence_length 32 (profile: 64)"),
+    ),
+    "a device of another kind": (
+        lambda content: device_of(content).update(kind="t4"),
+        ("cluster.devices", "'t4' is not among"),
+    ),
+    "a device at another place": (
+        lambda content: swapped_hosts(content),
+        ("in the plan", "in the profile", "plan again"),
+    ),
+    "a device outside": (
+        lambda content: device_of(content).update(name="../../escaped"),
+        ("'../../escaped' is no name",),
+    ),
 }
+
+
+def without_last_stage(content: dict) -> None:
+    content["stages"].pop()
+    content["stages"][-1]["wire_format"] = "native"
+    content["hints"] = None
+
+
+def device_of(content: dict) -> dict:
+    name = replica_of(content)["devices"][0]
+    return next(device for device in content["cluster"]["devices"] if device["name"] == name)
+
+
+def swapped_hosts(content: dict) -> None:
+    """The two hosts of a site change their devices."""
+    hosts = [host for host in content["cluster"]["hosts"] if host["site"] == "lab"]
+    hosts[0]["devices"], hosts[1]["devices"] = hosts[1]["devices"], hosts[0]["devices"]
+    for host in hosts:
+        for device in content["cluster"]["devices"]:
+            if device["name"] in host["devices"]:
+                device["host"] = host["name"]
 
 
 @pytest.fixture(scope="module")
@@ -275,15 +317,17 @@ def planned(tmp_path_factory) -> dict:
     return {"folder": folder, "text": (folder / "plan.json").read_text()}
 
 
-@pytest.mark.parametrize("command", ["explain", "simulate"])
+@pytest.mark.parametrize("command", ["explain", "simulate", "train"])
 @pytest.mark.parametrize("name", EDITS)
 def test_plans_edited_by_hand(refused, planned, command, name):
+    """Whatever is to be done with a plan, one reader checks it."""
     change, says = EDITS[name]
     content = json.loads(planned["text"])
     change(content)
     path = planned["folder"] / "edited.json"
     path.write_text(json.dumps(content))
-    refused(command, path, says=("edited.json", *says))
+    more = ("--out", "run", "--no-network") if command == "train" else ()
+    refused(command, path, *more, says=("edited.json", *says))
 
 
 def test_runs_that_cannot_be(refused, plan_path, tmp_path):

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from spantrain.config.artefacts import read_plan, write_plan
+from spantrain.config.artefacts import (
+    profile_of_plan,
+    read_plan,
+    reference_to_profile,
+    write_plan,
+    write_profile,
+)
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.parts import TensorPart
@@ -51,7 +57,7 @@ def run(plan_path, weights, tmp_path) -> Path:
 
     def describe(saved: SavedFile, files) -> Manifest:
         return Manifest(
-            step=3, model=plan.model, plan=plan, job=TrainJob(steps=3), schedule="1f1b", profile="", losses=(3.0,) * 3,
+            step=3, model=plan.model, plan=plan, job=TrainJob(steps=3), profile="", losses=(3.0,) * 3,
             ledger=SampleLedger().extended(0, plan.global_batch), files=files,
         )  # fmt: skip
 
@@ -143,8 +149,11 @@ def test_resuming_from_what_is_damaged(damage, spantrain, run):
 
 def test_resuming_under_a_plan_for_another_model(spantrain, run, plan_path, tmp_path):
     plan = read_plan(plan_path)
-    wider = replace(plan, model=replace(plan.model, config={**plan.model.config, "n_embd": 128}))
-    write_plan(wider, tmp_path / "other.json")
+    model = replace(plan.model, config={**plan.model.config, "n_embd": 128})
+    profile_path = tmp_path / "other-profile.json"
+    write_profile(replace(profile_of_plan(plan, plan_path), model=model), profile_path)
+    reference = reference_to_profile(profile_path, tmp_path / "other.json")
+    write_plan(replace(plan, model=model, profile=reference), tmp_path / "other.json")
     before = content_of(run)
     ended = spantrain("train", "--resume", run, "--plan", tmp_path / "other.json", "--steps", 9)
     refused(ended, "not for the model", "n_embd")

@@ -102,6 +102,6 @@ def test_devices_are_told_of_steps_that_are_not_saved_again(plan, tmp_path):
 
 def described(plan, saved, files) -> Manifest:
     return Manifest(
-        step=saved.step, model=plan.model, plan=None, job=None, schedule="", profile="", losses=(),
+        step=saved.step, model=plan.model, plan=None, job=None, profile="", losses=(),
         ledger=SampleLedger(), files=files,
     )  # fmt: skip

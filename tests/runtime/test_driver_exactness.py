@@ -138,11 +138,11 @@ def run_plan(plan: Plan, steps: int = 1, *, restless: int | None = None) -> Ran:
 
 def check_decisions(plan: Plan, name: str, decisions: tuple[Decision, ...]) -> None:
     """What the live policy answered, a fresh one answers; and so does the simulator, given the arrival times."""
-    log = DeviceDecisions(device=name, schedule=plan.schedule, trace_shift_s=0.0, decisions=decisions)
-    task = task_of(plan, name, plan.schedule)
+    log = DeviceDecisions(device=name, trace_shift_s=0.0, decisions=decisions)
+    task = task_of(plan, name)
     assert sum(len(decision.run) for decision in decisions) >= 2 * len(task.spans)
-    assert replay(task, log) is None
-    assert simulated_order(task, log) is None
+    assert replay(plan.schedule, task, log) is None
+    assert simulated_order(plan.schedule, task, log) is None
 
 
 def reference_gradients(plan: Plan, reference, steps: int = 1):

@@ -61,7 +61,7 @@ def request_of(plan, law_profile, out: Path, outer: OuterCluster, **job) -> Trai
     profile = law_profile(plan.cluster, plan.model)
     write_profile(profile, out / "profile.json")
     return TrainRequest(
-        plan=plan, profile=profile, profile_path=str(out / "profile.json"), schedule=plan.schedule, out=out,
+        plan=plan, profile=profile, profile_path=str(out / "profile.json"), out=out,
         job=TrainJob(steps=STEPS, seed=5, learning_rate=0.01, adapter="off", **job), outer=outer,
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_a_pipeline_and_a_plain_loop_share_a_model(session, plan, law_profile, r
         with joined(server, plain) as again:
             version = again.metrics.version
         status = server.status()
-    trained = state_of(Path(folder))
+    trained = state_of(Path(folder), plan.model)
     for name, one in plain.items():
         assert torch.equal(one, trained[name]), name
     assert any(f"cluster pipeline: version {version}, " in note for note in reporter.notes), reporter.notes

@@ -62,7 +62,6 @@ class Running:
             profile=profile,
             profile_path=str(out / "profile.json"),
             job=job,
-            schedule=plan.schedule,
             out=out,
             **fields,
         )
@@ -233,7 +232,7 @@ def test_resumed_run_is_the_unbroken_run(running, make_plan, spec_of, tmp_path):
     unbroken, _ = running.train(plan, job, tmp_path / "unbroken")
     running.train(plan, replace(job, steps=4), tmp_path / "broken")
     assert {path.name for path in (tmp_path / "broken/checkpoint").iterdir()} == {"step-3", "step-4", "latest"}
-    request = resumed_run(tmp_path / "broken", 9, tmp_path / "rest")
+    request = resumed_run(tmp_path / "broken", 9, tmp_path / "rest", functions=())
     rest, steps = running.go(request)
     assert [step.step for step in steps] == [4, 5, 6, 7, 8]
     # A static order of work adds in the same order: the same bits.

@@ -81,13 +81,12 @@ def test_a_run_goes_on_under_one_plan_after_another(session, plans, law_profile,
     outcome = run(
         session,
         TrainRequest(
-            plan=first, profile=profiles[order[0]], profile_path=profile_path, job=JOB, schedule="gpipe",
-            out=tmp_path / "run",
+            plan=first, profile=profiles[order[0]], profile_path=profile_path, job=JOB, out=tmp_path / "run",
         ),
     )  # fmt: skip
     for number, name in enumerate(order[1:], start=1):
         path = written(plans[name], profiles[name], tmp_path / f"{number}.json")
-        request = resumed_run(tmp_path / "run", 4 + 3 * number, tmp_path / "run", plan_path=path)
+        request = resumed_run(tmp_path / "run", 4 + 3 * number, tmp_path / "run", functions=(), plan_path=path)
         outcome = run(session, request)
         assert outcome.steps == 4 + 3 * number
     assert outcome.losses == pytest.approx(wanted, abs=TOLERANCE)
@@ -96,7 +95,7 @@ def test_a_run_goes_on_under_one_plan_after_another(session, plans, law_profile,
 
     smaller = make_plan(model.spec, [0, 2, 5], [[1], [1]], [[Span(0, 2), Span(2, 4)]] * 2, "gpipe")
     path = written(smaller, law_profile(smaller.cluster, model.spec), tmp_path / "smaller.json")
-    outcome = run(session, resumed_run(tmp_path / "run", 19, tmp_path / "run", plan_path=path))
+    outcome = run(session, resumed_run(tmp_path / "run", 19, tmp_path / "run", functions=(), plan_path=path))
     behind = OneProcess(model.spec, JOB, 4)
     behind.take_over(model.tensors())
     assert outcome.losses[16:] == pytest.approx(behind.train(16, 3, samples_before=16 * BATCH), abs=TOLERANCE)
@@ -107,11 +106,10 @@ def test_a_plan_for_another_model_is_refused(session, plans, law_profile, make_p
     profile = law_profile(plan.cluster, plan.model)
     path = written(plan, profile, tmp_path / "first.json")
     request = TrainRequest(
-        plan=plan, profile=profile, profile_path=str(tmp_path / "first-profile.json"), job=JOB, schedule="gpipe",
-        out=tmp_path / "run",
+        plan=plan, profile=profile, profile_path=str(tmp_path / "first-profile.json"), job=JOB, out=tmp_path / "run",
     )  # fmt: skip
     run(session, request)
     other = make_plan(spec_of("bert"), [0, 4], [[1]], [THIRDS], "gpipe")
     path = written(other, law_profile(other.cluster, other.model), tmp_path / "other.json")
     with pytest.raises(UsageError, match=r"not for the model that .*family: 'gpt2' there, 'bert' in the plan"):
-        resumed_run(tmp_path / "run", 9, tmp_path / "run", plan_path=path)
+        resumed_run(tmp_path / "run", 9, tmp_path / "run", functions=(), plan_path=path)

@@ -55,7 +55,7 @@ def request_of(plan, law_profile, tmp_path):
         write_profile(profile, tmp_path / "profile.json")
         return TrainRequest(
             plan=under, profile=profile, profile_path=str(tmp_path / "profile.json"), job=job,
-            schedule=under.schedule, out=tmp_path / "run",
+            out=tmp_path / "run",
         )  # fmt: skip
 
     return request
@@ -82,7 +82,7 @@ def test_losses_are_those_of_one_process_with_old_weights(session, plan, request
     assert validate_run(tmp_path / "run").step_s_predicted == outcome.step_s_predicted
 
     longer = replace(JOB, checkpoint_every=12)
-    rest = run(session, resumed_run(tmp_path / "run", 16, tmp_path / "rest"))
+    rest = run(session, resumed_run(tmp_path / "run", 16, tmp_path / "rest", functions=()))
     assert rest.losses == pytest.approx(OldWeights(plan.model, longer, BATCH).train(0, 16), abs=1e-4)
 
 

@@ -105,7 +105,7 @@ def check_what_is_left(out: Path, plans: list[Plan], first_step: int) -> None:
 
 def check_that_it_goes_on(session, out: Path, steps: int, model: OneProcess) -> None:
     """From its checkpoint, under the last plan."""
-    again = resumed_run(out, steps + 2, out)
+    again = resumed_run(out, steps + 2, out, functions=())
     assert (again.plan.generation, again.schedule) == (5, "gpipe")
     outcome = train(session, again, StopRequest(), SilentReporter())
     assert outcome.losses == pytest.approx(model.train(0, outcome.steps), abs=TOLERANCE)
@@ -123,7 +123,7 @@ def test_plans_take_over_while_it_trains(session, first, law_profile, tmp_path):
     profile = law_profile(first.cluster, first.model)
     write_profile(profile, out / "profile.json")
     request = TrainRequest(
-        plan=first, profile=profile, profile_path=str(out / "profile.json"), job=JOB, schedule="1f1b", out=out,
+        plan=first, profile=profile, profile_path=str(out / "profile.json"), job=JOB, out=out,
         adviser=Advisers(plans),
     )  # fmt: skip
     stop = StopRequest()
@@ -155,7 +155,7 @@ def test_an_adviser_that_fails_is_told_of_once(session, first, law_profile, tmp_
     write_profile(profile, tmp_path / "profile.json")
     request = TrainRequest(
         plan=replace(first, generation=7), profile=profile, profile_path=str(tmp_path / "profile.json"),
-        job=replace(JOB, steps=8), schedule="1f1b", out=tmp_path, adviser=Failing(),
+        job=replace(JOB, steps=8), out=tmp_path, adviser=Failing(),
     )  # fmt: skip
     listener = Listener(99, StopRequest())
     outcome = train(session, request, StopRequest(), listener)

@@ -96,7 +96,6 @@ class Cast:
         member = build_member(plan, name, device, self._units[name], graph=self._graph, groups=self._groups[name])
         actions = StageActions(
             plan=plan,
-            schedule=plan.schedule,
             name=name,
             member=member,
             device=device,

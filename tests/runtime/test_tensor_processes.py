@@ -80,7 +80,6 @@ def test_losses_are_those_of_one_process(groups, schedule, session, alone, make_
         profile=profile,
         profile_path=str(tmp_path / "profile.json"),
         job=JOB,
-        schedule=plan.schedule,
         out=tmp_path,
     )
     outcome = train(session, request, StopRequest(), SilentReporter())

@@ -180,7 +180,6 @@ def test_real_workers_lose_what_one_process_does(make_plan, law_profile, tmp_pat
                 profile=profile,
                 profile_path="",
                 job=job,
-                schedule=plan.schedule,
                 out=tmp_path / str(generation),
                 checkpoints=False,
             )

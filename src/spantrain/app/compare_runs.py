@@ -49,7 +49,7 @@ class Runner:
             traffic.note(done)
             self.reporter.progress(done, total, text)
 
-        network = open_trace(self.network_trace, self.session.testbed, layout.plan, self.profile, layout.plan.schedule)
+        network = open_trace(self.network_trace, self.session.testbed, layout.plan, self.profile)
         network.prepare(job.steps, self._folder(str(layout.framework)))
         try:
             answers = self.session.coordinator.perform(
@@ -75,7 +75,6 @@ class Runner:
             profile=self.profile,
             profile_path="",
             job=job,
-            schedule=plan.schedule,
             out=self._folder(folder),
             checkpoints=False,
             network_trace=self.network_trace,

@@ -121,7 +121,6 @@ def _train(
         profile=profile,
         profile_path=str((out / "profile.json").resolve()),
         job=TrainJob(steps=steps, evaluate_every=0 if steps == options.baseline_steps else steps),
-        schedule=options.schedule,
         out=out,
     )
     return train(session, request, StopRequest(), listener)

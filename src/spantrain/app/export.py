@@ -2,7 +2,8 @@
 
 import hashlib
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
 from spantrain.runtime.exchange_transfer import Exchange, Group
+from spantrain.runtime.own_functions import with_own_functions
 
-__all__ = ["EXAMPLE_FILE", "ExportOutcome", "export_run", "trained_parameters"]
+__all__ = ["EXAMPLE_FILE", "ExportOutcome", "export_run", "manifest_with", "trained_parameters"]
 
 EXAMPLE_FILE = "example.safetensors"
 """What went in and what came out when it was exported: `examples/load_exported.py` compares."""
@@ -44,16 +46,18 @@ class ExportOutcome:
     """Parameters that the model has and does not use: they are as they were initialised."""
 
 
-def export_run(run: Path, to: Path) -> ExportOutcome:
+def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportOutcome:
     """Write the weights of a run's newest checkpoint to a new folder.
 
+    `functions` of the user's, as `FILE.py:FUNCTION`, may be called if the run's model is one of them.
+
     Raises:
-        ConfigError: there is no checkpoint, a file of it is damaged or on another machine, or the folder holds
-            something.
+        ConfigError: there is no checkpoint, a file of it is damaged or on another machine, the folder holds something,
+            or the model is of a function that may not be called.
     """
     check_new(to)
     folder = latest_checkpoint(run)
-    manifest = read_manifest(folder)
+    manifest = manifest_with(read_manifest(folder), functions)
     weights = trained_parameters(folder, manifest)
     whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
     untrained = _fill(whole.module, weights)
@@ -79,6 +83,15 @@ def export_run(run: Path, to: Path) -> ExportOutcome:
         logits_sha256=logits_sha256,
         untrained=untrained,
     )
+
+
+def manifest_with(manifest: Manifest, functions: Sequence[str]) -> Manifest:
+    """Return a manifest with these functions of the user's in the place of those that its model names.
+
+    Raises:
+        ConfigError: it names one that is not among them.
+    """
+    return replace(manifest, model=with_own_functions(manifest.model, functions))
 
 
 def check_new(folder: Path) -> None:

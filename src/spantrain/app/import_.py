@@ -119,7 +119,7 @@ def _prefix_left_out(tensors: Mapping[str, Tensor], wanted: Iterable[str]) -> st
 def _write(out: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> Path:
     def describe(saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         return Manifest(
-            step=saved.step, model=spec, plan=None, job=None, schedule="", profile="", losses=(),
+            step=saved.step, model=spec, plan=None, job=None, profile="", losses=(),
             ledger=SampleLedger(), files=files,
         )  # fmt: skip
 

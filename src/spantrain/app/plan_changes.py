@@ -45,15 +45,13 @@ class PlanChange:
 class PlanChanges:
     """Follows a run from plan to plan."""
 
-    def __init__(
-        self, plan: Plan, schedule: str, *, first_step: int, folder: Path, tell: Callable[[str], None]
-    ) -> None:
-        """Begin with a plan that runs in this schedule, whichever it names; `tell` says a line to the user."""
+    def __init__(self, plan: Plan, *, first_step: int, folder: Path, tell: Callable[[str], None]) -> None:
+        """Begin with a plan; `tell` says a line to the user."""
         self._folder = folder
         self._tell = tell
         self._goes_on = first_step > 0
         """Whether the folder's log is of this run."""
-        self._plans = [(first_step, plan, schedule)]
+        self._plans = [(first_step, plan)]
         self._files: dict[str, Plan] = {}
         self._under_way: tuple[str, str] | None = None
         """File and reason of the plan that takes over."""
@@ -65,11 +63,6 @@ class PlanChanges:
         return self._plans[-1][1]
 
     @property
-    def schedule(self) -> str:
-        """The present one."""
-        return self._plans[-1][2]
-
-    @property
     def first_step(self) -> int:
         """Of the present plan."""
         return self._plans[-1][0]
@@ -79,9 +72,9 @@ class PlanChanges:
         """The plans that took over, by the names of their files in the run's folder."""
         return self._files
 
-    def after(self, steps_done: int) -> tuple[Plan, str]:
-        """Return the plan and the schedule of the step behind so many."""
-        return next((plan, schedule) for first, plan, schedule in reversed(self._plans) if first <= steps_done)
+    def after(self, steps_done: int) -> Plan:
+        """Return the plan of the step behind so many."""
+        return next(plan for first, plan in reversed(self._plans) if first <= steps_done)
 
     def decided(self, step: int, advice: Advice) -> None:
         """Note that a plan takes over behind a step; write it down.
@@ -94,7 +87,7 @@ class PlanChanges:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_plan(replace(plan, profile=None), self._folder / name)
         self._files[name] = plan
-        self._plans.append((step + 1, plan, plan.schedule))
+        self._plans.append((step + 1, plan))
         self._under_way = name, advice.reason
 
     def ended(self, steps_done: int) -> None:

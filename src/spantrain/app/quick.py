@@ -156,7 +156,8 @@ def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -
     )
     planned = plan_file(profile, request.out / _PROFILE_FILE, spec, request.wishes, request.out / _PLAN_FILE)
     listener.show_plan(planned)
-    run = new_run(request.out / _PLAN_FILE, request.job, None, request.out)
+    functions = user_functions(request.model)
+    run = new_run(request.out / _PLAN_FILE, request.job, request.out, functions=functions)
     return replace(
         run,
         tensorboard=request.tensorboard,

@@ -70,7 +70,6 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
         graph=graph,
         job=job,
         peers=session.coordinator.peers(devices),
-        schedule=plan.schedule,
         output_dir="",
     )
     answers = session.coordinator.train(

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from spantrain.app.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.train import Resume, TrainRequest
 from spantrain.app.trainable import not_trained_yet
-from spantrain.config.artefacts import profile_of_plan, read_plan, read_profile
+from spantrain.config.artefacts import profile_at, profile_path_of, read_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -14,7 +15,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.policy.limits import check_limits
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
-from spantrain.schedule.registry import check_schedule
+from spantrain.runtime.own_functions import with_own_functions
 
 __all__ = ["has_own_job", "new_run", "resumed_run"]
 
@@ -22,25 +23,36 @@ _MOST_SHOWN = 120
 """Characters of a value in a message: a transformers configuration has kilobytes."""
 
 
-def new_run(plan_path: Path, job: TrainJob, schedule: str | None, out: Path) -> TrainRequest:
+def new_run(
+    plan_path: Path, job: TrainJob, out: Path, *, functions: Sequence[str], schedule: str | None = None
+) -> TrainRequest:
     """Read a plan and its profile.
+
+    Args:
+        plan_path: the plan's file.
+        job: how to train.
+        out: where the run writes.
+        functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the plan names them.
+        schedule: to train in; None: the plan's own.
 
     Raises:
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
+        ConfigError: the plan names a function that is not among those that may be called.
     """
-    plan, profile, profile_path = _read_plan(plan_path)
+    plan, profile, profile_path = _read_plan(plan_path, functions)
     return TrainRequest(
-        plan=plan,
-        profile=profile,
-        profile_path=profile_path,
-        job=job,
-        schedule=check_schedule(schedule or plan.schedule),
-        out=out,
+        plan=under_schedule(plan, schedule), profile=profile, profile_path=profile_path, job=job, out=out
     )
 
 
 def resumed_run(
-    run: Path, steps: int, out: Path, *, plan_path: Path | None = None, job: TrainJob | None = None
+    run: Path,
+    steps: int,
+    out: Path,
+    *,
+    functions: Sequence[str],
+    plan_path: Path | None = None,
+    job: TrainJob | None = None,
 ) -> TrainRequest:
     """Read what an earlier run left, to go on to `steps` in all: under its own plan, or under another one.
 
@@ -48,18 +60,20 @@ def resumed_run(
         run: folder of the run.
         steps: in all, those done included.
         out: where the run that goes on writes.
+        functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the plan names them.
         plan_path: of another plan for the same model: other cuts, degrees, shares, devices, also another global batch.
         job: of a run that has none of its own yet: what `spantrain import` made.
 
     Raises:
-        ConfigError: there is no checkpoint, or it has as many steps already, or is of another model.
+        ConfigError: there is no checkpoint, or it has as many steps already, or is of another model; or the plan names
+            a function that is not among those that may be called.
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
     """
     folder = latest_checkpoint(run)
     manifest = read_manifest(folder)
     if steps <= manifest.step:
         raise ConfigError(f"{run} has {manifest.step} steps done; --steps is the number in all, give more than that")
-    plan, profile, profile_path, schedule = _what_to_run(run, manifest, plan_path)
+    plan, profile, profile_path = _what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
     return TrainRequest(
@@ -67,7 +81,6 @@ def resumed_run(
         profile=profile,
         profile_path=profile_path,
         job=replace(job, steps=steps),
-        schedule=schedule,
         out=out,
         resume=Resume(folder=folder, content=manifest.content, losses=manifest.losses, ledger=manifest.ledger),
         calm_plan=None if plan_path is not None else manifest.calm_plan,
@@ -83,14 +96,22 @@ def has_own_job(run: Path) -> bool:
     return read_manifest(latest_checkpoint(run), check_files=False).job is not None
 
 
-def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None) -> tuple[Plan, Profile, str, str]:
+def _what_to_run(
+    run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]
+) -> tuple[Plan, Profile, str]:
     if plan_path is not None:
-        plan, profile, profile_path = _read_plan(plan_path)
+        plan, profile, profile_path = _read_plan(plan_path, functions)
         _check_same_model(run, manifest, plan, plan_path)
-        return plan, profile, profile_path, plan.schedule
+        return plan, profile, profile_path
     if manifest.plan is None:
         raise ConfigError(f"{run} was imported and has no plan yet; make one for its model, and give it with --plan")
-    return manifest.plan, read_profile(Path(manifest.profile)), manifest.profile, manifest.schedule
+    if not manifest.profile:
+        raise ConfigError(f"{run}: its checkpoint names no profile; give a plan of its model with --plan")
+    path = Path(manifest.profile)
+    # A plan that took over in mid-run names none.
+    profile = profile_at(path, manifest.plan, str(run)) if manifest.plan.profile else read_profile(path)
+    check_fits_profile(manifest.plan, profile, where=f"{run}: ")
+    return _runnable(manifest.plan, functions), profile, manifest.profile
 
 
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
@@ -122,12 +143,15 @@ def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:
     return {name: getattr(spec, name) for name in names} | {f"config.{key}": value for key, value in config.items()}
 
 
-def _read_plan(plan_path: Path) -> tuple[Plan, Profile, str]:
-    plan = read_plan(plan_path)
+def _read_plan(plan_path: Path, functions: Sequence[str]) -> tuple[Plan, Profile, str]:
+    plan, profile = open_plan(plan_path)
+    return _runnable(plan, functions), profile, str(profile_path_of(plan, plan_path).resolve())
+
+
+def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:
+    """Return the plan with these functions in the place of those that it names."""
     _check(plan)
-    profile = profile_of_plan(plan, plan_path)
-    assert plan.profile is not None
-    return plan, profile, str((plan_path.parent / plan.profile.path).resolve())
+    return replace(plan, model=with_own_functions(plan.model, functions))
 
 
 def _check(plan: Plan) -> None:

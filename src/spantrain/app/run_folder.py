@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.config.artefacts import (
+    RUN_FORMAT,
     read_artefact,
     read_plan,
     read_profile,
@@ -38,7 +39,6 @@ __all__ = [
 RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
-_FORMAT = "spantrain-run"
 _MOST_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 
@@ -62,7 +62,6 @@ class RunRecord:
     """Name of the plan's file in the run's folder; of several, the last one that ran."""
     profile: str
     """Name of the profile's file in the run's folder, or its path from there."""
-    schedule: str
     optimizer: str
     """As `cost.memory` names it."""
     steps_measured: int
@@ -89,7 +88,6 @@ class RunContent:
     plan: Plan
     """The first one."""
     profile: Profile
-    schedule: str
     optimizer: str
     """As `cost.memory` names it."""
     steps: tuple[MeasuredStep, ...]
@@ -124,7 +122,7 @@ def write_run(folder: Path, content: RunContent) -> None:
     write_trace(_shifted(content.trace, -start_s), folder / TRACE_FILE)
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
-    write_artefact(_record(names, profile_name, content), _FORMAT, folder / RUN_FILE)
+    write_artefact(_record(names, profile_name, content), RUN_FORMAT, folder / RUN_FILE)
 
 
 def read_run_record(folder: Path) -> RunRecord | None:
@@ -134,7 +132,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
         ConfigError: it is something else, or wrong.
     """
     path = folder / RUN_FILE
-    return read_artefact(RunRecord, _FORMAT, path) if path.exists() else None
+    return read_artefact(RunRecord, RUN_FORMAT, path) if path.exists() else None
 
 
 def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:
@@ -220,7 +218,6 @@ def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecor
         earlier_plans=tuple(plans[:-1]),
         first_step=content.first_step,
         profile=profile,
-        schedule=content.schedule,
         staleness=content.staleness,
         optimizer=content.optimizer,
         steps_measured=len(steps),

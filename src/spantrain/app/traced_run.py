@@ -70,12 +70,11 @@ class CalmRun:
 class TracedRun(CalmRun):
     """A run on a testbed whose links follow a trace."""
 
-    def __init__(self, trace: NetworkTrace, testbed: Testbed, plan: Plan, profile: Profile, schedule: str) -> None:
+    def __init__(self, trace: NetworkTrace, testbed: Testbed, plan: Plan, profile: Profile) -> None:
         self._trace = trace
         self._testbed = testbed
         self._plan = plan
         self._profile = profile
-        self._schedule = schedule
         self._speeds: dict[str, SpeedTrace] = {}
         self._run_s = 0.0
         self._begun_s: float | None = None
@@ -86,7 +85,7 @@ class TracedRun(CalmRun):
         Raises:
             ConfigError: the trace does not fit the cluster or the run.
         """
-        self._run_s = calm_run_s(self._plan, self._profile, self._schedule, steps)
+        self._run_s = calm_run_s(self._plan, self._profile, self._plan.schedule, steps)
         self._speeds = self._trace.on(self._plan.cluster, self._run_s)
         write_changes(Changes(link_speed=self._speeds), folder / TRACE_NAME)
 
@@ -112,7 +111,7 @@ class TracedRun(CalmRun):
         normal = _normal_rates(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
         predicted = simulate_traced(
-            self._plan, self._profile, self._schedule, min(len(ends_s), _MOST_PREDICTED_STEPS), self._speeds
+            self._plan, self._profile, self._plan.schedule, min(len(ends_s), _MOST_PREDICTED_STEPS), self._speeds
         )
         return NetworkTraceFigures(
             trace=self._trace.text,
@@ -124,9 +123,7 @@ class TracedRun(CalmRun):
         )
 
 
-def open_trace(
-    trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile, schedule: str
-) -> CalmRun:
+def open_trace(trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> CalmRun:
     """Return what makes a run's network follow a trace, or leaves it as it is if there is none.
 
     Raises:
@@ -140,7 +137,7 @@ def open_trace(
             "or its links are real or loopback), so no link can be made to change; leave the option out, or train on "
             "an emulated cluster of several sites without --no-network and --listen"
         )
-    return TracedRun(trace, testbed, plan, profile, schedule)
+    return TracedRun(trace, testbed, plan, profile)
 
 
 def _normal_rates(cluster: Cluster) -> dict[str, float]:

@@ -92,7 +92,6 @@ class TrainRequest:
     profile_path: str
     """For the checkpoint, so that it can be resumed."""
     job: TrainJob
-    schedule: str
     out: Path
     checkpoints: bool = True
     keep_checkpoints: int = 2
@@ -154,17 +153,13 @@ class _Run:
         )
         self._checkpoint = ""
         self._scalars = ScalarWriter(request.tensorboard)
-        self._network = open_trace(
-            request.network_trace, session.testbed, request.plan, request.profile, request.schedule
-        )
-        self._plans = PlanChanges(
-            request.plan, request.schedule, first_step=self._first_step, folder=request.out, tell=reporter.note
-        )
+        self._network = open_trace(request.network_trace, session.testbed, request.plan, request.profile)
+        self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
     def run(self) -> TrainOutcome:
         request = self._request
         plan = request.plan
-        self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {request.schedule}")
+        self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {plan.schedule}")
         if request.outer:
             self._reporter.note(
                 f"This run is cluster {request.outer.cluster} of the outer optimizer at {request.outer.master}, with "
@@ -202,7 +197,7 @@ class _Run:
 
     def _advising(self, stack: ExitStack) -> Advising | None:
         request, later = self._request, self._session.coordinator.later
-        plan = replace(request.plan, schedule=request.schedule, alternatives=(), reasons=())
+        plan = replace(request.plan, alternatives=(), reasons=())
         adviser: Adviser | None = request.adviser
         if adviser is None and (own := adviser_of(plan, request.profile, request.job, request.calm_plan)) is not None:
             stack.callback(own.close)
@@ -219,7 +214,6 @@ class _Run:
             graph=request.profile.graph,
             job=request.job,
             peers=self._session.coordinator.peers(request.plan.devices),
-            schedule=request.schedule,
             output_dir=str(request.out.resolve()) if request.checkpoints else "",
             first_step=self._first_step,
             samples_before=self._ledger.samples_before(self._first_step),
@@ -254,13 +248,12 @@ class _Run:
 
     def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         request = self._request
-        plan, schedule = self._plans.after(saved.step)
+        plan = self._plans.after(saved.step)
         return Manifest(
             step=saved.step,
             model=plan.model,
             plan=plan,
             job=request.job,
-            schedule=schedule,
             profile=request.profile_path,
             losses=tuple(self._losses[: saved.step]),
             ledger=self._ledger,
@@ -271,10 +264,10 @@ class _Run:
 
     def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
         self._plans.ended(len(self._losses))
-        request, plan, schedule, outcomes = self._request, self._plans.plan, self._plans.schedule, self._last_steps()
+        request, plan, outcomes = self._request, self._plans.plan, self._last_steps()
         measured_s = measured_step_s(outcomes, overlap=request.job.staleness > 0)
         job = request.job
-        predicted = predict(plan, request.profile, schedule, optimizer=optimizer_state(job), staleness=job.staleness)
+        predicted = predict(plan, request.profile, optimizer=optimizer_state(job), staleness=job.staleness)
         self._say_what_was_odd(results)
         self._write(results)
         return TrainOutcome(
@@ -287,7 +280,7 @@ class _Run:
             devices={name: device_figures(plan, name, results[name], predicted, outcomes) for name in plan.devices},
             links=link_figures(results, sum(outcome.duration_s for outcome in self._outcomes)),
             generation=plan.generation,
-            schedule=schedule,
+            schedule=plan.schedule,
             trace=str(request.out / TRACE_FILE),
             checkpoint=self._checkpoint,
             heldout_losses=tuple(
@@ -329,7 +322,6 @@ class _Run:
             first_step=self._plans.first_step,
             staleness=request.job.staleness,
             profile=request.profile,
-            schedule=self._plans.schedule,
             optimizer=optimizer_state(request.job),
             steps=steps,
             peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},

@@ -17,7 +17,6 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import ConfigError
-from spantrain.schedule.registry import check_schedule
 from spantrain.sim.engine import SimulationResult
 from spantrain.sim.replay import compare_all, replay, simulated_order
 
@@ -95,11 +94,9 @@ def validate_run(folder: Path) -> RunValidation:
     staleness = record.staleness if record else 0
     trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
     logs = _read_logs(folder, plan)
-    schedule = check_schedule(record.schedule if record else logs[0].schedule if logs else plan.schedule)
     predicted = predict(
         plan,
         profile,
-        schedule,
         optimizer=record.optimizer if record and record.peak_bytes else None,
         staleness=staleness,
     )
@@ -107,7 +104,7 @@ def validate_run(folder: Path) -> RunValidation:
     return RunValidation(
         folder=str(folder),
         model=plan.model.name,
-        schedule=schedule,
+        schedule=plan.schedule,
         step_s_predicted=predicted.step_s,
         step_s_measured=step_s,
         step_error_ratio=predicted.step_s / step_s - 1.0,

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from spantrain.cli.options import Data, Json, SequenceLength, Tokenizer, check_folder, chosen_model, print_json
+from spantrain.cli.options import (
+    Data,
+    Functions,
+    Json,
+    SequenceLength,
+    Tokenizer,
+    check_folder,
+    chosen_functions,
+    chosen_model,
+    print_json,
+)
 from spantrain.config.json_codec import to_json
 from spantrain.errors import ConfigError
 
@@ -15,13 +25,14 @@ __all__ = ["export", "import_"]
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, with a checkpoint.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to write; new or empty.")],
+    function: Functions = None,
     json_: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint to a folder that the transformers library loads."""
     check_folder("--to", to)
     from spantrain.app.export import export_run
 
-    outcome = export_run(run, to)
+    outcome = export_run(run, to, functions=chosen_functions(function))
     if json_:
         print_json(to_json(outcome))
         return

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ __all__ = [
     "Data",
     "Dtype",
     "EmulatedSpeed",
+    "Functions",
     "Insecure",
     "Json",
     "Listen",
@@ -36,6 +38,7 @@ __all__ = [
     "check_dtype",
     "check_folder",
     "chosen_cluster",
+    "chosen_functions",
     "chosen_model",
     "chosen_trace",
     "print_json",
@@ -89,6 +92,13 @@ EmulatedSpeed = Annotated[
     float | None,
     typer.Option(help="Fraction of their kind's speed at which emulated devices run; default: the cluster's."),
 ]
+Functions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--function",
+        help="FILE.py:FUNCTION of yours that may be called where the plan or checkpoint names it; repeatable.",
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when missing.")]
 
 
@@ -129,6 +139,17 @@ def chosen_model(
     from spantrain.models.data_choice import model_on_data
 
     return model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+
+
+def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the users' functions that may be called, whose files must be there.
+
+    Raises:
+        ConfigError: one is not written as FILE.py:FUNCTION, or there is no such file.
+    """
+    from spantrain.models.data_choice import named_function
+
+    return tuple(named_function(function, "--function") for function in functions or ())
 
 
 def chosen_trace(text: str | None, *, emulated: bool) -> NetworkTrace | None:

@@ -115,6 +115,7 @@ def _described(given: Mapping[str, Any]) -> "Profile":
 
 def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_: bool) -> None:
     from spantrain.cli.render_plan import show_plan
+    from spantrain.models.data_choice import user_functions
 
     if json_:
         document = to_json(outcome)
@@ -125,7 +126,8 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
         show_plan(outcome, profile)
     wrote = "Not written (--out FILE keeps it)" if out is None else f"Wrote {out}"
     trainable = out is not None and not profile.links_described and outcome.plan.outer is None
-    next_ = "" if not trainable else f"; next: spantrain train {out} --steps 30 --out RUN"
+    functions = "".join(f" --function {name}" for name in user_functions(outcome.plan.model))
+    next_ = "" if not trainable else f"; next: spantrain train {out}{functions} --steps 30 --out RUN"
     if out is not None and outcome.outer_plans:
         wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)

@@ -15,6 +15,7 @@ from spantrain.cli.options import (
     Data,
     Dtype,
     EmulatedSpeed,
+    Functions,
     Insecure,
     Json,
     Listen,
@@ -28,6 +29,7 @@ from spantrain.cli.options import (
     check_dtype,
     check_folder,
     chosen_cluster,
+    chosen_functions,
     chosen_model,
     chosen_trace,
     print_json,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from spantrain.app.session import SessionOptions
     from spantrain.app.train import TrainRequest
     from spantrain.app.train_outcome import TrainOutcome
+    from spantrain.core.plan import Plan
 
 __all__ = ["train"]
 
@@ -73,6 +76,7 @@ def train(
     out: options.RunFolder = None,
     resume: options.ResumeRun = None,
     other_plan: options.OtherPlan = None,
+    function: Functions = None,
     schedule: options.Schedule = None,
     optimizer: options.Optimizer = "adamw",
     learning_rate: options.LearningRate = 3e-3,
@@ -125,7 +129,9 @@ def _check_words(context: typer.Context) -> None:
             check_folder(option, folder)
     if given["resume"] is None:
         _refuse(context, ("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
-    if given["model"] is None:
+    if given["model"] is not None:
+        _refuse(context, ("function",), "--model, --data and the model's own loss are called without it; leave it out")
+    else:
         _refuse(context, _QUICK_OPTIONS, "a plan and a checkpoint say this already; leave it out, or give --model")
 
 
@@ -146,7 +152,8 @@ def _new_run(
 
     if out is None:
         raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
-    return new_run(plan_path, _job(context, steps), schedule, out)
+    functions = chosen_functions(context.params["function"])
+    return new_run(plan_path, _job(context, steps), out, functions=functions, schedule=schedule)
 
 
 def _job(context: typer.Context, steps: int) -> TrainJob:
@@ -193,14 +200,16 @@ def _resumed_run(
 ) -> "TrainRequest":
     from spantrain.app.requests import has_own_job, resumed_run
 
+    functions = chosen_functions(context.params["function"])
     if not has_own_job(resume):
-        return resumed_run(resume, steps, out or resume, plan_path=plan, job=_job(context, steps))
+        job = _job(context, steps)
+        return resumed_run(resume, steps, out or resume, functions=functions, plan_path=plan, job=job)
     _refuse(
         context,
         ("schedule", *_JOB_OPTIONS),
         "a resumed run has these from its checkpoint; leave them out, or start a new run",
     )
-    return resumed_run(resume, steps, out or resume, plan_path=plan)
+    return resumed_run(resume, steps, out or resume, functions=functions, plan_path=plan)
 
 
 def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
@@ -230,7 +239,7 @@ def _train(request: "TrainRequest", session_options: "SessionOptions", json_: bo
         reporter.show_training(outcome, run)
     if json_:
         print_json(to_json(outcome))
-    _say_how_it_ended(outcome)
+    _say_how_it_ended(outcome, run)
 
 
 def _train_from_scratch(request: "QuickRequest", session_options: "SessionOptions", json_: bool) -> None:
@@ -244,12 +253,13 @@ def _train_from_scratch(request: "QuickRequest", session_options: "SessionOption
         reporter.show_training(outcome, run)
     if json_:
         print_json(to_json(outcome))
-    _say_how_it_ended(outcome)
+    _say_how_it_ended(outcome, run)
 
 
-def _say_how_it_ended(outcome: "TrainOutcome") -> None:
+def _say_how_it_ended(outcome: "TrainOutcome", plan: "Plan") -> None:
     if outcome.interrupted:
+        functions = "".join(f" --function {name}" for name in user_functions(plan.model))
         raise Interrupted(
             f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: spantrain train --resume "
-            f"{Path(outcome.checkpoint).parent.parent} --steps N"
+            f"{Path(outcome.checkpoint).parent.parent}{functions} --steps N"
         )

@@ -18,10 +18,13 @@ __all__ = [
     "CHECKPOINT_FORMAT",
     "PLAN_FORMAT",
     "PROFILE_FORMAT",
-    "VERSION",
+    "RUN_FORMAT",
     "artefact_in",
+    "artefact_text",
     "from_json",
+    "profile_at",
     "profile_of_plan",
+    "profile_path_of",
     "read_artefact",
     "read_plan",
     "read_profile",
@@ -37,7 +40,10 @@ T = TypeVar("T")
 PROFILE_FORMAT = "spantrain-profile"
 PLAN_FORMAT = "spantrain-plan"
 CHECKPOINT_FORMAT = "spantrain-checkpoint"
-VERSION = 1
+RUN_FORMAT = "spantrain-run"
+_VERSIONS = {CHECKPOINT_FORMAT: 2, RUN_FORMAT: 2}
+"""Of formats that have changed; all others have 1."""
+_PLAN_AGAIN = "plan again with `spantrain plan`"
 _MAKE = {
     PROFILE_FORMAT: "make a profile with `spantrain profile`",
     PLAN_FORMAT: "make a plan with `spantrain plan`",
@@ -105,18 +111,38 @@ def profile_of_plan(plan: Plan, plan_path: Path) -> Profile:
     Raises:
         ProfileError: the plan names none, or it is missing, or it has changed since the plan was made.
     """
-    again = "plan again with `spantrain plan`"
+    return profile_at(profile_path_of(plan, plan_path), plan, str(plan_path))
+
+
+def profile_path_of(plan: Plan, plan_path: Path) -> Path:
+    """Return where the profile lies that a plan at `plan_path` was made from.
+
+    Raises:
+        ProfileError: the plan names none.
+    """
     if plan.profile is None:
-        raise ProfileError(f"{plan_path}: names no profile; {again}")
-    path = plan_path.parent / plan.profile.path
+        raise ProfileError(f"{plan_path}: names no profile; {_PLAN_AGAIN}")
+    return plan_path.parent / plan.profile.path
+
+
+def profile_at(path: Path, plan: Plan, source: str) -> Profile:
+    """Return the profile at a path, which must be the one that a plan was made from; `source` names the plan in errors.
+
+    Raises:
+        ProfileError: the plan names none, or it is missing, or it has changed since the plan was made.
+    """
+    if plan.profile is None:
+        raise ProfileError(f"{source}: names no profile; {_PLAN_AGAIN}")
     if not is_file(path):
-        raise ProfileError(f"{path}: the profile that {plan_path} was made from is not there; put it back, or {again}")
-    content = read_bytes(path, remedy=again, error=ProfileError)
+        raise ProfileError(
+            f"{path}: the profile that {source} was made from is not there; put it back, or {_PLAN_AGAIN}"
+        )
+    content = read_bytes(path, remedy=_PLAN_AGAIN, error=ProfileError)
     digest = hashlib.sha256(content).hexdigest()
     if digest != plan.profile.sha256:
         raise ProfileError(
-            f"{path}: is not the profile that {plan_path} was made from (SHA-256 {digest[:12]}, "
-            f"the plan has {plan.profile.sha256[:12]}); put the old one back, or {again}"
+            f"{path}: is not the profile that {source} was made from (SHA-256 {digest[:12]}, "
+            f"the plan has {shortened(plan.profile.sha256, 12)}); put the old one back, or {_PLAN_AGAIN}"
         )
     return _profile_in(content, path)
 
@@ -128,8 +154,16 @@ def write_artefact(value: object, form: str, path: Path, error: type[UsageError]
         UsageError: (the class given as `error`) it cannot be written there.
         ValueError: it holds what JSON cannot say, such as an infinite number.
     """
-    text = render_json({"format": form, "version": VERSION, **to_json(value)})
-    write_atomically(path, text + "\n", error=error)
+    write_atomically(path, artefact_text(value, form), error=error)
+
+
+def artefact_text(value: object, form: str) -> str:
+    """Return the text of a dataclass as an artefact of the format `form`.
+
+    Raises:
+        ValueError: it holds what JSON cannot say, such as an infinite number.
+    """
+    return render_json({"format": form, "version": _VERSIONS.get(form, 1), **to_json(value)}) + "\n"
 
 
 def read_artefact(cls: type[T], form: str, path: Path, error: type[UsageError] = ConfigError) -> T:
@@ -163,9 +197,9 @@ def _open_envelope(data: object, form: str, path: Path, error: type[UsageError])
         raise error(f'{path}: is not a {form} file (no "format" in it); {_remedy(form)}')
     if data["format"] != form:
         raise error(f"{path}: is a {shortened(str(data['format']))} file, a {form} is needed; {_remedy(form)}")
-    version = data.get("version")
-    if type(version) is not int or version != VERSION:
+    version, ours = data.get("version"), _VERSIONS.get(form, 1)
+    if type(version) is not int or version != ours:
         raise error(
-            f"{path}: has format version {shortened(repr(version))}, this program reads {VERSION}; {_remedy(form)}"
+            f"{path}: has format version {shortened(repr(version))}, this program reads {ours}; {_remedy(form)}"
         )
     return {key: value for key, value in data.items() if key not in ("format", "version")}

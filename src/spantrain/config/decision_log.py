@@ -21,7 +21,7 @@ from spantrain.errors import ConfigError
 __all__ = ["DECISIONS_FORMAT", "read_decisions", "write_decisions"]
 
 DECISIONS_FORMAT = "spantrain-decisions"
-_VERSION = 1
+_VERSION = 2
 _REMEDY = "train again: `spantrain train` writes it"
 
 

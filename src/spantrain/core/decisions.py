@@ -106,7 +106,6 @@ class DeviceDecisions:
     """The decisions of one device's policy, in order, whole steps only."""
 
     device: str
-    schedule: str
     trace_shift_s: float
     """What is added to its `now_s` to get the time of the run's trace."""
     decisions: tuple[Decision, ...]

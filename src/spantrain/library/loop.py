@@ -79,7 +79,7 @@ class StepSession:
             UsageError: as `save`.
             ConfigError: files of the checkpoint lie on other machines.
         """
-        return state_of(self.save())
+        return state_of(self.save(), self._model)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.functions import function_source
-from spantrain.models.data_choice import model_on_data, with_loss
+from spantrain.models.data_choice import model_on_data, user_functions, with_loss
 from spantrain.runtime.given import GIVEN
 
 __all__ = ["ModelFactory", "Setting", "model_of", "optimizer_fields"]
@@ -97,10 +97,10 @@ class Setting:
             PlanError: the plan is of another model.
             ConfigError: the earlier run was trained on other data.
         """
-        resume = self.arguments.resume_from_checkpoint
+        resume, functions = self.arguments.resume_from_checkpoint, user_functions(self.model)
         if resume:
             run = self.out if resume is True else Path(resume)
-            request = resumed_run(run, steps, self.out, plan_path=self.plan)
+            request = resumed_run(run, steps, self.out, functions=functions, plan_path=self.plan)
             if request.plan.model.dataset not in (self.model.dataset, GIVEN):
                 raise ConfigError(
                     f"{run} was trained on {request.plan.model.dataset}, which is not {self.model.dataset}: give the "
@@ -109,7 +109,8 @@ class Setting:
             return self._kept(request)
         if self.plan is None:
             return None if self.measure else self._kept(describe(self._request(steps), listener))
-        return self._kept(new_run(self.plan, self.arguments.job(steps, self.optimizer), None, self.out))
+        job = self.arguments.job(steps, self.optimizer)
+        return self._kept(new_run(self.plan, job, self.out, functions=functions))
 
     def planned(self, session: Session, steps: int, listener: QuickListener) -> TrainRequest:
         """Measure and plan; return what is to be trained."""

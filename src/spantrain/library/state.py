@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spantrain.app.export import trained_parameters
+from spantrain.app.export import manifest_with, trained_parameters
+from spantrain.core.units import ModelSpec
+from spantrain.models.data_choice import user_functions
 from spantrain.models.whole import whole_model, whole_parameters
 from spantrain.runtime.checkpoint.manifest import read_manifest
 
@@ -13,13 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["state_of"]
 
 
-def state_of(folder: Path) -> "dict[str, torch.Tensor]":
+def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
     """Return what the unsplit model's `load_state_dict` takes; buffers are those that it is made with.
 
     Raises:
-        ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine.
+        ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine; or it is of a model
+            from another function than `model`.
     """
-    manifest = read_manifest(folder)
+    manifest = manifest_with(read_manifest(folder), user_functions(model))
     parameters = whole_parameters(manifest.model)
     state: dict[str, torch.Tensor] = whole_model(manifest.model, seed=0).module.state_dict()
     for name, tensor in trained_parameters(folder, manifest).items():

@@ -122,7 +122,7 @@ class Trainer:
         Raises:
             ConfigError: there is no checkpoint, or files of it lie on other machines.
         """
-        return state_of(latest_checkpoint(self.output_dir))
+        return state_of(latest_checkpoint(self.output_dir), self._setting.model)
 
     def _steps(self, rows: Dataset | None) -> int:
         arguments = self._setting.arguments

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sources import factory_spec, hf_spec, is_factory
 
-__all__ = ["IMAGE_CHANNELS", "IMAGE_SIDE", "MODEL_NAMES", "is_text", "resolve_model", "unit_names"]
+__all__ = ["CATALOG_FAMILIES", "IMAGE_CHANNELS", "IMAGE_SIDE", "MODEL_NAMES", "is_text", "resolve_model", "unit_names"]
 
 IMAGE_CHANNELS = 3
 IMAGE_SIDE = 32
@@ -201,10 +201,9 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
     Raises:
         ConfigError: no such family, or its configuration lacks what says how many blocks there are.
     """
-    chains = {"gpt2": _gpt2_chain, "bert": _bert_chain, "resnet": _resnet_chain, "efficientnet": _efficientnet_chain}
-    if spec.family not in chains:
-        raise ConfigError(f"model {spec.name}: no family {spec.family!r}; families: {', '.join(chains)}")
-    chain = chains[spec.family](spec)
+    if spec.family not in _CHAINS:
+        raise ConfigError(f"model {spec.name}: no family {spec.family!r}; families: {', '.join(_CHAINS)}")
+    chain = _CHAINS[spec.family](spec)
     return (chain.first, *chain.blocks, chain.last)
 
 
@@ -232,6 +231,12 @@ def _efficientnet_chain(spec: ModelSpec) -> _Chain:
     blocks = sum(math.ceil(depth * repeat) for repeat in repeats)
     names = _numbered("efficientnet.encoder.blocks", blocks)
     return _Chain(first="efficientnet.embeddings", blocks=names, last="classifier")
+
+
+_CHAINS: Mapping[str, Callable[[ModelSpec], _Chain]] = MappingProxyType(
+    {"gpt2": _gpt2_chain, "bert": _bert_chain, "resnet": _resnet_chain, "efficientnet": _efficientnet_chain}
+)
+CATALOG_FAMILIES = frozenset(_CHAINS)
 
 
 def _numbered(prefix: str, count: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ __all__ = [
     "class_count",
     "known_tokens",
     "model_on_data",
+    "named_function",
     "start_token",
     "tokenizer_file",
     "user_functions",
@@ -106,7 +107,7 @@ def with_loss(spec: ModelSpec, function: str) -> ModelSpec:
     """
     if spec.family != "factory":
         raise ConfigError(f"model {spec.name}: has its own loss; a loss function goes with a model from a function")
-    source = _function(function, "loss")
+    source = named_function(function, "loss")
     return replace(spec, config={**spec.config, "loss": source, "loss_sha256": source_digest(source)})
 
 
@@ -173,7 +174,7 @@ def _dataset(spec: ModelSpec, data: str) -> str:
     path = Path(rest) if kind in _KINDS else Path(data)
     if kind not in _KINDS and not path.exists():
         if ":" in data:
-            return _function(data, "data")
+            return named_function(data, "data")
         raise ConfigError(
             f"data {data}: does not exist; give a text file or folder, a .jsonl file, a folder that `datasets` saved, "
             f"images:FOLDER, FILE.py:FUNCTION, or one of {', '.join(_BUILT_IN)}"
@@ -224,13 +225,17 @@ def _check_kind(spec: ModelSpec, kind: str, data: str) -> None:
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
 
 
-def _function(source: str, what: str) -> str:
-    """Return a user's function with its file as an absolute path; a module's stays as it is."""
+def named_function(source: str, what: str) -> str:
+    """Return a user's function with its file as an absolute path; a module's stays as it is.
+
+    Raises:
+        ConfigError: it is written otherwise, or there is no such file; `what` it is for begins the message.
+    """
     file, _, function = source.rpartition(":")
-    if not function.isidentifier():
+    if not file or not function.isidentifier():
         raise ConfigError(f"{what} {source}: {function!r} is no name of a function; write FILE.py:FUNCTION")
     if not file.endswith(".py"):
         return source
-    if not Path(file).is_file():
+    if not is_file(Path(file)):
         raise ConfigError(f"{what} {source}: {file} does not exist; write FILE.py:FUNCTION")
     return f"{Path(file).resolve()}:{function}"

@@ -115,7 +115,6 @@ class TrainOrder:
     """Of the plan's model, from its profile."""
     job: TrainJob
     peers: tuple[PeerEntry, ...]
-    schedule: str
     output_dir: str
     """Where this worker writes its part of checkpoints; empty: no checkpoints."""
     first_step: int = 0

@@ -45,7 +45,6 @@ class OwnPart:
     """A device's part of one plan."""
 
     plan: Plan
-    schedule: str
     member: StageMember
     optimizer: torch.optim.Optimizer
     """Of the member's parameters."""
@@ -81,7 +80,6 @@ class OwnPart:
 def own_part(
     here: Surroundings,
     plan: Plan,
-    schedule: str,
     member: StageMember,
     optimizer: torch.optim.Optimizer,
     holding: Holding | None = None,
@@ -92,7 +90,6 @@ def own_part(
     """
     actions = StageActions(
         plan=plan,
-        schedule=schedule,
         name=here.name,
         member=member,
         device=here.device,
@@ -120,7 +117,6 @@ def own_part(
     named = member.executor.named_parameters()
     return OwnPart(
         plan=plan,
-        schedule=schedule,
         member=member,
         optimizer=optimizer,
         holding=holding or holding_of(plan, here.name, member.graph, named, member.parts.own),

@@ -30,7 +30,6 @@ class StageActions:
         self,
         *,
         plan: Plan,
-        schedule: str,
         name: str,
         member: StageMember,
         device: Device,
@@ -62,7 +61,7 @@ class StageActions:
                 check_abort=check_abort,
             )
             return
-        policy, make_driver = _deciding(plan, schedule, name, two=member.second is not None)
+        policy, make_driver = _deciding(plan, name, two=member.second is not None)
         driver = make_driver(
             plan=plan,
             name=name,
@@ -105,14 +104,14 @@ class StageActions:
         return None
 
 
-def _deciding(plan: Plan, schedule: str, name: str, *, two: bool) -> tuple[DispatchPolicy, Callable[..., StepDriver]]:
+def _deciding(plan: Plan, name: str, *, two: bool) -> tuple[DispatchPolicy, Callable[..., StepDriver]]:
     """Return a leader's decision machine, and what makes its driver: of one step, or of two at once."""
     stage_index, replica_index = plan.place(name)
-    task = replica_tasks(plan, schedule=schedule)[stage_index][replica_index]
-    policy = make_policy(schedule, task)
+    task = replica_tasks(plan)[stage_index][replica_index]
+    policy = make_policy(plan.schedule, task)
     if not two:
         return policy, StepDriver
-    return policy, partial(StaleDriver, two_steps=TwoSteps((policy, make_policy(schedule, task))))
+    return policy, partial(StaleDriver, two_steps=TwoSteps((policy, make_policy(plan.schedule, task))))
 
 
 def _samples(plan: Plan, name: str) -> int:

@@ -56,7 +56,7 @@ class StaleSession(TrainSession):
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values())
         holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own)
-        return own_part(here, order.plan, order.schedule, member, optimizer, holding)
+        return own_part(here, order.plan, member, optimizer, holding)
 
     def run(self) -> TrainResult:
         """Train until the coordinator says stop; return what this device saw."""

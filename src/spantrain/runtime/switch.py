@@ -99,7 +99,7 @@ def take_over(
             undo.callback(member.groups.close)
             optimizer = build_optimizer(here.job, member.executor.named_parameters().values())
         holding = before.holding if moves_nothing(before.plan, plan) else None
-        after = own_part(here, plan, plan.schedule, member, optimizer, holding)
+        after = own_part(here, plan, member, optimizer, holding)
         received_bytes = _bring(here, before, after, step)
         undo.pop_all()
     return after, received_bytes

@@ -132,7 +132,7 @@ class TrainSession:
 
     def _part_of(self, member: StageMember) -> OwnPart:
         optimizer = build_optimizer(self._job, member.executor.named_parameters().values())
-        return own_part(self._here, self._order.plan, self._order.schedule, member, optimizer)
+        return own_part(self._here, self._order.plan, member, optimizer)
 
     def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
         plan = self._order.plan
@@ -352,7 +352,6 @@ class TrainSession:
             trace=self._recorder.trace(),
             decisions=DeviceDecisions(
                 device=self._here.name,
-                schedule=self._part.schedule,
                 trace_shift_s=self._colleagues.clock_offset_s,
                 decisions=self._recorder.decisions(),
             ),

@@ -6,7 +6,6 @@ first one that is not is returned, with what stood before it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import zip_longest
 
 from spantrain.core.action import Action
@@ -41,18 +40,18 @@ class Difference:
         return f"{self.device}, decision {self.index}:{before}\n  logged: {self.logged}\n  replayed: {self.replayed}"
 
 
-Compare = Callable[[ReplicaTask, DeviceDecisions], Difference | None]
-"""Looks at one device's log; `replay` and `simulated_order` are such."""
+Compare = Callable[[str, ReplicaTask, DeviceDecisions], Difference | None]
+"""Looks at one device's log under a schedule; `replay` and `simulated_order` are such."""
 
 
-def task_of(plan: Plan, device: str, schedule: str) -> ReplicaTask:
-    """Return what the replica that a device leads is told of a plan under a schedule.
+def task_of(plan: Plan, device: str) -> ReplicaTask:
+    """Return what the replica that a device leads is told of a plan.
 
     Raises:
         PlanError: the plan does not have that device.
     """
     stage, replica = _place(plan, device)
-    return replica_tasks(plan, schedule=schedule)[stage][replica]
+    return replica_tasks(plan)[stage][replica]
 
 
 def compare_all(plan: Plan, logs: Iterable[DeviceDecisions], compare: Compare) -> tuple[Difference, ...]:
@@ -61,11 +60,11 @@ def compare_all(plan: Plan, logs: Iterable[DeviceDecisions], compare: Compare) -
     Raises:
         PlanError: a log is of a device that the plan does not have.
     """
-    tasks = cache(lambda schedule: replica_tasks(plan, schedule=schedule))
+    tasks = replica_tasks(plan)
     found = []
     for log in logs:
         stage, replica = _place(plan, log.device)
-        found.append(compare(tasks(log.schedule)[stage][replica], log))
+        found.append(compare(plan.schedule, tasks[stage][replica], log))
     return tuple(difference for difference in found if difference is not None)
 
 
@@ -76,9 +75,9 @@ def _place(plan: Plan, device: str) -> tuple[int, int]:
         raise PlanError(f"{device} is not in the plan, which has {', '.join(plan.devices)}") from None
 
 
-def replay(task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+def replay(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
     """Tell a fresh policy what the live one heard; return the first answer that differs, None if none does."""
-    policy = make_policy(log.schedule, task)
+    policy = make_policy(schedule, task)
     for index, decision in enumerate(log.decisions):
         try:
             answer = policy.on_event(decision.now_s, decision.heard)
@@ -101,7 +100,7 @@ def _difference(log: DeviceDecisions, index: int, replayed: str) -> Difference:
     )
 
 
-def simulated_order(task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
+def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> Difference | None:
     """Simulate the replica with the live run's arrival times and durations; return where its order differs first.
 
     Only what comes from outside is taken from the log: when each step began, when samples arrived, how long an action
@@ -109,7 +108,7 @@ def simulated_order(task: ReplicaTask, log: DeviceDecisions) -> Difference | Non
     """
     for step, decisions in _by_step(log.decisions).items():
         live = [action for decision in decisions for action in decision.run]
-        again = _SimulatedStep(task, log.schedule, decisions).run()
+        again = _SimulatedStep(task, schedule, decisions).run()
         for number, (ours, theirs) in enumerate(zip_longest(again, live)):
             if ours != theirs:
                 return Difference(

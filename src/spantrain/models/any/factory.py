@@ -38,7 +38,7 @@ def call_factory(spec: ModelSpec) -> tuple[nn.Module, Batch, Loss]:
             something else than `(module, batch)` or `(module, batch, loss)`.
     """
     source = spec.source
-    if spec.source_sha256 and source_digest(source) != spec.source_sha256:
+    if source_digest(source) != spec.source_sha256:
         raise ConfigError(
             f"model {source}: {factory_file(source)} is not the file that this plan or profile was made with; profile "
             "and plan again, or bring back the file"

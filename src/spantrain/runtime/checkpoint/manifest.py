@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spantrain.config.artefacts import CHECKPOINT_FORMAT, VERSION, read_artefact
-from spantrain.config.json_codec import render_json, to_json
+from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_artefact
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -45,7 +44,6 @@ class Manifest:
     """That was trained; None: it was imported, no run has begun."""
     job: TrainJob | None
     """None where `plan` is None."""
-    schedule: str
     profile: str
     """Path of the profile that the plan was made from, or empty."""
     losses: tuple[float, ...]
@@ -82,8 +80,7 @@ def write_manifest(storage: Storage, folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    text = render_json({"format": CHECKPOINT_FORMAT, "version": VERSION, **to_json(manifest)}) + "\n"
-    _write(storage, folder / MANIFEST_FILE, text)
+    _write(storage, folder / MANIFEST_FILE, artefact_text(manifest, CHECKPOINT_FORMAT))
 
 
 def write_marker(storage: Storage, folder: Path) -> None:
