@@ -60,7 +60,7 @@ def test_one_more_device_takes_its_part(case):
     more, other = with_more_of(plan, profile, 0, template)
     assert len(more.stages[0].replicas) == len(plan.stages[0].replicas) + 1
     assert len(other.cluster.devices) == len(profile.cluster.devices) + 1
-    name = f"{template.devices[0]}+1"
+    name = "more-1"
     assert sum(span.size for span in more.stages[0].replica_spans(len(more.stages[0].replicas) - 1)) > 0
     assert predict(more, other).utilisation[name] > 0
 

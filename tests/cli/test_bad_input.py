@@ -9,6 +9,7 @@ import pytest
 from spantrain.app.describe import described_profile
 from spantrain.app.plan import PlanWishes, plan_file
 from spantrain.config.presets import load_preset
+from spantrain.errors import ConfigError
 from spantrain.models.catalog import resolve_model
 from spantrain.planner.job import JobSpec
 
@@ -107,7 +108,7 @@ QUICK = ("train", "--preset", "laptop", "--out", "run", "--model")
         (("train", "none.json", "--out", "run"), ("none.json", "spantrain plan")),
         (("train", "--out", "run"), ("plan", "--resume")),
         (("train", "plan.json", "--resume", "run"), ("plan", "--resume")),
-        (("train", "plan.json", "--steps", "3"), ("--out",)),
+        (("train", "plan.json", "--steps", "3"), ("plan.json: there is no such file", "spantrain plan")),
         (("train", "plan.json", "--steps", "0", "--out", "run"), ("--steps",)),
         (("train", "plan.json", "--out", "run", "--network-trace", "drp-50"), ("drp-50", "drop-50")),
         (("train", "plan.json", "--out", "run", "--network-trace", "burst", "--no-network"), ("--no-network",)),
@@ -345,6 +346,52 @@ def test_runs_that_cannot_be(refused, plan_path, tmp_path):
     changed = {**content["profile"], "sha256": "0" * 64}
     (tmp_path / "changed.json").write_text(json.dumps({**content, "profile": changed}))
     refused("train", tmp_path / "changed.json", "--out", "run", says=("is not the profile",))
+
+
+def test_a_run_needs_a_folder(refused, plan_path):
+    refused("train", plan_path, says=("--out FOLDER",))
+
+
+PLAN = ("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", "8")
+
+
+def test_data_that_cannot_be_read_is_refused_before_anything_is_planned(refused):
+    Path("bad.jsonl").write_text('{"text": "a"}\nno json\n')
+    Path("short.txt").write_text("abc")
+    refused(*PLAN, "--data", "bad.jsonl", says=("bad.jsonl, line 2: is not valid JSON",))
+    refused(*PLAN, "--data", "short.txt", says=("short.txt: too short",))
+    refused(*LAPTOP, "--model", "gpt2-tiny", "--data", "bad.jsonl", says=("bad.jsonl, line 2",))
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/new/plan.json", "/dev/null", "/sys/plan.json", "x" * 300 + "/plan.json", "there"]
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_is_planned(refused, monkeypatch, place):
+    """Where permissions say that one may, too; and what is no file is not replaced by one."""
+    Path("there").mkdir()
+    monkeypatch.setattr("spantrain.app.plan.make_plan", lambda *_: pytest.fail("it was planned for"))
+    refused(
+        *PLAN, "--out", place, says=(f"--out {place[:60]}", "name" if place in ("there", "/dev/null") else "choose")
+    )
+
+
+def test_what_was_planned_is_shown_though_it_cannot_be_written(spantrain, profile_path, tmp_path, monkeypatch):
+    def full(*_args, **_more) -> None:
+        raise ConfigError(f"{tmp_path}/plan.json: cannot be written: No space left on device; choose another place")
+
+    monkeypatch.setattr("spantrain.app.plan.write_plan", full)
+    ended = spantrain("plan", profile_path, "--global-batch", 8, "--out", tmp_path / "plan.json")
+    assert ended.code == 2
+    assert "stage 0" in ended.out
+    assert "No space left on device" in ended.err
+
+
+def test_a_run_does_not_begin_where_its_files_have_no_place(refused, plan_path):
+    for name in ("run.json", "checkpoint"):
+        folder = Path(name + "-run")
+        folder.mkdir()
+        (folder / name).mkdir() if name == "run.json" else (folder / name).write_text("")
+        refused("train", plan_path, "--out", folder, says=(f"--out {folder}", "move it away"))
 
 
 def test_places_that_cannot_be_written(refused, profile_path, plan_path):

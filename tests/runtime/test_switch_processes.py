@@ -106,7 +106,7 @@ def check_what_is_left(out: Path, plans: list[Plan], first_step: int) -> None:
 def check_that_it_goes_on(session, out: Path, steps: int, model: OneProcess) -> None:
     """From its checkpoint, under the last plan."""
     again = resumed_run(out, steps + 2, out, functions=())
-    assert (again.plan.generation, again.schedule) == (5, "gpipe")
+    assert (again.plan.generation, again.plan.schedule) == (5, "gpipe")
     outcome = train(session, again, StopRequest(), SilentReporter())
     assert outcome.losses == pytest.approx(model.train(0, outcome.steps), abs=TOLERANCE)
     assert [read_plan(out / name).generation for name in ("plan.json", "plan-5.json")] == [1, 5]

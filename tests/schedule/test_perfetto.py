@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spantrain.config.files import write_atomically
 from spantrain.config.trace_file import read_trace
 from spantrain.core.trace import LANES, Flow, Interval, Trace
 from spantrain.errors import UsageError
-from spantrain.schedule.perfetto import perfetto_json, write_trace
+from spantrain.schedule.perfetto import perfetto_json
 
 
 def interval(device: str, lane: str, name: str, start_s: float, end_s: float, **detail: int) -> Interval:
@@ -130,7 +131,7 @@ def test_slices_never_overlap_on_a_track(trace: Trace) -> None:
 @given(trace=traces())
 def test_a_file_gives_back_what_was_written(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("trace") / "deep" / "trace.json"
-    write_trace(trace, path)
+    write_atomically(path, json.dumps(perfetto_json(trace)))
     again = read_trace(path)
     key = repr
     assert sorted(again.intervals, key=key) == sorted(trace.intervals, key=key)

@@ -2,17 +2,50 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["cache_folder", "code_digest"]
+from spantrain.config.artefacts import read_artefact, write_artefact
+from spantrain.errors import ConfigError, UsageError
+
+__all__ = ["cache_folder", "cached", "code_digest", "keep_cached"]
+
+T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder for SpanTrain (XDG); made when missing."""
+    """Return the user's cache folder for SpanTrain (XDG); made when missing.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(base) / "spantrain"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise ConfigError(f"{folder}: cannot be made: {reason.strerror}; set XDG_CACHE_HOME to a folder") from None
     return folder
+
+
+def cached(path: Path, kind: type[T], form: str, note: Callable[[str], None]) -> T | None:
+    """Return what is kept at a path of the cache; None where that is nothing, or damaged, which is told."""
+    if not path.exists():
+        return None
+    try:
+        return read_artefact(kind, form, path)
+    except UsageError as error:
+        note(f"The cache cannot be used and is made anew: {error}")
+        return None
+
+
+def keep_cached(value: object, form: str, path: Path, note: Callable[[str], None]) -> None:
+    """Keep a value at a path of the cache; where that cannot be it is told, and nothing is lost."""
+    try:
+        write_artefact(value, form, path)
+    except UsageError as error:
+        note(f"Not kept for the next time: {error}")
 
 
 def code_digest(*folders: Path) -> str:

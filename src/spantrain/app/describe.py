@@ -2,20 +2,22 @@
 
 import hashlib
 import json
+import logging
 from importlib.metadata import version
 from pathlib import Path
 
-from spantrain.app.cache import cache_folder, code_digest
-from spantrain.config.artefacts import read_artefact, to_json, write_artefact
+from spantrain.app.cache import cache_folder, cached, code_digest, keep_cached
+from spantrain.config.artefacts import to_json
 from spantrain.config.graphs import shipped_graph
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import analytic_profile
-from spantrain.errors import ProfileError
 
 __all__ = ["BUILDERS", "described_profile", "graph_file"]
 
+_LOGGER = logging.getLogger(__name__)
+_GRAPH = "spantrain-graph"
 BUILDERS = tuple(Path(__file__).parents[1] / layer for layer in ("core", "models"))
 """What a graph is built by and made of; with the libraries, all that decides what is in one."""
 
@@ -35,12 +37,13 @@ def _graph(model: ModelSpec, dtype: str) -> UnitGraph:
     if shipped is not None:
         return shipped
     path = graph_file(model, dtype, BUILDERS)
-    if path.exists():
-        return read_artefact(UnitGraph, "spantrain-graph", path, ProfileError)
+    kept = cached(path, UnitGraph, _GRAPH, _LOGGER.warning)
+    if kept is not None:
+        return kept
     from spantrain.models.graph import build_graph
 
     graph = build_graph(model, dtype=dtype)
-    write_artefact(graph, "spantrain-graph", path)
+    keep_cached(graph, _GRAPH, path, _LOGGER.warning)
     return graph
 
 

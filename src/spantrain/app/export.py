@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
@@ -69,8 +70,9 @@ def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportO
         if to.exists():
             to.rmdir()
         partial.rename(to)
-    except OSError as error:
-        raise ConfigError(f"{to}: cannot be written: {error.strerror}; choose another place") from None
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{to}: cannot be written: {why}; choose another place") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return ExportOutcome(

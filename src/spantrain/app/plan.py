@@ -56,8 +56,15 @@ def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes:
     Raises:
         UsageError: as `make_plan`; or a file cannot be written.
     """
-    outcome = make_plan(profile, job, wishes)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    return write_plans(make_plan(profile, job, wishes), profile, profile_path, out)
+
+
+def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:
+    """Write what was planned, as `plan_file`; return it with the reference to its profile.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
     if profile_path is None:
         profile_path = out.with_name(f"{out.stem}.profile.json")
         write_profile(profile, profile_path)

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from spantrain import __version__
-from spantrain.app.cache import cache_folder
+from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.rehearsal import rehearse
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
-from spantrain.config.artefacts import from_json, read_artefact, to_json, write_artefact
+from spantrain.config.artefacts import from_json, to_json
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.errors import PeerLostError, ProfileError
+from spantrain.errors import PeerLostError
 from spantrain.models.graph import build_graph
 from spantrain.profiler.network import better, doubtful, expected_rates, pair_rounds, payload_cap_bytes, spread
 from spantrain.runtime.orders import (
@@ -38,6 +38,7 @@ from spantrain.runtime.orders import (
 
 __all__ = ["ProfileOptions", "measure_profile", "measured_link"]
 
+_COMPUTE = "spantrain-compute"
 _PROBE_GENERATION = 0
 _PROCESSORS_OF_A_PAIR = 2
 
@@ -114,9 +115,10 @@ def _compute(
 ) -> _Compute:
     """Measure units once for each kind, scores on every device; a cached result of the same question is as good."""
     cache = cache_folder() / f"compute-{_question(session, model, graph, options)}.json"
-    if options.use_cache and cache.exists():
+    found = cached(cache, _Compute, _COMPUTE, reporter.note) if options.use_cache else None
+    if found is not None:
         reporter.note(f"Compute times come from the cache ({cache}); --fresh measures again")
-        return read_artefact(_Compute, "spantrain-compute", cache, ProfileError)
+        return found
     kinds: dict[str, str] = {}
     for name in session.devices:
         kinds.setdefault(session.cluster.device_by_name[name].kind, name)
@@ -143,7 +145,7 @@ def _compute(
         timings=tuple(timing for result in parsed for timing in result.timings),
         scores=tuple(result.score for result in parsed),
     )
-    write_artefact(compute, "spantrain-compute", cache)
+    keep_cached(compute, _COMPUTE, cache, reporter.note)
     return compute
 
 

@@ -1,5 +1,6 @@
 """What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps."""
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,13 @@ from spantrain.config.artefacts import (
     write_profile,
 )
 from spantrain.config.decision_log import write_decisions
+from spantrain.config.files import write_atomically
 from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.errors import UsageError
-from spantrain.schedule.perfetto import write_trace
+from spantrain.schedule.perfetto import perfetto_json
 
 __all__ = [
     "DECISIONS_FILE",
@@ -119,7 +121,7 @@ def write_run(folder: Path, content: RunContent) -> None:
         write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
     names = (*_earlier(folder, plan_name), plan_name, *content.later_plans)
     start_s = min((interval.start_s for interval in content.trace.intervals), default=0.0)
-    write_trace(_shifted(content.trace, -start_s), folder / TRACE_FILE)
+    write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(_shifted(content.trace, -start_s))))
     shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
     write_decisions(shifted, folder / DECISIONS_FILE)
     write_artefact(_record(names, profile_name, content), RUN_FORMAT, folder / RUN_FILE)

@@ -1,5 +1,6 @@
 """Profiles and plans with one thing changed: a faster link, a wider line of a site, one more device."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -123,7 +124,8 @@ def with_more_of(plan: Plan, profile: Profile, stage_index: int, template: Repli
     Its device has the links of that device; it shares the samples as if it had been there, with the same limit.
     """
     old = profile.cluster.device_by_name[template.devices[0]]
-    name = f"{old.name}+1"
+    taken = profile.cluster.device_by_name.keys() | profile.cluster.host_by_name.keys()
+    name = next(name for name in (f"more-{number}" for number in itertools.count(1)) if name not in taken)
     cluster = _with_host(profile.cluster, old, replace(old, name=name, host=name))
     copied = tuple(_copies(profile, old, name))
     scores = tuple(replace(score, device=name) for score in profile.scores if score.device == old.name)

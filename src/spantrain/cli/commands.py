@@ -21,12 +21,12 @@ from spantrain.cli.options import (
     Tokenizer,
     at_speed,
     check_dtype,
-    check_folder,
     chosen_cluster,
     chosen_model,
     print_json,
     session_options,
 )
+from spantrain.config.files import check_can_make, write_atomically
 from spantrain.config.json_codec import to_json
 from spantrain.core.cluster import Cluster
 
@@ -52,15 +52,15 @@ def demo(
     from spantrain.cli.render import TerminalReporter, show_demo_summary
     from spantrain.config.json_codec import render_json
 
-    check_folder("--out", out)
+    check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
     options = DemoOptions(steps=steps)
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
         summary = run_demo(options, session_options(no_network=no_network), out, reporter)
     document = to_json(summary)
-    (out / "summary.json").write_text(render_json(document) + "\n")
     show_demo_summary(summary, stderr=json_)
     if json_:
         print_json(document)
+    write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
 def profile(
@@ -85,9 +85,9 @@ def profile(
     chosen = chosen_cluster(preset, cluster)
     if emulated_speed is not None:
         chosen = at_speed(chosen, emulated_speed)
-    check_folder("--out", out)
+    check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_dtype(dtype)
-    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, read=listen is None)
     from spantrain.app.profile import ProfileOptions
 
     options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
@@ -113,11 +113,12 @@ def _measure(
         open_session(cluster, names, where, out / "logs", reporter) as session,
     ):
         result = measure_profile(session, model, options, reporter)
-    write_profile(result, out / "profile.json")
     if json_:
         print_json(_profile_figures(result, out))
     else:
         reporter.show_profile(result)
+    write_profile(result, out / "profile.json")
+    if not json_:
         reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
 
 

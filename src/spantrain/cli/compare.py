@@ -16,13 +16,13 @@ from spantrain.cli.options import (
     Preset,
     SequenceLength,
     Tokenizer,
-    check_folder,
     chosen_cluster,
     chosen_model,
     chosen_trace,
     print_json,
     session_options,
 )
+from spantrain.config.files import check_can_make, write_atomically
 from spantrain.config.json_codec import render_json, to_json
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
@@ -95,7 +95,7 @@ def compare(
     no_network: NoNetwork = False,
 ) -> None:
     """Train the same samples with torch's frameworks and with our plans, on the same emulated devices and network."""
-    check_folder("--out", out)
+    check_can_make(out, "--out", files=(_JSON_FILE, _PICTURE_FILE), folders=("logs",))
     request = _request(context)
     from spantrain.app.compare import compare as run_comparison
     from spantrain.app.compare_methods import METHODS, MethodKind
@@ -107,12 +107,12 @@ def compare(
         outcome = run_comparison(request, options, reporter)
     document = to_json(outcome)
     own = frozenset(name for name, method in METHODS.items() if method.kind is MethodKind.PLAN)
-    (out / _JSON_FILE).write_text(render_json(document) + "\n", encoding="utf-8")
-    (out / _PICTURE_FILE).write_text(draw_comparison(outcome, own), encoding="utf-8")
     if json_:
         print_json(document)
     else:
         show_comparison(outcome)
+    write_atomically(out / _JSON_FILE, render_json(document) + "\n")
+    write_atomically(out / _PICTURE_FILE, draw_comparison(outcome, own))
     typer.echo(f"Wrote {out / _JSON_FILE} and {out / _PICTURE_FILE}", err=True)
 
 

@@ -11,11 +11,11 @@ from spantrain.cli.options import (
     Json,
     SequenceLength,
     Tokenizer,
-    check_folder,
     chosen_functions,
     chosen_model,
     print_json,
 )
+from spantrain.config.files import check_can_make
 from spantrain.config.json_codec import to_json
 from spantrain.errors import ConfigError
 
@@ -29,7 +29,7 @@ def export(
     json_: Json = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint to a folder that the transformers library loads."""
-    check_folder("--to", to)
+    check_can_make(to, "--to")
     from spantrain.app.export import export_run
 
     outcome = export_run(run, to, functions=chosen_functions(function))
@@ -54,7 +54,7 @@ def import_(
     """Make a checkpoint at step 0 of weights; go on with: spantrain train --resume RUN --plan PLAN."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name one with *.safetensors")
-    check_folder("--out", out)
+    check_can_make(out, "--out")
     spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
     from spantrain.app.import_ import import_weights
 

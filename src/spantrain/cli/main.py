@@ -1,5 +1,6 @@
 """The command table, and the one place where errors become exit codes."""
 
+import contextlib
 import os
 import sys
 
@@ -56,13 +57,37 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program; exit 0: done, 1: failed, 2: wrong input, 130: interrupted."""
+    """Run the program; exit 0: done, or its reader has gone, 1: failed, 2: wrong input, 130: interrupted."""
     try:
-        app(arguments)
+        try:
+            app(arguments)
+        finally:
+            sys.stdout.flush()  # what is left is told here, not when Python ends
     except SpanTrainError as error:
-        sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {error}\n")
+        _tell(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # Whoever read the output has gone; that is no failure of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _leave_readers()
+    except SystemExit as end:
+        # So typer and rich end a program whose reader has gone.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        _leave_readers()
+
+
+def _tell(error: SpanTrainError) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {_shown(str(error))}\n")
+
+
+def _shown(text: str) -> str:
+    """Return a text that cannot steer the terminal, whatever a file that it tells of had in it."""
+    return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
+
+
+def _leave_readers() -> None:
+    """End well: whoever read the output has gone, as `head` does; that is no failure of ours."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    sys.exit(0)

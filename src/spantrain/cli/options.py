@@ -1,7 +1,6 @@
 """Options that several commands share, each written once."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +35,6 @@ __all__ = [
     "Tokenizer",
     "at_speed",
     "check_dtype",
-    "check_folder",
     "chosen_cluster",
     "chosen_functions",
     "chosen_model",
@@ -129,16 +127,28 @@ def check_dtype(dtype: str) -> None:
 
 
 def chosen_model(
-    model: str, *, data: str | None = None, tokenizer: Path | None = None, sequence_length: int | None = None
+    model: str,
+    *,
+    data: str | None = None,
+    tokenizer: Path | None = None,
+    sequence_length: int | None = None,
+    read: bool = True,
 ) -> "ModelSpec":
-    """Return the model of that name, on the data that is wished.
+    """Return the model of that name, on the data that is wished; which is read, to see that it can be.
+
+    Not if `read` is false: it is read later, or is on other machines.
 
     Raises:
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
     from spantrain.models.data_choice import model_on_data
 
-    return model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+    spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
+    if read and (data is not None or tokenizer is not None):
+        from spantrain.models.data import open_dataset
+
+        open_dataset(spec)
+    return spec
 
 
 def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:
@@ -165,15 +175,6 @@ def chosen_trace(text: str | None, *, emulated: bool) -> NetworkTrace | None:
             f"--network-trace {text}: only emulated links can be made to change; leave out --no-network and --listen"
         )
     return network_trace(text)
-
-
-def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder to write to that cannot be made, before any work is done for it; make nothing yet."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise ConfigError(f"{option} {folder}: {nearest} is a file; name a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {folder}: {nearest} cannot be written to; choose another place")
 
 
 def session_options(

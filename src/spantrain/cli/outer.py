@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from spantrain.cli.interrupt import clean_interrupt
-from spantrain.cli.options import Json, NoNetwork, Out, check_folder, print_json
+from spantrain.cli.options import Json, NoNetwork, Out, print_json
 from spantrain.cli.outer_options import Config, EndWithInput, TokenFile, TokenText
+from spantrain.config.files import check_can_make, write_atomically
 from spantrain.config.json_codec import to_json
 from spantrain.config.outer import load_outer
 
@@ -36,15 +37,15 @@ def demo(
     from spantrain.cli.outer_demo import DemoScreen, show_demo
     from spantrain.config.json_codec import render_json
 
-    check_folder("--out", out)
+    check_can_make(out, "--out", files=("summary.json",), folders=("logs",))
     options = OuterDemoOptions(seconds=seconds, inner_steps=inner_steps, network=not no_network)
     with clean_interrupt("the demonstration"), DemoScreen() as screen:
         summary = run_outer_demo(options, out, screen)
     document = to_json(summary)
-    (out / "summary.json").write_text(render_json(document) + "\n")
     show_demo(summary, stderr=json_)
     if json_:
         print_json(document)
+    write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -26,9 +26,7 @@ class DemoScreen:
     """Draws the demonstration in place on a terminal's standard error, prints plain lines elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        if not self._console.is_terminal:
-            self._console = Console(stderr=True, width=_PLAIN_WIDTH)
+        self._console = console_for_people(_PLAIN_WIDTH, stderr=True)
         self._live: Live | None = None
         self._said_s = float("-inf")
         self._since_s = time.monotonic()
@@ -92,7 +90,7 @@ def _rows_table(record: "DemoRecord") -> Table:
 
 def show_demo(summary: "OuterDemoSummary", *, stderr: bool) -> None:
     """Print what came out."""
-    console = Console(stderr=True, width=_PLAIN_WIDTH) if stderr else console_for_people(_PLAIN_WIDTH)
+    console = console_for_people(_PLAIN_WIDTH, stderr=stderr)
     table = Table("cluster", "speed", "steps", "tokens", "rounds", "staleness", "transfers", "waited", "of ideal",
                   title="Each trained a whole copy, and waited for nobody")  # fmt: skip
     for name, row in summary.clusters.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -65,7 +65,7 @@ def watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
             sys.stdout.write(json.dumps(ask().to_plain()) + "\n")
             sys.stdout.flush()
             time.sleep(_WATCH_EVERY_S)
-    with Live(_status(ask()), console=Console(), auto_refresh=False) as live:
+    with Live(_status(ask()), console=console_for_people(_PLAIN_WIDTH), auto_refresh=False) as live:
         while True:
             time.sleep(_WATCH_EVERY_S)
             try:

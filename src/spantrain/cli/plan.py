@@ -15,13 +15,13 @@ from spantrain.cli.options import (
     SequenceLength,
     Tokenizer,
     check_dtype,
-    check_folder,
     chosen_cluster,
     chosen_model,
     print_json,
 )
+from spantrain.config.files import check_can_write
 from spantrain.config.json_codec import to_json
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.planner.request import Objective, Restriction
 
 if TYPE_CHECKING:
@@ -68,18 +68,22 @@ def plan(
     json_: Json = False,
 ) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
-    from spantrain.app.plan import make_plan, plan_file
+    from spantrain.app.plan import make_plan, write_plans
 
-    _check_out(out)
+    if out is not None:
+        check_can_write(out, "--out")
     job, wishes = options.job_of(context.params), options.wishes_of(context.params)
     if profile_path is None:
         profile = _described(context.params)
     else:
         profile = _measured(profile_path, context.params)
-    if out is None:
-        outcome = make_plan(profile, job, wishes)
-    else:
-        outcome = plan_file(profile, profile_path, job, wishes, out)
+    outcome = make_plan(profile, job, wishes)
+    try:
+        if out is not None:
+            outcome = write_plans(outcome, profile, profile_path, out)
+    except UsageError:
+        _show(outcome, profile, None, json_=json_)  # what was found is not lost with the place to write it
+        raise
     _show(outcome, profile, out, json_=json_)
 
 
@@ -131,11 +135,3 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
     if out is not None and outcome.outer_plans:
         wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)
-
-
-def _check_out(out: Path | None) -> None:
-    if out is None:
-        return
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: is a folder; name the file to write, e.g. {out / 'plan.json'}")
-    check_folder("--out", out.parent)

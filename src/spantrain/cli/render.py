@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from spantrain.cli.render_plan import print_plan
+from spantrain.cli.text import console_for_people
 from spantrain.core.plan import Plan
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
@@ -36,8 +36,8 @@ class TerminalReporter:
     """Draws progress in place on a terminal, prints plain lines elsewhere."""
 
     def __init__(self, *, tables: bool) -> None:
-        self._console = _console(stderr=True)
-        self._output = _console(stderr=not tables)
+        self._console = console_for_people(_PLAIN_WIDTH, stderr=True)
+        self._output = console_for_people(_PLAIN_WIDTH, stderr=not tables)
         self._plan: Plan | None = None
         self._live: Live | None = None
         self._phase = ""
@@ -164,15 +164,9 @@ def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> 
     return "  ".join(rates) or "no activations"
 
 
-def _console(*, stderr: bool) -> Console:
-    """Return a console; where there is no terminal, lines may be long."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=_PLAIN_WIDTH)
-
-
 def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
     """Print the demonstration's last lines."""
-    console = _console(stderr=stderr)
+    console = console_for_people(_PLAIN_WIDTH, stderr=stderr)
     table = Table(title="In short", show_header=False)
     table.add_row("held-out loss", f"{summary.heldout_loss_first:.3f} → {summary.heldout_loss_last:.3f}")
     table.add_row("this plan, all sites", f"{summary.samples_per_s:.1f} samples/s (measured)")

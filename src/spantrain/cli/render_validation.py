@@ -3,10 +3,10 @@
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from spantrain.app.validate_run import RunValidation
+from spantrain.cli.text import console_for_people
 from spantrain.config.json_codec import to_json
 from spantrain.core.quantities import format_bytes, format_seconds
 
@@ -44,9 +44,7 @@ def run_json(validation: RunValidation) -> dict[str, Any]:
 
 def show_run(validation: RunValidation) -> None:
     """Print the tables, and what the log of decisions says."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = console_for_people(_WIDTH)
     console.print(_step_table(validation))
     console.print(_device_table(validation))
     if validation.links:

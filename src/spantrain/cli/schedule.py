@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spantrain.cli.options import Json, check_folder, print_json
-from spantrain.config.files import write_atomically
+from spantrain.cli.options import Json, print_json
+from spantrain.config.files import check_can_write, write_atomically
 from spantrain.errors import ConfigError
 from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, check_schedule
 
@@ -42,7 +42,8 @@ def show(
     """Run a schedule in the simulator and show what every device does when."""
     check_schedule(name)
     for option, path in (("--svg", svg), ("--png", png), ("--order", order)):
-        _check_file(option, path)
+        if path is not None:
+            check_can_write(path, option)
     if png is not None:
         from spantrain.app.picture import check_png
 
@@ -98,15 +99,6 @@ def _run(name: str, plan: Path | None, options: dict[str, Any]) -> "ShownSchedul
             in_flight=options["--in-flight"],
         ),
     )
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before any work is done for it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"{option} {path}: is a folder; name the file to write")
-    check_folder(option, path.parent)
 
 
 def _draw(shown: "ShownSchedule", svg: Path | None, png: Path | None) -> None:

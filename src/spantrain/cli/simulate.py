@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import Json, NetworkTraceName, check_folder, chosen_trace, print_json
+from spantrain.cli.options import Json, NetworkTraceName, chosen_trace, print_json
 from spantrain.cli.simulate_adapter import check_adapter, show_adapter
 from spantrain.config.changes_file import Changes, read_changes
+from spantrain.config.files import check_can_write
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
@@ -111,9 +112,7 @@ def _check_options(schedule: str | None, trace: Path | None, changes: Path | Non
     if schedule == "all" and trace is not None:
         raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
     if trace is not None:
-        if trace.is_dir():
-            raise ConfigError(f"--trace {trace}: is a folder; name the file to write, e.g. {trace / 'sim.json'}")
-        check_folder("--trace", trace.parent)
+        check_can_write(trace, "--trace")
     if changes is not None and network_trace is not None:
         raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
 
@@ -132,11 +131,9 @@ def _bytes(option: str, text: str | None) -> int | None:
 
 def _show(report: "SimulationReport") -> None:
     """Print the tables."""
-    from rich.console import Console
+    from spantrain.cli.text import console_for_people
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = console_for_people(_WIDTH)
     ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
     console.print(_step_table(ran))
     console.print(_memory_table(ran))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+_PLAIN_WIDTH = 120
 Id = Annotated[str | None, typer.Option("--id", help="Which testbed, when several are running.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE")]
@@ -178,11 +178,11 @@ def _show(found: "TestbedStatus", as_json: bool) -> None:
         fields = dataclasses.asdict(found) | {"router_cpu_share": found.router_cpu_share}
         typer.echo(json.dumps(fields))
         return
-    from rich.console import Console
+    from spantrain.cli.text import console_for_people
 
-    console = Console(file=sys.stdout)
+    console = console_for_people(_PLAIN_WIDTH)
     console.print(
-        f"testbed [bold]{found.id}[/] of cluster {found.cluster}, up {format_seconds(found.up_s)}, "
+        f"testbed {found.id} of cluster {found.cluster}, up {format_seconds(found.up_s)}, "
         f"router {found.router_cpu_share:.1%} of a processor"
     )
     _show_tables(console, found)

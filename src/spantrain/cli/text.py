@@ -1,5 +1,6 @@
 """Text for people: lines that wrap under themselves in a terminal and not at all in a file, numbers, short lists."""
 
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -9,18 +10,33 @@ from rich.text import Text
 __all__ = ["console_for_people", "few", "format_speed", "say", "short_way"]
 
 _FEW = 3
+_NARROWEST = 20
 
 
-def console_for_people(plain_width: int) -> Console:
-    """Return standard output as wide as the terminal, or so many characters wide where it is a file or a pipe."""
-    console = Console()
-    return console if console.is_terminal else Console(width=plain_width)
+def console_for_people(plain_width: int, *, stderr: bool = False) -> Console:
+    """Return standard output, or standard error, with no markup in what it prints: names of files may look like some.
+
+    It is as wide as the terminal; where it is a file or a pipe as COLUMNS says, or else so many characters.
+    """
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if console.is_terminal:
+        return console
+    console.width = _columns() or plain_width
+    return console
+
+
+def _columns() -> int:
+    """Return the width that the environment asks for; 0 if none that a table fits in."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) >= _NARROWEST else 0
 
 
 def say(console: Console, text: str, *, mark: str = "") -> None:
-    """Print a line two characters in, behind a mark if there is one; in a terminal it wraps under itself."""
+    """Print a line two characters in, behind a mark if there is one; it wraps under itself unless in a file or a pipe
+    whose width nobody asked for.
+    """
     start = f"  {mark} " if mark else "  "
-    if not console.is_terminal:
+    if not console.is_terminal and not _columns():
         console.print(f"{start}{text}", highlight=False, markup=False, soft_wrap=True)
         return
     grid = Table.grid()

@@ -27,7 +27,6 @@ from spantrain.cli.options import (
     Tokenizer,
     at_speed,
     check_dtype,
-    check_folder,
     chosen_cluster,
     chosen_functions,
     chosen_model,
@@ -35,10 +34,11 @@ from spantrain.cli.options import (
     print_json,
     session_options,
 )
+from spantrain.config.files import check_can_make, is_file
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster
-from spantrain.errors import ConfigError, Interrupted
+from spantrain.errors import ConfigError, Interrupted, PlanError
 from spantrain.models.data_choice import user_functions
 from spantrain.schedule.registry import check_schedule
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+_FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl")
 _NO_OPTIONS = ("steps", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "loss_scale")
 _JOB_OPTIONS = tuple(field.name for field in fields(TrainJob) if field.name not in _NO_OPTIONS)
 """Options that make up the job; a resumed run has them from its checkpoint."""
@@ -124,9 +125,11 @@ def _check_words(context: typer.Context) -> None:
     given = context.params
     if sum(given[name] is not None for name in ("plan_path", "model", "resume")) != 1:
         raise ConfigError("give a plan file, or --model NAME with --preset or --cluster, or --resume RUN")
-    for option, folder in (("--out", given["out"]), ("--tensorboard", given["tensorboard"])):
-        if folder is not None:
-            check_folder(option, folder)
+    if given["out"] or given["resume"]:
+        option = "--out" if given["out"] else "--resume"
+        check_can_make(given["out"] or given["resume"], option, files=_FILES, folders=("checkpoint", "logs"))
+    if given["tensorboard"]:
+        check_can_make(given["tensorboard"], "--tensorboard")
     if given["resume"] is None:
         _refuse(context, ("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
     if given["model"] is not None:
@@ -151,6 +154,8 @@ def _new_run(
     from spantrain.app.requests import new_run
 
     if out is None:
+        if not is_file(plan_path):
+            raise PlanError(f"{plan_path}: there is no such file; make a plan with `spantrain plan`")
         raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
     functions = chosen_functions(context.params["function"])
     return new_run(plan_path, _job(context, steps), out, functions=functions, schedule=schedule)
@@ -175,7 +180,7 @@ def _quick_request(context: typer.Context, model: str, out: Path | None) -> "Qui
         cluster = at_speed(cluster, given["emulated_speed"])
     check_dtype(given["dtype"])
     spec = chosen_model(
-        model, data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
+        model, data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"], read=False
     )
     job = _job(context, given["steps"])
     schedule = check_schedule(given["schedule"] or "critical-path")

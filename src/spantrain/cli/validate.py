@@ -56,15 +56,14 @@ def _validate_reference(folder: Path, *, explain: bool, as_json: bool) -> None:
     from rich.console import Console
 
     from spantrain.app.validate import validate_reference
+    from spantrain.cli.text import console_for_people
 
     def progress(done: int, total: int, name: str) -> None:
         status.update(f"{done + 1} of {total}: {name}")
 
     with Console(stderr=True).status("reading") as status:
         validation = validate_reference(folder, progress=progress)
-    console = Console(stderr=as_json)
-    if not console.is_terminal:
-        console = Console(width=_WIDTH, stderr=as_json)
+    console = console_for_people(_WIDTH, stderr=as_json)
     _show(console, validation, explain=explain)
     if as_json:
         print_json({name: _set_json(found) for name, found in validation.sets.items()})

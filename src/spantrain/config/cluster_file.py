@@ -93,7 +93,10 @@ def _read_kinds(section: Field | None) -> Mapping[str, DeviceKind]:
         if name in load_kinds():
             entry.problem(f"kind {name!r} ships with the program; give yours another name")
         else:
-            kinds[name] = read_kind(name, entry)
+            try:
+                kinds[name] = read_kind(name, entry)
+            except ValueError as reason:
+                entry.problem(str(reason))
     return kinds
 
 

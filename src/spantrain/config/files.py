@@ -3,12 +3,23 @@
 import hashlib
 import os
 import secrets
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from spantrain.config.problems import shortened
 from spantrain.errors import ConfigError, UsageError
 
-__all__ = ["is_file", "read_bytes", "read_text", "sha256_of", "text_of", "write_atomically"]
+__all__ = [
+    "check_can_make",
+    "check_can_write",
+    "is_file",
+    "read_bytes",
+    "read_text",
+    "sha256_of",
+    "text_of",
+    "write_atomically",
+]
 
 _MAX_BYTES = 128 * 2**20
 """Of a file that is read as a whole."""
@@ -80,6 +91,8 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
     """
     hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
+        if _is_no_file(path):
+            raise error(f"{path}: cannot be written: is no regular file; choose another place")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with hidden.open("x", encoding="utf-8", newline="\n") as stream:
@@ -91,6 +104,59 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
             hidden.unlink(missing_ok=True)
     except OSError as reason:
         raise error(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
+
+
+def check_can_write(path: Path, what: str) -> None:
+    """Refuse a file to write that cannot be written, before any work is done for it; make nothing that stays.
+
+    Raises:
+        ConfigError: it cannot; `what` it is for, an option say, begins the message.
+    """
+    if _is_no_file(path):
+        example = f"name the file to write, e.g. {path / 'out.json'}" if path.is_dir() else "name another"
+        raise ConfigError(f"{what} {path}: is {'a folder' if path.is_dir() else 'no regular file'}; {example}")
+    _try_folder(path.parent, f"{what} {shortened(str(path), 200)}")
+
+
+def check_can_make(folder: Path, what: str, *, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+    """Refuse a folder to write to that cannot be made or written, before any work is done for it.
+
+    Args:
+        folder: the folder.
+        what: it is for, an option say; begins the message.
+        files: names of what is to be written into it.
+        folders: names of folders that are to be made in it.
+
+    Raises:
+        ConfigError: it cannot, or something else has one of the names.
+    """
+    _try_folder(folder, f"{what} {shortened(str(folder), 200)}")
+    for name in files:
+        if _is_no_file(folder / name):
+            raise ConfigError(f"{what} {folder}: {folder / name} is no file; move it away, or name another folder")
+    for name in folders:
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise ConfigError(f"{what} {folder}: {folder / name} is a file; move it away, or name another folder")
+
+
+def _try_folder(folder: Path, told: str) -> None:
+    """Make something in a folder, or in the nearest that is there, and take it away again.
+
+    That tells more than permissions do: file systems may be read-only, full, or none that has files.
+    """
+    try:
+        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise ConfigError(f"{told}: {nearest} is a file; name a folder")
+        Path(tempfile.mkdtemp(prefix=".spantrain-", dir=nearest)).rmdir()
+    except (OSError, ValueError) as reason:  # ValueError: no name of a folder
+        why = reason.strerror if isinstance(reason, OSError) else str(reason)
+        raise ConfigError(f"{told}: cannot be written to: {why}; choose another place") from None
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether something else than a file has this name: a folder, or a device that must not be replaced."""
+    return os.path.lexists(path) and path.exists() and not path.is_file()
 
 
 def sha256_of(path: Path) -> str:

@@ -13,6 +13,8 @@ __all__ = ["MAX_DEVICES", "MAX_SITES", "Cluster", "Device", "DeviceKind", "Host"
 MAX_DEVICES = 16_384
 MAX_SITES = 256
 """Each pair of them has a link."""
+_MAX_KIND = 63
+"""Characters of a kind's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,10 @@ class DeviceKind:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable() or not 1 <= len(self.name) <= _MAX_KIND:
+            raise ValueError(f"a kind's name is 1 to {_MAX_KIND} printable characters, got {self.name[:80]!r}")
+        if not 0 <= self.power_w < math.inf:
+            raise ValueError(f"kind {self.name}: power_w must not be negative, got {self.power_w}")
         for name in (
             "peak_fp16_flop_per_s",
             "peak_fp32_flop_per_s",

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 
-__all__ = ["ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
+__all__ = ["MAX_SEQUENCE", "ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
+
+MAX_SEQUENCE = 2**24
+"""Tokens of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,10 @@ class ModelSpec:
     """Of the factory's file or the configuration: workers build from the same or refuse."""
     tokenizer: str = ""
     """Folder or file of a tokenizer; empty: bytes."""
+
+    def __post_init__(self) -> None:
+        if self.sequence_length is not None and not 1 <= self.sequence_length <= MAX_SEQUENCE:
+            raise ValueError(f"sequence_length must be from 1 to {MAX_SEQUENCE}, got {self.sequence_length}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from spantrain.config.problems import shortened
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.sources import factory_spec, hf_spec, is_factory
 
@@ -173,8 +173,8 @@ def _option_problems(spec: ModelSpec, data_path: Path | None, sequence_length: i
         return problems
     if data_path is not None and not data_path.exists():
         problems.append(f"data {data_path} does not exist; give a text file or a folder of text files")
-    if sequence_length is not None and sequence_length < 2:
-        problems.append(f"sequence length must be at least 2, got {sequence_length}")
+    if sequence_length is not None and not 2 <= sequence_length <= MAX_SEQUENCE:
+        problems.append(f"sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
     return problems
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from spantrain.config.files import is_file, read_text
 from spantrain.config.parsing import parse_json
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.catalog import is_text, resolve_model
 from spantrain.models.sources import hf_configuration, is_factory, source_digest
@@ -53,6 +53,8 @@ def model_on_data(
         raise ConfigError(
             f"model {name}: sequence length {sequence_length} cannot be used: its data says how long samples are"
         )
+    if not 2 <= sequence_length <= MAX_SEQUENCE:
+        raise ConfigError(f"model {name}: sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
     return replace(spec, sequence_length=sequence_length)
 
 

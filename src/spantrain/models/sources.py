@@ -10,7 +10,7 @@ from typing import Any
 from spantrain.config.files import is_file, read_text
 from spantrain.config.parsing import OutOfRange, parse_json
 from spantrain.config.problems import shortened
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec
 from spantrain.errors import ConfigError
 
 __all__ = [
@@ -208,7 +208,7 @@ def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -
     given = [fields[key] - unused for key in _POSITIONS if isinstance(fields.get(key), int)]
     if wanted is None:
         return min(_MOST_SEQUENCE, given[0]) if given else _DEFAULT_SEQUENCE
-    if wanted < 2 or (given and wanted > given[0]):
+    if not 2 <= wanted <= MAX_SEQUENCE or (given and wanted > given[0]):
         raise ConfigError(f"model {name}: sequence length {wanted}: wanted 2 to {given[0] if given else 'any number'}")
     return wanted
 

@@ -6,17 +6,13 @@ to its receive. Perfetto keeps times as microseconds; the exact seconds are kept
 back what was written.
 """
 
-import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from spantrain.core.trace import LANES, TRACE_FORMAT, TRACE_VERSION, Flow, Interval, Trace
 
-__all__ = ["perfetto_json", "write_trace"]
+__all__ = ["perfetto_json"]
 
 _TRACKS_PER_LANE = 1000
 _MOMENTS = "adapter"
@@ -129,18 +125,3 @@ def _tracks(intervals: Sequence[Interval]) -> list[tuple[Interval, int]]:
         lane_ends[free : free + 1] = [interval.end_s]
         found.append((interval, LANES.index(interval.lane) * _TRACKS_PER_LANE + free))
     return found
-
-
-def write_trace(trace: Trace, path: Path) -> None:
-    """Write the trace to a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(perfetto_json(trace), file)
-        # A temporary file is for its owner only; the trace is as readable as its folder's other files.
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

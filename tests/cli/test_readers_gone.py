@@ -1,0 +1,56 @@
+"""Output that nobody reads to its end, or that is narrow: no failure, no traceback, lines as wide as asked."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from patience import PATIENCE_S
+
+PLAN = ("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", "8", "--strategy", "single-device")
+WORDS = {
+    "rich tables": PLAN,
+    "lines": ("testbed", "traces"),
+    "JSON": ("testbed", "traces", "--json"),
+    "help": ("train", "--help"),
+    "version": ("--version",),
+}
+
+
+def program(words: tuple[str, ...], out: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "spantrain", *words]
+    return subprocess.run(
+        command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_reader_that_has_gone_is_no_failure(name):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = program(WORDS[name], writing)
+    finally:
+        os.close(writing)
+    assert ended.returncode == 0, ended.stderr
+    assert not any(word in ended.stderr for word in ("Traceback", "Broken", "Exception", "Error")), ended.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_pipe_is_as_wide_as_columns_says(columns, tmp_path):
+    out = tmp_path / "out"
+    with out.open("wb") as stream:
+        assert program(PLAN, stream.fileno(), COLUMNS=str(columns)).returncode == 0
+    widths = [len(line) for line in out.read_text().splitlines()]
+    assert max(widths) <= columns
+    assert max(widths) > columns - 20
+
+
+@pytest.mark.parametrize("columns", ["0", "9999999999", "wide", ""])
+def test_columns_that_are_none_are_not_followed(columns, tmp_path):
+    out = tmp_path / "out"
+    with out.open("wb") as stream:
+        assert program(("testbed", "traces"), stream.fileno(), COLUMNS=columns).returncode == 0
+    assert "drop-NN" in out.read_text()
