@@ -25,6 +25,7 @@ from spantrain.sim.engine import simulate
 
 __all__ = ["EvenPipeline", "ShownSchedule", "check_order_file", "show_even", "show_plan"]
 
+_MAX_SECONDS = 1e6
 _KIND = DeviceKind(
     name="even",
     peak_fp16_flop_per_s=1.0,
@@ -51,8 +52,10 @@ class EvenPipeline:
 
     def __post_init__(self) -> None:
         for name, least in (("stages", 1), ("micro_batches", 1), ("transfer_s", 0), ("latency_s", 0)):
-            if not least <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be a number of at least {least}, got {getattr(self, name)}")
+            if not least <= getattr(self, name) <= _MAX_SECONDS:
+                raise ConfigError(
+                    f"{name} must be a number from {least} to {_MAX_SECONDS:g}, got {getattr(self, name)}"
+                )
         if self.in_flight is not None and self.in_flight < 1:
             raise ConfigError(f"in_flight must be at least 1 micro-batch, got {self.in_flight}")
 

@@ -7,6 +7,7 @@ import typer
 
 from spantrain.cli.interrupt import clean_interrupt
 from spantrain.cli.options import (
+    MAX_SAMPLES,
     ClusterFile,
     Data,
     Json,
@@ -16,6 +17,7 @@ from spantrain.cli.options import (
     Preset,
     SequenceLength,
     Tokenizer,
+    check_speed,
     chosen_cluster,
     chosen_model,
     chosen_trace,
@@ -56,11 +58,16 @@ EmulatedSpeed = Annotated[
     float | None,
     typer.Option(help="Fraction of their kinds' speed at which devices run; default: what this machine can do."),
 ]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option(help="Samples a step; default: as --like has it, else by the devices.", min=1, max=MAX_SAMPLES),
+]
 Measured = Annotated[
     bool,
     typer.Option("--measured", help="Plan by a measured profile, not by the data sheets that the emulation follows."),
 ]
 
+_MAX_SECONDS = 86_400.0
 _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
 
 
@@ -74,12 +81,10 @@ def compare(
         str,
         typer.Option(help="all, frameworks, strategies, baselines, or names with commas; the first is compared with."),
     ] = "frameworks,auto,baselines",
-    steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3)] = 8,
-    rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3, max=10**6)] = 8,
+    rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1, max=1000)] = 1,
     seconds_per_method: SecondsPerMethod = 15.0,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples a step; default: as --like has it, else by the devices.", min=1)
-    ] = None,
+    global_batch: GlobalBatch = None,
     like: Like = "auto",
     bandwidth: Bandwidth = None,
     network_speed: NetworkSpeed = None,
@@ -118,6 +123,13 @@ def compare(
 
 def _request(context: typer.Context) -> "CompareRequest":
     given = context.params
+    for option in ("network_speed", "emulated_speed"):
+        if given[option] is not None:
+            check_speed(f"--{option.replace('_', '-')}", given[option])
+    if not given["seconds_per_method"] <= _MAX_SECONDS:
+        raise ConfigError(f"--seconds-per-method {given['seconds_per_method']}: give at most {_MAX_SECONDS:g}")
+    if abs(given["seed"]) >= 2**53:
+        raise ConfigError(f"--seed {given['seed']}: give a whole number below 2^53")
     chosen = chosen_cluster(given["preset"], given["cluster"])
     spec = chosen_model(
         given["model"], data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]

@@ -18,6 +18,7 @@ from spantrain.core.quantities import parse_seconds
 from spantrain.errors import ConfigError
 
 __all__ = [
+    "MAX_SAMPLES",
     "ClusterFile",
     "Data",
     "Dtype",
@@ -35,6 +36,7 @@ __all__ = [
     "Tokenizer",
     "at_speed",
     "check_dtype",
+    "check_speed",
     "chosen_cluster",
     "chosen_functions",
     "chosen_model",
@@ -43,6 +45,8 @@ __all__ = [
     "session_options",
 ]
 
+MAX_SAMPLES = 2**24
+"""Of an optimizer step."""
 _LEAST_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
@@ -104,10 +108,14 @@ def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:
     """Return the cluster with its emulated devices at another fraction of their kinds' speed."""
     if not cluster.emulated:
         raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
-    try:
-        return replace(cluster, emulated_speed=emulated_speed)
-    except ValueError as error:
-        raise ConfigError(f"--emulated-speed: {error}") from None
+    check_speed("--emulated-speed", emulated_speed)
+    return replace(cluster, emulated_speed=emulated_speed)
+
+
+def check_speed(option: str, speed: float) -> None:
+    """Refuse a part of a speed that is no number, or out of all proportion."""
+    if not 1e-6 <= speed <= 1e6:
+        raise ConfigError(f"{option} {speed:g}: give a part of the speed between 1e-6 and 1e6, e.g. 0.1")
 
 
 def chosen_cluster(preset: str | None, cluster_file: Path | None) -> Cluster:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spantrain.cli.options import MAX_SAMPLES
 from spantrain.core.plan import WireFormat
 from spantrain.errors import PlanError
 from spantrain.planner.job import JobSpec
@@ -45,7 +46,7 @@ __all__ = [
     "wishes_of",
 ]
 
-GlobalBatch = Annotated[int, typer.Option(help="Samples per optimizer step.", min=1)]
+GlobalBatch = Annotated[int, typer.Option(help="Samples per optimizer step.", min=1, max=MAX_SAMPLES)]
 ProfilePath = Annotated[
     Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
 ]
@@ -84,7 +85,7 @@ SequenceParallel = Annotated[
 AllowOuter = Annotated[
     bool, typer.Option("--allow-outer", help="Groups may train by themselves, joined by an outer optimizer.")
 ]
-OuterEvery = Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1)]
+OuterEvery = Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1, max=10**9)]
 Restrict = Annotated[
     Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
 ]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from spantrain.cli.options import MAX_SAMPLES
 from spantrain.core.job import ADAPTERS
 from spantrain.core.plan import WireFormat
 from spantrain.schedule.registry import SCHEDULE_NAMES
@@ -38,7 +39,7 @@ __all__ = [
 
 PlanPath = Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")]
 Model = Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")]
-GlobalBatch = Annotated[int, typer.Option(help="With --model: samples per optimizer step.", min=1)]
+GlobalBatch = Annotated[int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=MAX_SAMPLES)]
 Steps = Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)]
 RunFolder = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")]
 ResumeRun = Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")]

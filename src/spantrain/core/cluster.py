@@ -156,8 +156,8 @@ class Cluster:
         for what, most in (("sites", MAX_SITES), ("devices", MAX_DEVICES)):
             if len(getattr(self, what)) > most:
                 raise ValueError(f"{self.name}: has {len(getattr(self, what))} {what}; at most {most} are planned for")
-        if self.emulated_speed <= 0:
-            raise ValueError(f"{self.name}: emulated_speed must be positive, got {self.emulated_speed}")
+        if not 0 < self.emulated_speed < math.inf:
+            raise ValueError(f"{self.name}: emulated_speed must be positive and finite, got {self.emulated_speed}")
 
     @cached_property
     def device_by_name(self) -> Mapping[str, Device]:
