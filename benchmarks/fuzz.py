@@ -20,12 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # where the targets are
 
-from fuzz import network_targets
+from fuzz import file_targets, network_targets
 from fuzz.target import Figures, Target, run_target
 
-TARGETS: tuple[Target, ...] = (*network_targets.TARGETS,)
 MOST_BYTES = 8 * 2**30
 """That the process may take: what would take more fails here, and not the machine."""
+TARGETS: tuple[Target, ...] = (*network_targets.TARGETS, *file_targets.TARGETS)
 HEAD = f"{'target':<44} {'cases':>8} {'refused':>8} {'accepted':>9} {'slowest':>10} {'memory':>10}"
 
 

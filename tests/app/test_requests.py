@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from spantrain.app.explain import explain_plan
 from spantrain.app.export import export_run
-from spantrain.app.plan import plan_file
+from spantrain.app.plan import make_plan, plan_file
 from spantrain.app.plan_files import open_plan, under_schedule
 from spantrain.app.plan_outcome import PlanWishes
 from spantrain.app.requests import new_run, resumed_run
+from spantrain.app.schedule import show_plan
+from spantrain.app.simulate import SimulateRequest, run_simulation
 from spantrain.config.artefacts import read_plan, reference_to_profile, write_plan, write_profile
 from spantrain.config.presets import load_preset
 from spantrain.core.checkpoint import SampleLedger
@@ -105,6 +108,15 @@ def test_a_function_runs_only_where_it_is_named(evil_plan, tmp_path):
     assert request.plan.model.source == f"{tmp_path}/evil.py:build"
     with pytest.raises(ConfigError, match="the factory raised SystemExit: 3"):
         export_run(tmp_path / "run", tmp_path / "out", functions=(f"{tmp_path}/evil.py:build",))
+
+
+def test_looking_at_a_plan_calls_nothing(evil_plan, tmp_path):
+    plan, profile = open_plan(evil_plan)
+    run_simulation(SimulateRequest(plan=plan, profile=profile, schedules=("1f1b",)))
+    explain_plan(plan, profile)
+    show_plan("1f1b", evil_plan)
+    make_plan(profile, JobSpec(global_batch=8), PlanWishes(strategies=("single-device",)))
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_function_without_the_digest_of_its_file_is_refused(evil_plan, profile, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from effort import calls_of
 from spantrain.config.cluster_file import load_cluster, parse_cluster
-from spantrain.config.files import read_text
+from spantrain.config.files import check_tensor_header, read_text
 from spantrain.config.outer import parse_outer
 from spantrain.config.parsing import OutOfRange, parse_json, parse_yaml_nodes
 from spantrain.config.problems import Problems
@@ -103,6 +103,18 @@ def test_files_are_read_no_further_than_they_may_be_large(tmp_path: Path):
     marked = tmp_path / "marked"
     marked.write_bytes(b"\xef\xbb\xbf[1]")
     assert json.loads(read_text(marked, remedy="")) == [1]
+
+
+def test_a_header_of_tensors_is_no_longer_than_any_model_needs(tmp_path: Path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes((2**20).to_bytes(8, "little"))
+    check_tensor_header(path)
+    for size in (2**25, 2**63):
+        path.write_bytes(size.to_bytes(8, "little") + b"{}")
+        with pytest.raises(
+            ConfigError, match=f"x.safetensors: is no safetensors file, or has a header of {size} bytes"
+        ):
+            check_tensor_header(path)
 
 
 def test_a_wall_of_mistakes_is_told_shortly():

@@ -100,7 +100,7 @@ def test_a_worker_calls_only_functions_that_it_was_started_with(user_file):
     assert found.dataset == "/mine/mine.py:samples"
     assert found.config["loss"] == "/mine/mine.py:loss"
     for missing in own:
-        with pytest.raises(ConfigError, match="which this worker was not started with"):
+        with pytest.raises(ConfigError, match="which this program was not started with"):
             with_own_functions(spec, [function for function in own if function != missing])
     assert with_own_functions(model_on_data("gpt2-tiny"), []) == model_on_data("gpt2-tiny")
 

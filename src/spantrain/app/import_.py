@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from spantrain.config.files import check_tensor_header
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.parts import TensorPart
 from spantrain.core.units import ModelSpec
@@ -78,6 +79,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
         raise ConfigError(f"{folder}: holds no *.safetensors; write them with the model's save_pretrained")
     tensors: dict[str, Tensor] = {}
     for path in files:
+        check_tensor_header(path)
         try:
             tensors |= load_file(path)
         except (SafetensorError, OSError) as error:

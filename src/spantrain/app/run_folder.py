@@ -22,6 +22,7 @@ from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
+from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.errors import UsageError
 from spantrain.schedule.perfetto import perfetto_json
 
@@ -81,6 +82,17 @@ class RunRecord:
     """Names of the files of the plans that ran before it, in order."""
     staleness: int = 0
     """How many steps old weights were: 1 where steps overlapped."""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZER_STATE_RATIO:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {self.optimizer!r}")
+        if self.steps_measured < 1 or not 0 < self.fastest_step_s <= self.step_s <= self.slowest_step_s:
+            raise ValueError(
+                f"a run has steps, the median between the fastest and the slowest; got {self.steps_measured} steps of "
+                f"{self.fastest_step_s}, {self.step_s} and {self.slowest_step_s} s"
+            )
+        if self.staleness not in (0, 1):
+            raise ValueError(f"staleness must be 0 or 1, got {self.staleness}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from spantrain.core.profile import Profile
 
 __all__ = ["check_cluster", "check_plan", "check_profile", "missing_links"]
 
+_MAX_SAMPLES = 2**24
+_MAX_PIECES = 2**20
 Note = Callable[[str, str], None]
 """Takes the path of a field and what is wrong with it."""
 
@@ -66,11 +68,22 @@ def check_profile(profile: Profile, note: Note) -> None:
         _check_known((link.source, link.target), devices, f"links[{index}]", note)
     _check_known([score.device for score in profile.scores], devices, "scores", note)
     _check_known([timing.kind for timing in profile.timings], kinds, "timings", note)
+    seen: set[tuple[object, ...]] = set()
+    for index, timing in enumerate(profile.timings):
+        key = (timing.unit_class, timing.kind, timing.dtype, timing.tp_degree, timing.samples)
+        if key in seen:
+            note(f"timings[{index}]", f"is a second one of {timing.unit_class} on {timing.kind} for as many samples")
+        seen.add(key)
 
 
 def check_plan(plan: Plan, note: Note) -> None:
     """Note every reference inside a plan that leads nowhere; Plan itself has checked its stages."""
     check_cluster(plan.cluster, note)
+    if plan.global_batch > _MAX_SAMPLES:
+        note("global_batch", f"must be at most {_MAX_SAMPLES} samples, got {plan.global_batch}")
+    pieces = sum(len(stage.replicas) * len(stage.micro_batches) for stage in plan.stages)
+    if pieces > _MAX_PIECES:
+        note("stages", f"have {pieces} micro-batches of replicas; at most {_MAX_PIECES} are simulated and trained")
     for index, stage in enumerate(plan.stages):
         if not stage.replicas:
             note(f"stages[{index}].replicas", "a stage needs at least one replica")

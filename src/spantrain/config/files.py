@@ -13,6 +13,7 @@ from spantrain.errors import ConfigError, UsageError
 __all__ = [
     "check_can_make",
     "check_can_write",
+    "check_tensor_header",
     "is_file",
     "read_bytes",
     "read_text",
@@ -23,6 +24,8 @@ __all__ = [
 
 _MAX_BYTES = 128 * 2**20
 """Of a file that is read as a whole."""
+_MAX_HEADER_BYTES = 16 * 2**20
+"""Of a safetensors file: of 150,000 tensors."""
 
 
 def read_text(path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:
@@ -104,6 +107,21 @@ def write_atomically(path: Path, text: str, *, error: type[UsageError] = ConfigE
             hidden.unlink(missing_ok=True)
     except OSError as reason:
         raise error(f"{path}: cannot be written: {reason.strerror}; choose another place") from None
+
+
+def check_tensor_header(path: Path) -> None:
+    """Refuse a safetensors file whose header is longer than any model's: reading it takes a minute and gigabytes.
+
+    Raises:
+        ConfigError: it is, or it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+    except OSError as reason:
+        raise ConfigError(f"{path}: cannot be read: {reason.strerror}; copy or save it again") from None
+    if size > _MAX_HEADER_BYTES:
+        raise ConfigError(f"{path}: is no safetensors file, or has a header of {size} bytes; save it in several files")
 
 
 def check_can_write(path: Path, what: str) -> None:

@@ -17,7 +17,7 @@ from spantrain.config.parsing import OutOfRange
 from spantrain.config.problems import Problems, shortened
 from spantrain.core.action import Action
 from spantrain.core.spans import Span
-from spantrain.errors import ConfigError, SpanTrainError, UsageError
+from spantrain.errors import ConfigError, SpanTrainError
 
 __all__ = ["from_json", "render_json", "to_json"]
 

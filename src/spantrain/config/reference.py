@@ -24,6 +24,8 @@ from spantrain.errors import ConfigError
 __all__ = ["MEASURED_FILE", "read_reference"]
 
 MEASURED_FILE = "measured.json"
+_MAX_COUNT = 2**20
+_MAX_MICRO_BATCHES = 4096
 _REMEDY = "a folder to validate against holds measured.json, profiles_MODEL.json, network.json and prices.json"
 _TABLES = ("simulator", "planner")
 """Tables of times, the preferred one first."""
@@ -109,9 +111,9 @@ def _model(name: str, root: JsonField) -> ReferenceModel:
 
 def _shape(config: JsonField) -> ModelShape:
     return ModelShape(
-        hidden=config.child("hidden_size").count(),
-        sequence_length=config.child("sequence_length").count(),
-        positions=config.child("max_position_embeddings").count(least=0),
+        hidden=config.child("hidden_size").count(most=_MAX_COUNT),
+        sequence_length=config.child("sequence_length").count(most=_MAX_COUNT),
+        positions=config.child("max_position_embeddings").count(least=0, most=_MAX_COUNT),
     )
 
 
@@ -144,15 +146,15 @@ def _network(
         (
             row.child("send_zone").text(),
             row.child("send_gpu").text(),
-            row.child("send_gpu_count").count(),
+            row.child("send_gpu_count").count(most=_MAX_COUNT),
             row.child("recv_zone").text(),
             row.child("recv_gpu").text(),
-            row.child("recv_gpu_count").count(),
+            row.child("recv_gpu_count").count(most=_MAX_COUNT),
         ): _curve(row)
         for row in root.child("inter_node").items()
     }
     inside = {
-        (row.child("gpu").text(), row.child("gpu_count").count()): _curve(row)
+        (row.child("gpu").text(), row.child("gpu_count").count(most=_MAX_COUNT)): _curve(row)
         for row in root.child("intra_node").items()
     }
     return links, inside
@@ -171,7 +173,7 @@ def _curve(row: JsonField) -> LinkCurve:
 def _hosts(root: JsonField) -> dict[str, tuple[int, int]]:
     """Return the devices of a host and the bytes of a device, by kind."""
     return {
-        kind: (row.child("gpus_per_node").count(), row.child("mem_per_gpu").count())
+        kind: (row.child("gpus_per_node").count(most=_MAX_COUNT), row.child("mem_per_gpu").count())
         for kind, row in root.child("cluster").entries().items()
         if isinstance(row.value, dict)
     }
@@ -217,9 +219,9 @@ def _case(row: JsonField) -> ReferenceCase:
         id=row.child("id").text(),
         set_name=row.child("set").text(),
         model=row.child("model").text(),
-        nodes=row.child("nodes").count(),
-        global_batch=row.child("global_batch").count(),
-        micro_batch=row.child("microbatch").count(),
+        nodes=row.child("nodes").count(most=_MAX_COUNT),
+        global_batch=row.child("global_batch").count(most=_MAX_COUNT),
+        micro_batch=row.child("microbatch").count(most=_MAX_COUNT),
         stages=stages,
         step_s=row.child("measured_iteration_s").number(positive=True),
         gradient_sum_s=row.child("measured_gradient_reduction_s").number(),
@@ -243,6 +245,8 @@ def _check_shape(row: JsonField, case: ReferenceCase) -> None:
     if any(len(stage.replicas) != case.dp_degree for stage in case.stages):
         row.problem("all stages must have the same number of replicas")
     each = case.micro_batch * case.dp_degree
+    if case.global_batch // each > _MAX_MICRO_BATCHES:
+        row.problem(f"has {case.global_batch // each} micro-batches; at most {_MAX_MICRO_BATCHES} are simulated")
     if case.global_batch % each:
         row.problem(
             f"the global batch {case.global_batch} is no multiple of micro-batch times replicas "
@@ -258,7 +262,7 @@ def _use(field: JsonField) -> bool:
 
 
 def _stage(field: JsonField) -> ReferenceStage:
-    ends = [item.count(least=0) for item in field.child("layers").items()]
+    ends = [item.count(least=0, most=_MAX_COUNT) for item in field.child("layers").items()]
     if len(ends) != 2 or ends[0] > ends[1]:
         field.problem(f"layers must be [first, last], got {ends}")
         ends = [0, 0]
@@ -268,7 +272,7 @@ def _stage(field: JsonField) -> ReferenceStage:
             ReferenceReplica(
                 kind=replica.child("gpu").text(),
                 zone=replica.child("zone").text(),
-                tp_degree=replica.child("tp").count(),
+                tp_degree=replica.child("tp").count(most=_MAX_COUNT),
             )
             for replica in field.child("replicas").items()
         ),

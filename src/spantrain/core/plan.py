@@ -9,6 +9,7 @@ from types import MappingProxyType
 from spantrain.core.cluster import Cluster
 from spantrain.core.hints import DispatchHints
 from spantrain.core.outer import OuterPlan
+from spantrain.core.precision import check_dtype
 from spantrain.core.spans import Span, split_by_shares
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 
@@ -108,6 +109,7 @@ class WireFormat(StrEnum):
 
 ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 """Types of tensors that may be sent in rows, with the bytes of a number."""
+_MAX_BUCKETS = 1024
 SCALE_BYTES = 2
 """Of the bfloat16 that a block is multiplied by."""
 
@@ -164,8 +166,8 @@ class Stage:
     last backward, and the more often the network's latency is paid."""
 
     def __post_init__(self) -> None:
-        if self.sum_buckets < 1:
-            raise ValueError(f"sum_buckets must be at least 1, got {self.sum_buckets}")
+        if not 1 <= self.sum_buckets <= _MAX_BUCKETS:
+            raise ValueError(f"sum_buckets must be from 1 to {_MAX_BUCKETS}, got {self.sum_buckets}")
         if list(self.recompute) != sorted(set(self.recompute)):
             raise ValueError(f"recompute must name units once and in rising order, got {self.recompute}")
         outside = [unit for unit in self.recompute if unit not in self.units]
@@ -257,6 +259,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("a plan needs at least one stage")
+        check_dtype(self.dtype)
         if self.hints is not None:
             hinted, wanted = [len(row) for row in self.hints.orders], [len(stage.replicas) for stage in self.stages]
             if hinted != wanted:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise, permutations
 
 from spantrain.core.cluster import Cluster
+from spantrain.core.precision import check_dtype
 from spantrain.core.units import ModelSpec, UnitGraph
 
 __all__ = [
@@ -237,6 +238,9 @@ class Profile:
     """Whether pairs that are not among `links` have what the cluster's description says of them: nobody measured."""
     runtime: RuntimeCosts | None = None
     """None: nobody measured it; taken as nothing."""
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
 
     @cached_property
     def link_by_pair(self) -> Mapping[tuple[str, str], LinkMeasurement]:

@@ -10,6 +10,10 @@ __all__ = ["MAX_SEQUENCE", "ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
 
 MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
+_MAX_BYTES = 2**46
+"""Of all parameters together, or of a sample: no model has so many."""
+_MAX_DIMENSIONS = 16
+_MAX_SUMS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,12 @@ class TensorSpec:
     bytes_per_sample: int
     requires_grad: bool = True
 
+    def __post_init__(self) -> None:
+        _check_bytes(f"tensor {self.name}", {"bytes_per_sample": self.bytes_per_sample})
+        shape = self.shape_per_sample
+        if len(shape) > _MAX_DIMENSIONS or min(shape, default=1) < 0:
+            raise ValueError(f"tensor {self.name}: has up to {_MAX_DIMENSIONS} dimensions, none negative, got {shape}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
@@ -87,6 +97,16 @@ class Unit:
     no transformer block of which all layers are known (`core.plan.Stage.sequence_parallel`)."""
     sequence_deferred_bytes: MemberBytes | None = None
     """The same from I to W."""
+
+    def __post_init__(self) -> None:
+        names = ("parameter_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample")
+        _check_bytes(f"unit {self.name}", {name: getattr(self, name) or 0 for name in names})
+        if not 0 <= self.forward_flop_per_sample < math.inf:
+            raise ValueError(
+                f"unit {self.name}: forward_flop_per_sample must not be negative, got {self.forward_flop_per_sample}"
+            )
+        if not 0 <= self.tensor_sums <= _MAX_SUMS:
+            raise ValueError(f"unit {self.name}: tensor_sums must be from 0 to {_MAX_SUMS}, got {self.tensor_sums}")
 
     def slices_sequence(self, share: MemberShare) -> bool:
         """Whether a member of a group holds slices of the sequence in it."""
@@ -133,6 +153,8 @@ class UnitGraph:
         unknown = {name for unit in self.units for name in unit.shared} - set(self.shared_bytes)
         if unknown:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
+        _check_bytes("the model", {**self.shared_bytes, "input_bytes_per_sample": self.input_bytes_per_sample})
+        _check_bytes("the model", {"parameters": sum(unit.parameter_bytes for unit in self.units)})
 
     def held_parameter_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
         """Return the bytes of parameters of each of consecutive units; those that they share count at the first one.
@@ -256,3 +278,9 @@ class UnitGraph:
             (sum(name in unit.shared for unit in self.units) - 1) * size for name, size in self.shared_bytes.items()
         )
         return sum(unit.parameter_bytes for unit in self.units) - doubled
+
+
+def _check_bytes(what: str, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        if not 0 <= size <= _MAX_BYTES:
+            raise ValueError(f"{what}: {name} must be from 0 to {_MAX_BYTES} bytes, got {size}")

@@ -10,6 +10,7 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.steps import StepLoop
 from spantrain.app.train import StopRequest, TrainRequest, train
 from spantrain.app.train_outcome import TrainOutcome
+from spantrain.config.files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.spans import Span
 from spantrain.errors import ConfigError, UsageError
@@ -160,6 +161,7 @@ def opened(
         UsageError: as `Setting.ready` and `Setting.planned`; or a file that is being imported gets here.
     """
     check_not_importing()
+    check_can_make(setting.out, "output_dir")
     unit_names(setting.model)  # a model that cannot be had or cut is refused before anything is written or started
     ready = setting.ready(steps, progress)
     cluster = ready.plan.cluster if ready else setting.cluster

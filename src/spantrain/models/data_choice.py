@@ -152,7 +152,7 @@ def vocabulary_size(path: Path) -> int:
         known = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         added = [int(token["id"]) for token in content.get("added_tokens", ())]
         return max((*map(int, known), *added)) + 1
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"tokenizer {file}: not a file of the tokenizers library ({error!r}); {_SAVE}") from error
 
 

@@ -105,7 +105,10 @@ def _value(row: Mapping[str, Any], field: str, where: str) -> Any:
 
 
 def _numbers(values: Sequence[int], where: str) -> IntArray:
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of unlike lengths, numbers beyond any type
+        found = np.zeros((0, 0))
     if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= 2**31)):
         raise ConfigError(f"{where} must be a list of whole numbers from 0 to 2^31 - 1")
     return found.astype(np.int32)

@@ -159,6 +159,8 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
     if "auto_map" in fields:
         raise ConfigError(f"model {name}: auto_map names code to be run, which is not done; use FILE.py:FUNCTION")
     classes = fields.get("architectures") or [_CLASSES.get(str(fields["model_type"]), "")]
+    if not isinstance(classes, list) or not isinstance(classes[0], str):
+        raise ConfigError(f"model {name}: architectures must be a list of names, got {shortened(repr(classes))}")
     objective = next((value for ending, value in _OBJECTIVES.items() if classes[0].endswith(ending)), None)
     if objective is None:
         raise ConfigError(
@@ -205,7 +207,9 @@ def _sizes(fields: Mapping[str, Any]) -> dict[str, int]:
 def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -> int:
     # RoBERTa's family counts positions from two.
     unused = 2 if fields["model_type"] in ("camembert", "roberta", "xlm-roberta") else 0
-    given = [fields[key] - unused for key in _POSITIONS if isinstance(fields.get(key), int)]
+    given = [fields[key] - unused for key in _POSITIONS if type(fields.get(key)) is int]
+    if given and not 2 <= given[0] <= MAX_SEQUENCE:
+        raise ConfigError(f"model {name}: its configuration has {given[0]} positions; 2 to {MAX_SEQUENCE} are wanted")
     if wanted is None:
         return min(_MOST_SEQUENCE, given[0]) if given else _DEFAULT_SEQUENCE
     if not 2 <= wanted <= MAX_SEQUENCE or (given and wanted > given[0]):

@@ -9,7 +9,7 @@ from spantrain.schedule.orders import Orders
 
 __all__ = ["format_orders", "parse_orders"]
 
-_LINE = re.compile(r"stage (\d+) replica (\d+):(.*)")
+_LINE = re.compile(r"stage (\d{1,6}) replica (\d{1,6}):(.*)", re.ASCII)
 _FORM = "'stage S replica R: ACTION ...', e.g. 'stage 0 replica 0: 0F[0:2] 0B[0:2]'"
 
 

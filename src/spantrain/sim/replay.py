@@ -107,8 +107,13 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
     took. Which action runs when follows from the policy and the virtual clock alone.
     """
     for step, decisions in _by_step(log.decisions).items():
-        live = [action for decision in decisions for action in decision.run]
-        again = _SimulatedStep(task, schedule, decisions).run()
+        live = _run_in(decisions)
+        try:
+            again = _SimulatedStep(task, schedule, decisions).run()
+        except (ScheduleError, ValueError, AssertionError) as error:
+            # The live replica went through this step; that a simulated one cannot is a difference.
+            logged = f"step {step}, {len(live)} actions"
+            return Difference(device=log.device, index=0, logged=logged, replayed=f"step {step} -> refused: {error}")
         for number, (ours, theirs) in enumerate(zip_longest(again, live)):
             if ours != theirs:
                 return Difference(
@@ -119,6 +124,10 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
                     before=tuple(map(str, live[max(0, number - _CONTEXT) : number])),
                 )
     return None
+
+
+def _run_in(decisions: Sequence[Decision]) -> list[Action]:
+    return [action for decision in decisions for action in decision.run]
 
 
 def _by_step(decisions: Sequence[Decision]) -> Mapping[int, list[Decision]]:

@@ -121,6 +121,8 @@ def read_states() -> list[State]:
 def _read(path: Path) -> State | None:
     try:
         fields = parse_json(path.read_text(encoding="utf-8"), str(path), error=TestbedError, remedy="remove it")
+        if not isinstance(fields, dict):
+            raise TypeError("it is no object")
         router, keeper = (ProcessMark(**fields.pop(name)) for name in ("router", "keeper"))
         owner = fields.pop("owner")
         return State(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spantrain.config.files import sha256_of
+from spantrain.config.files import check_tensor_header, sha256_of
 from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError
 from spantrain.runtime.exchange import Block, place_of
@@ -109,6 +109,7 @@ class TensorFiles:
             ConfigError: the file is missing or damaged, or is no file of tensors.
         """
         self.check(name)
+        check_tensor_header(self._folder / name)
         parts = self._files[name].tensors
         try:
             with safe_open(str(self._folder / name), framework="pt") as content:
