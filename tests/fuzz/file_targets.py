@@ -248,10 +248,14 @@ def run_resumed(folder: Path) -> None:
         os.chdir(previous)
 
 
-def order_case(chance: Random) -> Files:
+@cache
+def _order() -> str:
     result = simulate(plan(), ProfileCosts(profile(), plan()), schedule="1f1b", steps=1)
-    orders = [[result.orders[replica.devices[0]] for replica in stage.replicas] for stage in plan().stages]
-    text = format_orders(orders)
+    return format_orders([[result.orders[one.devices[0]] for one in stage.replicas] for stage in plan().stages])
+
+
+def order_case(chance: Random) -> Files:
+    text = _order()
     kind = chance.random()
     if kind < 0.3:
         return {"order.txt": corrupted(chance, text.encode())}

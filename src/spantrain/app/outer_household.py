@@ -22,6 +22,8 @@ _WRONG_INPUT = 2
 """The exit code of a process that would not run a second time either."""
 _ERROR = "\nError: "
 """Before the message with which a process ends."""
+_LAST_BYTES = 2**16
+"""Of a log: the last words are among them."""
 
 
 @dataclass(kw_only=True)
@@ -163,6 +165,8 @@ class OuterHousehold:
 
     def _last_words(self, name: str, child: _Child) -> str:
         """Return the message with which a process ended, or else its last line."""
-        text = self.log_of(name).read_bytes()[child.log_begin :].decode(errors="replace").strip()
+        with self.log_of(name).open("rb") as log:
+            log.seek(max(child.log_begin, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = log.read(_LAST_BYTES).decode(errors="replace").strip()
         _, error, message = f"\n{text}".rpartition(_ERROR)
         return message if error else text.rpartition("\n")[2] or "it said nothing"

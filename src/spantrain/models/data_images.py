@@ -128,7 +128,7 @@ def _read_picture(path: Path, *, whole: bool) -> Any:
     try:
         with Image.open(path) as picture:
             return picture.copy() if whole else picture.verify()
-    except (OSError, SyntaxError, ValueError) as error:  # what pillow raises for damaged files
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # pillow's, of damaged files
         raise ConfigError(
             f"data {path}: not a picture that pillow reads ({error}); remove it, or save it again"
         ) from error

@@ -115,19 +115,35 @@ def factory_spec(name: str) -> ModelSpec:
 
 
 def hf_configuration(spec: ModelSpec) -> dict[str, Any]:
-    """Return the fields of a transformers configuration."""
-    text = spec.config[CONFIGURATION]
-    assert isinstance(text, str)
-    fields: dict[str, Any] = parse_json(text, f"model {spec.name}: its configuration", constants=True)
-    _check_numbers(f"model {spec.name}: its configuration", fields)
+    """Return the fields of a transformers configuration.
+
+    Raises:
+        ConfigError: the spec has none, or one of a model that nobody has, or that names code.
+    """
+    text, where = spec.config.get(CONFIGURATION), f"model {spec.name}: its configuration"
+    fields = parse_json(text, where, constants=True) if isinstance(text, str) else None
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ConfigError(f"{where} is not that of a transformers model; plan again")
+    _check_fields(where, fields)
+    _architecture(where, fields)
     return fields
 
 
-def _check_numbers(where: str, fields: Mapping[str, Any]) -> None:
-    """Refuse numbers that no model has, before anything is made for each of so many layers."""
+def _architecture(where: str, fields: Mapping[str, Any]) -> str:
+    """Return the class that a configuration names, or that is usual for its type; empty if neither is known."""
+    classes = fields.get("architectures") or [_CLASSES.get(str(fields["model_type"]), "")]
+    if not isinstance(classes, list) or not isinstance(classes[0], str):
+        raise ConfigError(f"{where}: architectures must be a list of names, got {shortened(repr(classes))}")
+    return classes[0]
+
+
+def _check_fields(where: str, fields: Mapping[str, Any]) -> None:
+    """Refuse code that is named, and numbers that no model has, before anything is made for each of so many layers."""
     waiting: list[tuple[str, Any]] = list(fields.items())
     while waiting:
         key, value = waiting.pop()
+        if key == "auto_map" or ("implementation" in key and isinstance(value, str) and "/" in value):
+            raise ConfigError(f"{where}: {key} names code to be run, which is not done; use FILE.py:FUNCTION")
         if isinstance(value, dict):
             waiting += value.items()
         elif isinstance(value, list):
@@ -156,18 +172,14 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
     path = Path(name.removeprefix(_HF))
     file = path / "config.json" if path.is_dir() else path
     fields = _fields(name, file)
-    if "auto_map" in fields:
-        raise ConfigError(f"model {name}: auto_map names code to be run, which is not done; use FILE.py:FUNCTION")
-    classes = fields.get("architectures") or [_CLASSES.get(str(fields["model_type"]), "")]
-    if not isinstance(classes, list) or not isinstance(classes[0], str):
-        raise ConfigError(f"model {name}: architectures must be a list of names, got {shortened(repr(classes))}")
-    objective = next((value for ending, value in _OBJECTIVES.items() if classes[0].endswith(ending)), None)
+    architecture = _architecture(f"model {name}", fields)
+    objective = next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
     if objective is None:
         raise ConfigError(
-            f"model {name}: architectures {classes[0] or 'not given'} (model_type {fields['model_type']}): name a "
+            f"model {name}: architectures {architecture or 'not given'} (model_type {fields['model_type']}): name a "
             f"class ending in {', '.join(_OBJECTIVES)}, or write a function and use FILE.py:FUNCTION"
         )
-    fields["architectures"] = [classes[0]]
+    fields["architectures"] = [architecture]
     text = json.dumps(fields, sort_keys=True)
     spec = ModelSpec(
         name=name,
@@ -193,7 +205,7 @@ def _fields(name: str, file: Path) -> dict[str, Any]:
         raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
     fields = parse_json(read_text(file, remedy=wanted), f"model {name}: {file}", remedy=wanted, constants=True)
     if isinstance(fields, dict):
-        _check_numbers(f"model {name}: {file}", fields)
+        _check_fields(f"model {name}: {file}", fields)
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ConfigError(f"model {name}: {file} has no model_type; give a transformers config.json or its folder")
     return fields

@@ -12,6 +12,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog import resolve_model
 from spantrain.models.graph import build_graph
+from spantrain.models.sources import hf_configuration
 
 pytestmark = pytest.mark.models
 
@@ -109,6 +110,15 @@ def test_a_module_can_be_named_by_its_package():
         ({"model_type": "vit", "num_labels": 10}, "reads images of 3x224x224"),
         ({"model_type": "whisper"}, "architectures not given"),
         ({"model_type": "gpt2", "auto_map": {}}, "auto_map names code to be run"),
+        ({"model_type": "llama", "text_config": {"auto_map": {}}}, "auto_map names code to be run"),
+        (
+            {"model_type": "llama", "_attn_implementation": "someone/kernel"},
+            "_attn_implementation names code to be run",
+        ),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; more than 4096"),
+        ({"model_type": "llama", "hidden_size": 10**30}, "hidden_size is 1" + "0" * 30 + ", which is out of range"),
+        ({"model_type": "llama", "architectures": [3]}, "architectures must be a list of names, got [3]"),
+        ({"model_type": "llama", "max_position_embeddings": -5}, "has -5 positions; 2 to 16777216 are wanted"),
     ],
 )
 def test_a_configuration_that_will_not_do_is_named(fields, wanted, tmp_path):
@@ -126,6 +136,25 @@ def test_a_configuration_that_is_not_there_is_named(tmp_path):
         with pytest.raises(ConfigError, match=re.escape(f"model hf:{path}: {wanted}")) as caught:
             resolve_model(f"hf:{path}")
         assert "Errno" not in str(caught.value)
+
+
+def test_a_plan_cannot_have_code_loaded_that_a_configuration_names(tmp_path):
+    """What is refused of a file is refused of the text in a plan, too."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 8}))
+    spec = resolve_model(f"hf:{tmp_path}")
+    for fields in ({"auto_map": {"AutoModel": "x"}}, {"attn_implementation": "a/b"}, {"n_layer": 10**9}):
+        text = json.dumps({**hf_configuration(spec), **fields})
+        with pytest.raises(ConfigError, match=r"names code to be run|more than 4096"):
+            unit_names(replace(spec, config={**spec.config, "json": text}))
+    with pytest.raises(ConfigError, match="is not that of a transformers model"):
+        unit_names(replace(spec, config={}))
+
+
+def test_a_model_of_more_modules_than_any_is_refused_while_it_is_built(monkeypatch, tmp_path):
+    monkeypatch.setattr("spantrain.models.any.draws._MAX_PARTS", 50)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 9}))
+    with pytest.raises(ConfigError, match="has more than 50 modules and parameters"):
+        unit_names(resolve_model(f"hf:{tmp_path}"))
 
 
 def test_a_configuration_that_the_library_cannot_build_is_named(tmp_path):

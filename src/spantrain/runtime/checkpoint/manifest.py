@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_artefact
+from spantrain.config.files import read_text
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -30,6 +31,7 @@ CHECKPOINTS = "checkpoint"
 """Name of the folder in a run's folder."""
 MANIFEST_FILE = "manifest.json"
 MARKER = "latest"
+_EXAMPLE = "step-10"
 _FOLDER = re.compile(r"step-(\d{1,18})")
 
 
@@ -105,9 +107,14 @@ def latest_checkpoint(run_folder: Path) -> Path:
     marker = run_folder / CHECKPOINTS / MARKER
     if not marker.is_file():
         raise ConfigError(f"{run_folder} holds no checkpoint (no {marker}); give the folder that --out named")
-    folder = marker.parent / marker.read_text(encoding="utf-8", errors="replace").strip()
+    folder = (
+        marker.parent
+        / read_text(marker, remedy=f"write the name of a complete one into it, such as {_EXAMPLE}").strip()
+    )
     if step_of(folder) is None:
-        raise ConfigError(f"{marker}: names no checkpoint; write the name of a complete one into it, such as step-10")
+        raise ConfigError(
+            f"{marker}: names no checkpoint; write the name of a complete one into it, such as {_EXAMPLE}"
+        )
     return folder
 
 

@@ -8,6 +8,9 @@ from spantrain.errors import UsageError
 
 __all__ = ["make_private_folder", "read_private", "write_private"]
 
+_MAX_CHARACTERS = 2**27
+"""Of a file that is read as a whole."""
+
 
 def make_private_folder(folder: Path) -> None:
     """Make a folder, and those that it stands in, if it is not there.
@@ -53,7 +56,10 @@ def read_private(path: Path) -> str | None:
             mode = os.fstat(file.fileno()).st_mode & 0o777
             if mode & 0o077:
                 raise UsageError(f"{path}: others may read it (mode {mode:03o}); if it is a secret still: chmod 600")
-            return file.read()
+            text = file.read(_MAX_CHARACTERS + 1)
+            if len(text) > _MAX_CHARACTERS:
+                raise UsageError(f"{path}: has more than {_MAX_CHARACTERS} characters; take it from a copy")
+            return text
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
