@@ -146,6 +146,8 @@ class UnitGraph:
     """Bytes of each group of shared parameters."""
     input_bytes_per_sample: int = 0
     """Of what enters the first unit."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as its author gave it units do not do (dropout, live batch statistics), a line each."""
 
     def __post_init__(self) -> None:
         if not self.units:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from spantrain.core.precision import check_dtype
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from spantrain.errors import ConfigError
 from spantrain.models.build import (
     build_units,
     empty_unit,
@@ -72,11 +74,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     costs: dict[str, _Cost] = {}
     # An unedited model is built whole for each unit that is asked for: all of them at once, then.
     built = build_units(spec, seed=0) if is_unedited(spec) else None
-    if built and spec.family == "factory":
-        # Imported here: it loads what only users' models need.
-        from spantrain.models.any.check import check_units
-
-        check_units(spec, built, seed=0)
+    differing = _checked(spec, built) if built else ()
     inputs = tuple(
         _tensor_spec(tensor, position, requires_grad=False) for position, tensor in enumerate(example_inputs(spec, 1))
     )
@@ -90,7 +88,23 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         shared_bytes |= {group: _bytes(module.get_parameter(local)) for group, local in module.shared.items()}
         inputs = costs[unit_class].outputs
     entering_bytes = sum(_bytes(tensor) for tensor in example_inputs(spec, 1))
-    return UnitGraph(units=tuple(units), shared_bytes=shared_bytes, input_bytes_per_sample=entering_bytes)
+    return UnitGraph(
+        units=tuple(units), shared_bytes=shared_bytes, input_bytes_per_sample=entering_bytes, left_out=differing
+    )
+
+
+def _checked(spec: ModelSpec, units: Sequence[UnitModule]) -> tuple[str, ...]:
+    """Check that a user's model is what its units are; return what of it is not done."""
+    # Imported here: they load what only users' models need.
+    from spantrain.models.any.check import check_units
+    from spantrain.models.any.difference import differences
+    from spantrain.models.any.source import load_model
+
+    if spec.family != "factory":
+        return differences(spec)
+    loaded = load_model(spec, seed=0)
+    check_units(spec, units, loaded)
+    return differences(spec, loaded)
 
 
 def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:
@@ -180,11 +194,18 @@ def _batch(spec: ModelSpec, inputs: tuple[TensorSpec, ...], last: bool) -> tuple
 
 def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...]) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without."""
-    for unit, place in ((empty, "meta"), (module, "cpu")):
-        with contextlib.suppress(RuntimeError), FlopMeter() as meter:
-            _forward(spec, unit, _tensors(inputs, _SMALL, place))
-            return float(meter.total) / _SMALL
-    raise AssertionError(f"{module.name} ran when its model was followed, and does not run now")
+    with contextlib.suppress(RuntimeError), FlopMeter() as meter:
+        _forward(spec, empty, _tensors(inputs, _SMALL, "meta"))
+        return float(meter.total) / _SMALL
+    try:
+        with FlopMeter() as meter:
+            _forward(spec, module, _tensors(inputs, _SMALL, "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model {spec.name}: {module.name} ran when its model was followed, and does not run on {_SMALL} sample: "
+            f"{error}; write its forward so that it takes any number of samples"
+        ) from error
+    return float(meter.total) / _SMALL
 
 
 def _tensors(specs: tuple[TensorSpec, ...], samples: int, device: str) -> tuple[Tensor, ...]:

@@ -64,7 +64,7 @@ def call_factory(spec: ModelSpec) -> tuple[nn.Module, Batch, Loss]:
         if source_digest(named) != spec.config.get("loss_sha256"):
             raise ConfigError(f"loss {named}: {factory_file(named)} is not the file that this plan was made with")
         loss = FunctionLoss(load_function(named, what="loss"))
-    return model.cpu(), split_batch(batch, source=f"model {source}"), loss
+    return model, split_batch(batch, source=f"model {source}"), loss
 
 
 def _last_place(error: BaseException) -> str:

@@ -99,7 +99,7 @@ def _cut(text: str) -> CutModel:
     model, tape = found.loaded.module, needed_steps(found.tape)
     blocks = _Blocks(model, found.structure, tape)
     parts, uncut = cut_tape(tape, blocks.starts, found.labels, blocks.has_weights)
-    _check_labels(spec, parts, found.labels)
+    _check_labels(spec, parts, found.labels, model)
     notices = (*found.notices, *uncut)
     for notice in notices:
         _LOGGER.warning("model %s: %s", spec.name, notice)
@@ -188,10 +188,13 @@ def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
     return {name: first[id(p)] for name, p in named.items() if holders[first[id(p)]] > 1}
 
 
-def _check_labels(spec: ModelSpec, parts: Sequence[TapePart], labels: Value | None) -> None:
-    for name, part in enumerate(parts[:-1]):
-        if labels is not None and any(labels in step.uses for step in part.steps):
+def _check_labels(spec: ModelSpec, parts: Sequence[TapePart], labels: Value | None, model: nn.Module) -> None:
+    """Refuse a model that makes something of its labels before its last part, as those with encoder and decoder do."""
+    for step in (step for part in parts[:-1] for step in part.steps):
+        if labels is not None and labels in step.uses:
+            own = "prepare_decoder_input_ids_from_labels"
+            what = f"decoder_input_ids=model.{own}(labels)" if hasattr(model, own) else "what forward needs of them"
             raise ConfigError(
-                f"model {spec.name}: part {name} of {len(parts)} uses the labels, which only the last has: give the "
-                "batch as a dict with what forward needs of them under another name too, or return a loss function"
+                f"model {spec.name}: {type(model).__name__} uses the labels at {step.where}, and only its last part "
+                f"has them: give the batch as a dict with {what} besides, or return a loss function"
             )

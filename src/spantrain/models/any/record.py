@@ -7,10 +7,8 @@ shapes) is computed for real: code may look at such values, and a look at a valu
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +30,7 @@ from spantrain.models.any.tape import (
     mapped,
     parts,
 )
+from spantrain.models.any.where import line_of_model
 
 __all__ = ["record"]
 
@@ -49,8 +48,6 @@ _OF_SHAPES = frozenset(
 # What these return has the numbers of the first argument only.
 _OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
 _RANDOM = frozenset({"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like"})
-
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "transformers/utils")
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ class _Recorder(TorchFunctionMode):
         if inside and func is not None:
             self._note_derivation(func, args, kwargs, result, changed)
         if written is not None and (made or changed):
-            if any(isinstance(sign, Constant) and is_fake(sign.tensor) for sign in parts(written)):
+            if any(isinstance(sign, Constant) and self._is_made(sign.tensor) for sign in parts(written)):
                 self._refuse("a tensor comes from where it cannot be seen (made in a closed module, and kept there)")
             changes = self._changes(changed, made)
             self._steps.append(
@@ -186,11 +183,12 @@ class _Recorder(TorchFunctionMode):
                     function=func,
                     args=written[0],
                     kwargs=written[1],
-                    result=mapped(result, lambda part: self._new_value(part) if isinstance(part, Tensor) else None),
+                    # What is no tensor stands for itself: the library's outputs leave out fields that are None.
+                    result=mapped(result, lambda part: self._new_value(part) if isinstance(part, Tensor) else ...),
                     changes=tuple((before, self._value[id(tensor)]) for before, tensor in changes),
                     grad_enabled=torch.is_grad_enabled(),
                     inside=self.opened[-1],
-                    where=_where(),
+                    where=line_of_model(),
                 )
             )
         return result
@@ -202,6 +200,10 @@ class _Recorder(TorchFunctionMode):
         origins = [self._origin.get(id(tensor), _Origin(data=True)) for tensor in _tensors(result)]
         if not changed and origins and all(origin.weights and not origin.data for origin in origins):
             self._deriving.note(func, args, kwargs, result, self._is_constant)
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made in this forward, of data or of weights."""
+        return is_fake(tensor) or self._origin.get(id(tensor), _Origin()) != _Origin()
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return self._origin.get(id(tensor), _Origin(data=True)) == _Origin()
@@ -262,7 +264,7 @@ class _Recorder(TorchFunctionMode):
             self._refuse(f"a shape depends on data: `{name.strip('_')}` of a tensor that depends on the inputs")
 
     def _refuse(self, why: str) -> None:
-        raise TraceProblem(why, where=_where(), module=self.closed or self.opened[-1])
+        raise TraceProblem(why, where=line_of_model(), module=self.closed or self.opened[-1])
 
     def _part(self, part: Any) -> Any:
         """Write a part of a call's arguments down."""
@@ -276,8 +278,10 @@ class _Recorder(TorchFunctionMode):
             return Place()
         if type(part).__name__.endswith("Cache"):
             self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
-        if hasattr(part, "__dict__") and any(id(value) in self._value for value in vars(part).values()):
-            self._refuse(f"a {type(part).__name__} with tensors in it is passed on, which cannot cross a cut")
+        if hasattr(part, "__dict__") and not isinstance(part, nn.Module):
+            inside = _tensors(list(vars(part).values()))
+            if any(id(tensor) in self._value or self._is_made(tensor) for tensor in inside):
+                self._refuse(f"a {type(part).__name__} with tensors in it is passed on, which cannot cross a cut")
         return part
 
 
@@ -327,11 +331,3 @@ def _version(tensor: Tensor) -> int:
 
 def _name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", "")
-
-
-def _where() -> str:
-    """Return the innermost line of code that is neither torch's nor this package's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and any(folder in frame.f_code.co_filename for folder in _NOT_THE_MODEL):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

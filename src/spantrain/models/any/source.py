@@ -16,6 +16,7 @@ from spantrain.models.any.batch import Batch
 from spantrain.models.any.draws import OwnDraws, Registered, bounded, empty_like, registering
 from spantrain.models.any.factory import call_factory
 from spantrain.models.any.losses import LabelLoss, Loss, OwnLoss
+from spantrain.models.any.plain import plain_module
 from spantrain.models.hashing import derive_seed
 from spantrain.models.sources import hf_configuration, image_shape
 
@@ -34,6 +35,10 @@ class Loaded:
     loss: Loss
     numbers: Mapping[str, int] = field(default_factory=dict)
     """Of its parameters, by name, in the order in which they are made; of a user's function none."""
+    trains: frozenset[str] = frozenset()
+    """Paths of the modules that would be in training mode while it is trained."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given is not done, a line each."""
 
 
 def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = None) -> Loaded:
@@ -124,11 +129,15 @@ def picked(loss: Loss, result: Any, source: str) -> Any:
 
 def _load(spec: ModelSpec) -> Loaded:
     if spec.family == "hf":
-        module = _library_model(spec)
-        return Loaded(module=module.eval(), batch=_library_batch(spec), loss=LabelLoss())
-    module, batch, loss = call_factory(spec)
-    _check_parameters(spec, module)
-    return Loaded(module=module.eval(), batch=batch, loss=loss)
+        module, left_out = _library_model(spec)
+        batch: Batch = _library_batch(spec)
+        loss: Loss = LabelLoss()
+    else:
+        module, batch, loss = call_factory(spec)
+        module, left_out = plain_module(module, f"model {spec.name}")
+        _check_parameters(spec, module.cpu())
+    trains = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
+    return Loaded(module=module.eval(), batch=batch, loss=loss, trains=trains, left_out=left_out)
 
 
 def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
@@ -146,15 +155,23 @@ def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
             )
 
 
-def _library_model(spec: ModelSpec) -> nn.Module:
-    """Build the class that a configuration names, of the transformers library only."""
+def _library_model(spec: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
+    """Build the class that a configuration names, of the transformers library only; return what is left out, too."""
     import transformers
 
     fields = hf_configuration(spec)
     name, kind = fields["architectures"][0], fields.pop("model_type")
-    model_class = getattr(transformers, name, None)
-    if not isinstance(model_class, type) or not issubclass(model_class, transformers.PreTrainedModel):
+    model_class: Any = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
         raise ConfigError(f"model {spec.name}: the transformers library {transformers.__version__} has no {name}")
+    reads = "pixel_values" if spec.objective == "classify" else "input_ids"
+    own: str = getattr(model_class, "main_input_name", reads)
+    if own != reads:
+        raise ConfigError(
+            f"model {spec.name}: {name} reads {own}, and of configurations only models of text "
+            "and classifiers of images are known here; write a function that returns it with an example batch, and "
+            "give FILE.py:FUNCTION"
+        )
     try:
         configuration = transformers.AutoConfig.for_model(kind, **fields)
         if hasattr(configuration, "use_cache"):
@@ -164,7 +181,8 @@ def _library_model(spec: ModelSpec) -> nn.Module:
             made: nn.Module = model_class(configuration)
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
-    return made
+    routed = getattr(configuration, "output_router_logits", False)
+    return made, ("the library's loss of the router is left out",) if routed else ()
 
 
 def _library_batch(spec: ModelSpec) -> Batch:

@@ -1,6 +1,6 @@
 """A unit that does its part of a tape, on the modules of the unedited model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,11 @@ class TracedUnit(UnitModule):
         return max(sizes, key=lambda entry: entry[0])[1] if sizes else type(self).__name__
 
     def extra_repr(self) -> str:
-        """List the steps, with values numbered from the unit's own first one."""
-        numbers: dict[int, int] = {}
-        lines = [_line(step, self._local, numbers) for step in self._part.steps]
-        return "\n".join((*lines, f"{_short(self._part.result, numbers)}"))
+        """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
+        part, numbers = self._part, dict[int, int]()
+        lines = [f"takes {_carried_line(part.takes, numbers)}"]
+        lines += [_line(step, self._local, numbers) for step in part.steps]
+        return "\n".join((*lines, f"gives {_carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
 
     def forward(self, *tensors: Tensor) -> Any:
         """Return the tensors that cross the cut behind it; the last unit, given labels too, the loss sum.
@@ -176,6 +177,10 @@ def _unpacked(carried: Carried, tensor: Tensor) -> Tensor:
         case Layout.GROUPED:
             return tensor.movedim(0, carried.dim).flatten(carried.dim, carried.dim + 1)
     return tensor.movedim(0, carried.dim)
+
+
+def _carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
+    return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
 
 
 def _line(step: Step, local: Mapping[str, str], numbers: dict[int, int]) -> str:
