@@ -1,6 +1,18 @@
-"""`python -m spantrain`."""
+"""`python -m spantrain`, and the program."""
 
-from spantrain.cli.main import main
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Load the program and run it; Ctrl-C while it is loaded ends it like any other."""
+    try:
+        from spantrain.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -11,12 +11,14 @@ SpanTrainError
 ├── ScheduleError           an order of work breaks a dependency
 ├── PeerLostError           a device, coordinator or link went away: exit code 1
 ├── WorkerError             a worker failed: exit code 1, the device and its log are named
+├── InternalError           SpanTrain itself failed: exit code 70, where the traceback is is named
 └── Interrupted             the user asked to stop: exit code 130
 """
 
 __all__ = [
     "ConfigError",
     "InfeasiblePlanError",
+    "InternalError",
     "Interrupted",
     "PeerLostError",
     "PlanError",
@@ -78,6 +80,12 @@ class PeerLostError(SpanTrainError):
 
 class WorkerError(SpanTrainError):
     """A worker failed; the message names the device and its log."""
+
+
+class InternalError(SpanTrainError):
+    """SpanTrain itself failed; the message names the file that has the traceback."""
+
+    exit_code = 70
 
 
 class Interrupted(SpanTrainError):

@@ -184,7 +184,7 @@ def test_a_base_model_of_a_short_type_is_understood(tmp_path):
     [
         (lambda w: w.pop("transformer.ln_f.bias"), "transformer.ln_f.bias is missing"),
         (lambda w: w.update({"transformer.ln_f.bias": torch.zeros(5)}), r"has shape \[5\], wanted \[16\]"),
-        (lambda w: w.update({"transformer.ln_f.bias": torch.zeros(16).double()}), "has type float64"),
+        (lambda w: w.update({"transformer.ln_f.bias": torch.zeros(16).double()}), "has type F64"),
     ],
     ids=["missing", "shape", "type"],
 )

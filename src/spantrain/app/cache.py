@@ -9,7 +9,7 @@ from typing import TypeVar
 from spantrain.config.artefacts import read_artefact, write_artefact
 from spantrain.errors import ConfigError, UsageError
 
-__all__ = ["cache_folder", "cached", "code_digest", "keep_cached"]
+__all__ = ["cache_folder", "cached", "code_digest", "keep_cached", "state_folder"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,12 @@ def keep_cached(value: object, form: str, path: Path, note: Callable[[str], None
         write_artefact(value, form, path)
     except UsageError as error:
         note(f"Not kept for the next time: {error}")
+
+
+def state_folder() -> Path:
+    """Return the user's folder for what SpanTrain leaves to be looked at (XDG); not made."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "spantrain"
 
 
 def code_digest(*folders: Path) -> str:

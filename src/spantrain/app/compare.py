@@ -1,5 +1,6 @@
 """Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from spantrain.app.compare_setting import Scale
 from spantrain.app.compare_time import WARM_UP_STEPS, steps_within, worth_trying
 from spantrain.app.describe import described_profile
 from spantrain.app.evaluate import Evaluator
+from spantrain.app.old_run import refuse_run
 from spantrain.app.plan import PlanWishes, make_plan
 from spantrain.app.predict import optimizer_state
 from spantrain.app.profile import ProfileOptions, measure_profile
@@ -34,7 +36,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
 from spantrain.core.units import ModelSpec
-from spantrain.errors import ConfigError, PeerLostError, PlanError, UsageError, WorkerError
+from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.compare.order import Framework
@@ -74,8 +76,10 @@ class CompareRequest:
             raise ConfigError(f"--steps must be more than {WARM_UP_STEPS}, which are not measured; got {self.steps}")
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
-        if not self.seconds_per_method > 0:
-            raise ConfigError(f"--seconds-per-method must be positive, got {self.seconds_per_method}")
+        speeds = {"--emulated-speed": self.wishes.emulated_speed, "--network-speed": self.wishes.network_speed}
+        for option, value in {"--seconds-per-method": self.seconds_per_method, **speeds}.items():
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{option} must be positive and finite, got {value}")
         real = [device.name for device in self.cluster.devices if not device.emulated]
         if real:
             raise ConfigError(
@@ -110,10 +114,11 @@ def compare(request: CompareRequest, options: SessionOptions, listener: CompareL
     """Run all methods and return their figures.
 
     Raises:
-        ConfigError: the setting cannot be emulated.
+        ConfigError: the setting cannot be emulated, or the folder holds a run.
         InfeasiblePlanError: not one of the methods can run.
         PeerLostError: the workers did not come up.
     """
+    refuse_run(request.out, "a comparison needs a folder of its own: name another one with --out")
     fitted = fit(request.cluster, request.model, request.wishes, partial(real_seconds_per_sample, request.model))
     listener.show_scale(fitted.scale)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -143,6 +148,8 @@ class _Comparison:
         """Methods whose plan is that of another one, which is run once for both."""
 
     def run(self) -> CompareOutcome:
+        for line in self._left_out():
+            self._listener.note(f"Not as the model was given: {line}")
         ways = self._ways()
         self._listener.phase("The same steps in one process, for the losses")
         reference = reference_losses(self._request.model, self._job, self._batch)
@@ -153,6 +160,11 @@ class _Comparison:
                     runs[name].append(run)
                     self._listener.show_method(name, self._figures(way, runs[name], None, reference))
         return self._outcome(ways, runs, reference)
+
+    def _left_out(self) -> tuple[str, ...]:
+        model = self._request.model
+        weights = (f"all methods begin with the same random weights; none are read from {model.source}",)
+        return (*(weights if model.family == "hf" else ()), *self._profile.graph.left_out)
 
     def _run(self, number: int, name: str, way: _Way, before: Sequence[Run]) -> Run | None:
         """Run a method for as long as it may take; None: not any more, or it cannot run."""
@@ -189,7 +201,7 @@ class _Comparison:
                     found[method.name] = self._framework(Framework(method.name))
                     continue
                 plan, step_s = self._plan(method)
-            except (UsageError, WorkerError, PeerLostError) as error:
+            except (UsageError, WorkerError, InternalError, PeerLostError) as error:
                 self._refuse(method.name, str(error))
                 continue
             twin = next((name for name, other in plans.items() if _alike((plan, method.adapter), other)), None)
@@ -247,7 +259,7 @@ class _Comparison:
         """Run a method; one that fails is refused from then on, and the others go on."""
         try:
             return run()
-        except (UsageError, WorkerError, PeerLostError) as error:
+        except (UsageError, WorkerError, InternalError, PeerLostError) as error:
             if self._session.workers is not None:
                 self._session.workers.check()  # a worker that has ended is no matter of one method
             self._refuse(name, str(error))
@@ -305,6 +317,7 @@ class _Comparison:
                 scale=self._scale,
                 cores=len(os.sched_getaffinity(0)),
             ),
+            left_out=self._left_out(),
             emulated=_emulated_text(len(cluster.devices), self._session.network),
         )
 

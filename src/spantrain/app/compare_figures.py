@@ -122,6 +122,8 @@ class CompareOutcome:
     setting: Setting
     emulated: str
     """What was emulated and what was real."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given no method does, a line each."""
 
 
 def figures_of(

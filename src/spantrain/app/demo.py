@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from spantrain.app.old_run import refuse_run, remove_old_run
 from spantrain.app.plan import PlanOutcome, make_plan
 from spantrain.app.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
@@ -22,6 +23,10 @@ from spantrain.planner.groups import Groups, group_devices
 from spantrain.planner.job import JobSpec
 
 __all__ = ["DemoListener", "DemoOptions", "DemoSummary", "run_demo"]
+
+_MARK = "demo.txt"
+"""Says in a folder whose it is."""
+_SINGLE_SITE = "single-site"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +82,16 @@ class DemoListener(Reporter, Protocol):
 
 
 def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, listener: DemoListener) -> DemoSummary:
-    """Run the whole demonstration."""
+    """Run the whole demonstration; it replaces what an earlier one has left in the folder.
+
+    Raises:
+        ConfigError: the folder holds a run that is no demonstration's.
+    """
+    _take_folder(out)
     cluster = load_preset(options.preset)
     names = tuple(device.name for device in cluster.devices)
     seconds: dict[str, float] = {}
     clock = _Stopwatch(seconds)
-    out.mkdir(parents=True, exist_ok=True)
     with open_session(cluster, names, session_options, out / "logs", listener) as session:
         clock.lap("start")
         profile = measure_profile(session, resolve_model(options.model), ProfileOptions(use_cache=False), listener)
@@ -100,11 +109,21 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         assert planned.single_site_plan is not None, "the demonstration's model fits on one site"
         site_plan = planned.single_site_plan
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
-        site = _train(session, site_plan, profile, options, options.baseline_steps, out / "single-site", listener)
+        site = _train(session, site_plan, profile, options, options.baseline_steps, out / _SINGLE_SITE, listener)
         clock.lap("single site")
         listener.show_training(ours, planned.plan)
     clock.lap("stop")
     return _summary(ours, site, site_plan, planned, seconds)
+
+
+def _take_folder(out: Path) -> None:
+    """Remove the demonstration that was here; a run of another sort is refused."""
+    if not (out / _MARK).exists():
+        refuse_run(out, "name another folder with --out")
+    for folder in (out, out / _SINGLE_SITE):
+        remove_old_run(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARK).write_text("This folder is the demonstration's, which replaces what it left here before.\n")
 
 
 def _train(

@@ -10,6 +10,8 @@ import torch
 
 from spantrain import __version__
 from spantrain.app.describe import described_profile
+from spantrain.app.first_weights import first_weights
+from spantrain.app.old_run import remove_old_run
 from spantrain.app.plan import PlanOutcome, PlanWishes, plan_file
 from spantrain.app.predict import optimizer_state
 from spantrain.app.profile import ProfileOptions, measure_profile
@@ -69,6 +71,10 @@ class QuickRequest:
     """How the emulated links change from the first step on."""
     outer: OuterCluster | None = None
     """As whom the run takes part in an outer optimizer."""
+    from_scratch: bool = False
+    """Leave the weights that an `hf:` folder has."""
+    overwrite: bool = False
+    """Remove the run that the folder holds."""
 
 
 def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS) -> Path:
@@ -96,9 +102,12 @@ def quick_train(
     """
     # What cannot be had or cut is refused before anything is written or started; others' data lie on their machines.
     unit_names(request.model)
+    first_weights(request.model, from_scratch=request.from_scratch)
     if options.listen is None:
         open_dataset(request.model)
     names = tuple(device.name for device in request.cluster.devices)
+    if request.overwrite:
+        remove_old_run(request.out)
     listener.note(f"The run's folder: {request.out}")
     request.out.mkdir(parents=True, exist_ok=True)
     options = replace(options, functions=user_functions(request.model))
@@ -157,7 +166,9 @@ def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -
     planned = plan_file(profile, request.out / _PROFILE_FILE, spec, request.wishes, request.out / _PLAN_FILE)
     listener.show_plan(planned)
     functions = user_functions(request.model)
-    run = new_run(request.out / _PLAN_FILE, request.job, request.out, functions=functions)
+    run = new_run(
+        request.out / _PLAN_FILE, request.job, request.out, functions=functions, from_scratch=request.from_scratch
+    )
     return replace(
         run,
         tensorboard=request.tensorboard,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from spantrain.app.first_weights import first_weights
 from spantrain.app.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.train import Resume, TrainRequest
 from spantrain.app.trainable import not_trained_yet
@@ -24,9 +25,15 @@ _MOST_SHOWN = 120
 
 
 def new_run(
-    plan_path: Path, job: TrainJob, out: Path, *, functions: Sequence[str], schedule: str | None = None
+    plan_path: Path,
+    job: TrainJob,
+    out: Path,
+    *,
+    functions: Sequence[str],
+    schedule: str | None = None,
+    from_scratch: bool = False,
 ) -> TrainRequest:
-    """Read a plan and its profile.
+    """Read a plan and its profile, and look at the weights to begin with.
 
     Args:
         plan_path: the plan's file.
@@ -34,14 +41,20 @@ def new_run(
         out: where the run writes.
         functions: of the user's, as `FILE.py:FUNCTION`, that may be called if the plan names them.
         schedule: to train in; None: the plan's own.
+        from_scratch: whether weights in the folder of the model are left.
 
     Raises:
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
-        ConfigError: the plan names a function that is not among those that may be called.
+        ConfigError: the plan names a function that is not among those that may be called; or as `first_weights`.
     """
     plan, profile, profile_path = _read_plan(plan_path, functions)
     return TrainRequest(
-        plan=under_schedule(plan, schedule), profile=profile, profile_path=profile_path, job=job, out=out
+        plan=under_schedule(plan, schedule),
+        profile=profile,
+        profile_path=profile_path,
+        job=job,
+        out=out,
+        weights=first_weights(plan.model, from_scratch=from_scratch),
     )
 
 

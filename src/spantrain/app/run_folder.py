@@ -23,7 +23,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
-from spantrain.errors import UsageError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.schedule.perfetto import perfetto_json
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "MeasuredStep",
     "RunContent",
     "RunRecord",
+    "check_not_of_a_run",
+    "files_of_run",
     "free_name",
     "read_run_record",
     "typical_s",
@@ -82,6 +84,10 @@ class RunRecord:
     """Names of the files of the plans that ran before it, in order."""
     staleness: int = 0
     """How many steps old weights were: 1 where steps overlapped."""
+    weights: str = ""
+    """What the run began with, if that is not as ever."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given was not done, a line each."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZER_STATE_RATIO:
@@ -115,6 +121,8 @@ class RunContent:
     first_step: int = 0
     """Under the last plan."""
     staleness: int = 0
+    weights: str = ""
+    """What the run began with, if that is not as ever."""
 
 
 def write_run(folder: Path, content: RunContent) -> None:
@@ -149,6 +157,27 @@ def read_run_record(folder: Path) -> RunRecord | None:
     return read_artefact(RunRecord, RUN_FORMAT, path) if path.exists() else None
 
 
+def files_of_run(folder: Path) -> tuple[str, ...]:
+    """Return the plans and the profile that a run in this folder was made with, as its record names them."""
+    try:
+        record = read_run_record(folder)
+    except UsageError:
+        return ()
+    return (record.plan, *record.earlier_plans, record.profile) if record else ()
+
+
+def check_not_of_a_run(path: Path, option: str) -> None:
+    """Refuse to replace a plan or a profile that a run was made with: it is read to go on with it, and to validate it.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if path.name in files_of_run(path.parent):
+        raise ConfigError(
+            f"{option} {path}: the run in {path.parent} was made with it, and reads it to go on; name another place"
+        )
+
+
 def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:
     """Return the median of steps' durations; if steps overlap, the mean of an even number.
 
@@ -161,7 +190,7 @@ def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:
 
 def free_name(folder: Path, stem: str) -> str:
     """Return the name of a file that holds nothing, or what an earlier run wrote: STEM.json or STEM.trained.json."""
-    return _free(folder, stem, _written_before(folder)).name
+    return _free(folder, stem, files_of_run(folder)).name
 
 
 def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]:
@@ -170,7 +199,7 @@ def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]
         found = _profile_beside(folder / name, plan)
         if found:
             return name, found
-    ours = _written_before(folder)
+    ours = files_of_run(folder)
     if _holds_profile(folder / "profile.json", profile):
         ours = (*ours, "profile.json")
     profile_path = _free(folder, "profile", ours)
@@ -197,15 +226,6 @@ def _holds_profile(path: Path, profile: Profile) -> bool:
         return read_profile(path) == profile
     except UsageError:
         return False
-
-
-def _written_before(folder: Path) -> tuple[str, ...]:
-    """Return the names of the files that an earlier run has put here."""
-    try:
-        record = read_run_record(folder)
-    except UsageError:
-        return ()
-    return (record.plan, *record.earlier_plans, record.profile) if record else ()
 
 
 def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
@@ -241,6 +261,8 @@ def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecor
         busy_s={name: statistics.median(step.busy_s[name] for step in steps) for name in devices},
         peak_held_samples={name: max(step.peak_held_samples[name] for step in steps) for name in devices},
         peak_bytes=content.peak_bytes,
+        weights=content.weights,
+        left_out=content.profile.graph.left_out,
     )
 
 

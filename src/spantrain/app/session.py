@@ -1,5 +1,6 @@
 """A coordinator with workers, on this machine's testbed, on its loopback, or on machines that join."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
-from spantrain.errors import TestbedError
+from spantrain.errors import ConfigError, TestbedError
 from spantrain.runtime.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
 from spantrain.runtime.launcher import LocalWorkers, Placement
 from spantrain.runtime.worker_settings import WorkerSettings
@@ -36,6 +37,13 @@ class SessionOptions:
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float | None = None
     """After what silence a worker is lost; None: 6 s, or a minute on this machine, where its end is seen at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("join_timeout_s", "heartbeat_timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise ConfigError(f"SessionOptions: {name} must be a finite number of seconds over 0, got {value!r}")
 
 
 class Generations:

@@ -15,7 +15,7 @@ from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.train import StopRequest, TrainRequest, train
 from spantrain.app.train_outcome import TrainOutcome
-from spantrain.errors import SpanTrainError, UsageError
+from spantrain.errors import UsageError
 from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.given import GIVEN, BatchDesk
 
@@ -130,7 +130,7 @@ class StepLoop:
             self._outcome = train(self._session, self._request, self._stop, self._reporter)
         except KeyboardInterrupt:
             self._error = UsageError(_ENDED)  # the loop's own wish
-        except (SpanTrainError, OSError, RuntimeError, ValueError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - this thread's outermost loop: the user's own thread raises it
             self._error = error
 
     def _check_running(self) -> None:

@@ -4,11 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.adapt import adviser_of
 from spantrain.app.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.first_weights import FirstWeights
+from spantrain.app.import_ import FoundWeights, write_weights
 from spantrain.app.outer_pipeline import check_outer
 from spantrain.app.plan_changes import PlanChanges, with_reasons
 from spantrain.app.predict import optimizer_state, predict
@@ -38,7 +40,7 @@ from spantrain.errors import ConfigError
 from spantrain.runtime.advice import Adviser, Advising
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.manifest import Manifest, read_manifest
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.given import GIVEN, BatchDesk
 from spantrain.runtime.orders import TrainOrder, TrainResult
@@ -108,6 +110,8 @@ class TrainRequest:
     """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     calm_plan: Plan | None = None
     """That was made for links as planned, where a run goes on under another one."""
+    weights: FirstWeights = field(default_factory=FirstWeights)
+    """What a new run begins with."""
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -134,7 +138,26 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         plan,
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
     )
-    return _Run(session, replace(request, plan=plan), stop, reporter).run()
+    request = replace(request, plan=plan)
+    if request.weights.found is not None:
+        request = replace(request, resume=_begun_with(request.weights.found, request))
+    return _Run(session, request, stop, reporter).run()
+
+
+def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
+    """Write weights as this run's checkpoint at step 0."""
+    manifest = Manifest(
+        step=0,
+        model=request.plan.model,
+        plan=replace(request.plan, alternatives=(), reasons=()),
+        job=request.job,
+        profile=request.profile_path,
+        losses=(),
+        ledger=SampleLedger(),
+    )
+    folder = write_weights(weights, request.out, manifest)
+    content = read_manifest(folder, check_files=False).content
+    return Resume(folder=folder, content=content, losses=(), ledger=manifest.ledger)
 
 
 class _Run:
@@ -165,6 +188,10 @@ class _Run:
                 f"This run is cluster {request.outer.cluster} of the outer optimizer at {request.outer.master}, with "
                 f"rounds of {request.outer.inner_steps} steps"
             )
+        if request.weights.text:
+            self._reporter.note(request.weights.text)
+        for line in request.profile.graph.left_out:
+            self._reporter.note(f"Not as the model was given: {line}")
         self._reporter.run_begins(plan)
         self._network.prepare(request.job.steps - self._first_step, request.out)
         with ExitStack() as stack:
@@ -293,6 +320,8 @@ class _Run:
             emulated=what_is_emulated(plan, self._session.network),
             network_trace=self._network.figures(self._outcomes, request.out),
             plan_changes=tuple(self._plans.changes),
+            weights=request.weights.text,
+            left_out=request.profile.graph.left_out,
         )
 
     def _last_steps(self) -> list[StepOutcome]:
@@ -329,6 +358,7 @@ class _Run:
                 Trace.joined([result.trace for result in results.values()], "wall"), self._plans.changes
             ),
             decisions=tuple(result.decisions for result in results.values()),
+            weights=request.weights.text,
         )
         write_run(request.out, content)
 

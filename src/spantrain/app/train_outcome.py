@@ -107,6 +107,10 @@ class TrainOutcome:
     """How the links changed, and when steps ended; None where they did not."""
     plan_changes: tuple[PlanChange, ...] = ()
     """Plans that took over while the run went on."""
+    weights: str = ""
+    """What it began with, if that is not as ever: those of a folder, or random ones."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given was not done, a line each (`core.units.UnitGraph`)."""
 
 
 def device_figures(

@@ -20,6 +20,7 @@ outer_demo     its demonstration: a table that lives, and what came out
 testbed     the commands that build, change and end an emulated network
 testbed_traffic  traces that its links follow, and competing traffic on them
 options     options that several commands share
+failure     an error that nobody foresaw: a message, and a file with the traceback
 interrupt   Ctrl-C and SIGTERM: end at once, or after this step with a checkpoint
 render      live progress on standard error, tables on standard output
 render_plan  a plan as a picture in text, and why

@@ -82,10 +82,13 @@ def profile(
     insecure: Insecure = False,
 ) -> None:
     """Measure the compute of every device and the network between all of them."""
+    from spantrain.app.run_folder import check_not_of_a_run
+
     chosen = chosen_cluster(preset, cluster)
     if emulated_speed is not None:
         chosen = at_speed(chosen, emulated_speed)
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
+    check_not_of_a_run(out / "profile.json", "--out")
     check_dtype(dtype)
     spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, read=listen is None)
     from spantrain.app.profile import ProfileOptions

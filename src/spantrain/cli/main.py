@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import traceback
 
 import typer
 
@@ -11,13 +12,16 @@ from spantrain.cli import commands, outer, schedule, testbed
 from spantrain.cli.compare import compare
 from spantrain.cli.explain import explain
 from spantrain.cli.export import export, import_
+from spantrain.cli.failure import tell_internal_error
 from spantrain.cli.plan import plan
 from spantrain.cli.simulate import simulate
 from spantrain.cli.train import train
 from spantrain.cli.validate import validate
-from spantrain.errors import SpanTrainError
+from spantrain.errors import InternalError, SpanTrainError
 
 __all__ = ["app", "main"]
+
+_TRACEBACK = "--traceback"
 
 app = typer.Typer(
     name="spantrain",
@@ -52,12 +56,17 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    show: bool = typer.Option(False, _TRACEBACK, help="Show the traceback of an internal error here, too."),
 ) -> None:
-    del version
+    del version, show
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program; exit 0: done, or its reader has gone, 1: failed, 2: wrong input, 130: interrupted."""
+    """Run the program.
+
+    Exit 0: done, or its reader has gone, 1: failed, 2: wrong input, 70: an error of SpanTrain itself, 130: interrupted.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         try:
             app(arguments)
@@ -66,6 +75,12 @@ def main(arguments: list[str] | None = None) -> None:
     except SpanTrainError as error:
         _tell(error)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped: interrupted\n")
+        sys.exit(130)
+    except MemoryError:
+        sys.stderr.write("Error: this machine's memory does not suffice for that\n")
+        sys.exit(1)
     except BrokenPipeError:
         _leave_readers()
     except SystemExit as end:
@@ -73,6 +88,11 @@ def main(arguments: list[str] | None = None) -> None:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         _leave_readers()
+    except Exception as error:  # noqa: BLE001 - one of the outermost loops: whatever it is, it is told in one message
+        sys.stderr.write(f"Error: {_shown(tell_internal_error(error, words))}\n")
+        if _TRACEBACK in words:
+            traceback.print_exception(error)
+        sys.exit(InternalError.exit_code)
 
 
 def _tell(error: SpanTrainError) -> None:

@@ -69,9 +69,11 @@ def plan(
 ) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
     from spantrain.app.plan import make_plan, write_plans
+    from spantrain.app.run_folder import check_not_of_a_run
 
     if out is not None:
         check_can_write(out, "--out")
+        check_not_of_a_run(out, "--out")
     job, wishes = options.job_of(context.params), options.wishes_of(context.params)
     if profile_path is None:
         profile = _described(context.params)

@@ -67,6 +67,7 @@ def train(
     model: options.Model = None,
     preset: Preset = None,
     cluster: ClusterFile = None,
+    from_scratch: options.FromScratch = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
@@ -75,6 +76,7 @@ def train(
     emulated_speed: EmulatedSpeed = None,
     steps: options.Steps = 100,
     out: options.RunFolder = None,
+    overwrite: options.Overwrite = False,
     resume: options.ResumeRun = None,
     other_plan: options.OtherPlan = None,
     function: Functions = None,
@@ -110,7 +112,7 @@ def train(
         request = replace(_quick_request(context, model, out), network_trace=trace, outer=_outer_cluster())
         _train_from_scratch(request, where, json_)
     else:
-        _train(replace(_request(context), network_trace=trace, outer=_outer_cluster()), where, json_)
+        _train(replace(_request(context), network_trace=trace, outer=_outer_cluster()), where, context)
 
 
 def _outer_cluster() -> OuterCluster | None:
@@ -132,10 +134,24 @@ def _check_words(context: typer.Context) -> None:
         check_can_make(given["tensorboard"], "--tensorboard")
     if given["resume"] is None:
         _refuse(context, ("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
+    else:
+        _refuse(context, ("from_scratch",), "a resumed run has the weights of its checkpoint; leave it out")
+    _check_run_folder(given["out"], given["resume"], overwrite=given["overwrite"])
     if given["model"] is not None:
         _refuse(context, ("function",), "--model, --data and the model's own loss are called without it; leave it out")
     else:
         _refuse(context, _QUICK_OPTIONS, "a plan and a checkpoint say this already; leave it out, or give --model")
+
+
+def _check_run_folder(out: Path | None, resume: Path | None, *, overwrite: bool) -> None:
+    """Refuse a folder that holds another run than the one that goes on."""
+    from spantrain.app.old_run import refuse_run
+
+    goes_on = out is None or (resume is not None and out.resolve() == resume.resolve())
+    if overwrite and goes_on:
+        raise ConfigError("--overwrite: belongs to --out with a folder that holds another run; leave it out")
+    if out is not None and not goes_on and not overwrite:
+        refuse_run(out, f"go on with it by --resume {out}, name another --out, or remove the old run by --overwrite")
 
 
 def _request(context: typer.Context) -> "TrainRequest":
@@ -158,7 +174,14 @@ def _new_run(
             raise PlanError(f"{plan_path}: there is no such file; make a plan with `spantrain plan`")
         raise ConfigError("give --out FOLDER for the run's checkpoint, trace and logs")
     functions = chosen_functions(context.params["function"])
-    return new_run(plan_path, _job(context, steps), out, functions=functions, schedule=schedule)
+    return new_run(
+        plan_path,
+        _job(context, steps),
+        out,
+        functions=functions,
+        schedule=schedule,
+        from_scratch=context.params["from_scratch"],
+    )
 
 
 def _job(context: typer.Context, steps: int) -> TrainJob:
@@ -197,6 +220,8 @@ def _quick_request(context: typer.Context, model: str, out: Path | None) -> "Qui
         schedule=schedule,
         tensorboard=given["tensorboard"],
         keep_checkpoints=given["keep_checkpoints"],
+        from_scratch=given["from_scratch"],
+        overwrite=given["overwrite"],
     )
 
 
@@ -229,14 +254,17 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _train(request: "TrainRequest", session_options: "SessionOptions", json_: bool) -> None:
+def _train(request: "TrainRequest", session_options: "SessionOptions", context: typer.Context) -> None:
+    from spantrain.app.old_run import remove_old_run
     from spantrain.app.session import open_session
     from spantrain.app.train import StopRequest
     from spantrain.app.train import train as train_plan
     from spantrain.cli.render import TerminalReporter
 
-    stop = StopRequest()
+    stop, json_ = StopRequest(), context.params["json_"]
     run = request.plan
+    if context.params["overwrite"]:
+        remove_old_run(request.out, keep=context.params["plan_path"])
     session_options = replace(session_options, functions=user_functions(run.model))
     with graceful_interrupt(stop.ask), TerminalReporter(tables=not json_) as reporter:
         with open_session(run.cluster, run.devices, session_options, request.out / "logs", reporter) as session:

@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointEvery",
     "DecaySteps",
     "EvaluateEvery",
+    "FromScratch",
     "GlobalBatch",
     "KeepCheckpoints",
     "LearningRate",
@@ -24,6 +25,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "OtherPlan",
+    "Overwrite",
     "PlanPath",
     "ResumeRun",
     "RunFolder",
@@ -40,8 +42,12 @@ __all__ = [
 PlanPath = Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")]
 Model = Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")]
 GlobalBatch = Annotated[int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=MAX_SAMPLES)]
+FromScratch = Annotated[
+    bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
+]
 Steps = Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)]
 RunFolder = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove the run that --out holds, and nothing else.")]
 ResumeRun = Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")]
 OtherPlan = Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")]
 Schedule = Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")]

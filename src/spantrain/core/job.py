@@ -1,6 +1,9 @@
 """How to train: steps, optimizer, learning rate, clipping; the same for every plan."""
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spantrain.core.plan import WireFormat
 
@@ -10,6 +13,13 @@ ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine", "linear")
 MOST_TRACE_STEPS = 50
+_LARGEST = 2**53
+"""Whole numbers up to it are exact as floating-point numbers too."""
+_LEAST: Mapping[str, int] = MappingProxyType(
+    {"steps": 1, "warmup_steps": 0, "decay_steps": 1, "checkpoint_every": 0, "evaluate_every": 0, "trace_steps": 0}
+)
+_POSITIVE = ("learning_rate", "adam_epsilon", "max_grad_norm", "loss_scale")
+_PARTS = ("momentum", "adam_beta1", "adam_beta2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,31 +58,43 @@ class TrainJob:
     """How many steps old the weights are that a step works on: 1 lets steps overlap (`policy.two_steps`)."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-        if self.adapter not in ADAPTERS:
-            raise ValueError(f"adapter must be one of {', '.join(ADAPTERS)}, got {self.adapter!r}")
-        if self.staleness not in (0, 1):
-            raise ValueError(f"staleness must be 0 (exact) or 1, got {self.staleness}")
-        if self.staleness and self.adapter != "off":
-            raise ValueError(f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only")
-        if self.lr_schedule not in LR_SCHEDULES:
-            raise ValueError(f"lr_schedule must be one of {', '.join(LR_SCHEDULES)}, got {self.lr_schedule!r}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.lr_schedule != "constant" and self.decay_steps <= self.warmup_steps:
-            raise ValueError(f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise ValueError(f"max_grad_norm must be positive, got {self.max_grad_norm}")
+        problems = [*self._no_numbers()] or [*self._unknown_words(), *self._out_of_range()]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def _no_numbers(self) -> Iterator[str]:
+        for name in (*_LEAST, "seed", "staleness"):
+            value = getattr(self, name)
+            if type(value) is not int or abs(value) > _LARGEST:
+                yield f"{name} must be a whole number of at most {_LARGEST}, got {value!r}"
+        for name in (*_POSITIVE, *_PARTS, "weight_decay"):
+            value = getattr(self, name)
+            is_none = value is None and name == "max_grad_norm"
+            if not is_none and (type(value) not in (int, float) or not math.isfinite(value)):
+                yield f"{name} must be a finite number, got {value!r}"
+
+    def _unknown_words(self) -> Iterator[str]:
+        for name, known in (("optimizer", OPTIMIZERS), ("adapter", ADAPTERS), ("lr_schedule", LR_SCHEDULES)):
+            if getattr(self, name) not in known:
+                yield f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+
+    def _out_of_range(self) -> Iterator[str]:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                yield f"{name} must be at least {least}, got {getattr(self, name)}"
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None and value <= 0:
+                yield f"{name} must be positive, got {value}"
+        for name in _PARTS:
+            if not 0 <= getattr(self, name) < 1:
+                yield f"{name} must be at least 0 and below 1, got {getattr(self, name)}"
+        if self.weight_decay < 0:
+            yield f"weight_decay must not be negative, got {self.weight_decay}"
         if self.trace_steps > MOST_TRACE_STEPS:
-            raise ValueError(f"trace_steps must be at most {MOST_TRACE_STEPS}, got {self.trace_steps}")
-        if not (0 <= self.adam_beta1 < 1 and 0 <= self.adam_beta2 < 1):
-            raise ValueError(f"adam_beta1 and adam_beta2 must lie in 0 to 1, got {self.adam_beta1}, {self.adam_beta2}")
-        for name in ("adam_epsilon", "loss_scale"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("warmup_steps", "checkpoint_every", "evaluate_every", "trace_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            yield f"trace_steps must be at most {MOST_TRACE_STEPS}, got {self.trace_steps}"
+        if self.lr_schedule != "constant" and self.decay_steps <= self.warmup_steps:
+            yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"
+        if self.staleness not in (0, 1):
+            yield f"staleness must be 0 (exact) or 1, got {self.staleness}"
+        elif self.staleness and self.adapter != "off":
+            yield f"staleness 1 goes with adapter off, got {self.adapter}: plans change between steps only"

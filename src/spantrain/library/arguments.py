@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -70,6 +71,8 @@ class TrainingArguments:
 
     output_dir: str | Path = ""
     """Of the run: checkpoints, trace, logs, profile and plan; empty: a new folder under `runs`."""
+    overwrite_output_dir: bool = False
+    """Remove the run that `output_dir` holds; otherwise such a folder is refused, unless the run is gone on with."""
     train_batch_size: int = 32
     """Samples of one optimizer step, over all devices."""
     max_steps: int = -1
@@ -101,6 +104,8 @@ class TrainingArguments:
     """Steps between evaluations on held-out data; 0: none."""
     report_to: str = "none"
     """`tensorboard`: scalars in the run's folder, under `tensorboard`."""
+    from_scratch: bool = False
+    """Random weights, though the folder of an `hf:` model has some."""
     resume_from_checkpoint: bool | str | Path = False
     """True: go on from the newest checkpoint in `output_dir`; or the folder of another run."""
 
@@ -125,6 +130,7 @@ class TrainingArguments:
             problems.append("resume_from_checkpoint=True needs output_dir, the folder of the run to go on with")
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
+        self.job(1, {})
 
     def _wrong_types(self) -> list[str]:
         """Say which numbers are none: a default's type is what is wanted, and whole numbers do for others."""
@@ -132,11 +138,11 @@ class TrainingArguments:
         for field in fields(self):
             given = getattr(self, field.name)
             if type(field.default) is float:
-                right = isinstance(given, (int, float)) and not isinstance(given, bool)
+                right = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
             else:
                 right = type(field.default) is not int or type(given) is int
             if not right:
-                wanted = "a number" if type(field.default) is float else "a whole number"
+                wanted = "a finite number" if type(field.default) is float else "a whole number"
                 wrong.append(f"{field.name} must be {wanted}, got {given!r}")
         return wrong
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spantrain.app.old_run import refuse_run, remove_old_run
 from spantrain.app.outer_pipeline import outer_cluster
 from spantrain.app.quick import QuickListener, QuickRequest, describe, prepare, run_folder_for
 from spantrain.app.requests import new_run, resumed_run
@@ -76,12 +77,14 @@ class Setting:
         if not arguments.output_dir:
             folder = run_folder_for(model, datetime.datetime.now())
             arguments = replace(arguments, output_dir=folder)
+        given = optimizer_fields(optimizer)
+        arguments.job(1, given)  # numbers that make no sense are refused before anything is started
         return cls(
             model=model,
             arguments=arguments,
             cluster=_cluster(cluster),
             plan=None if plan is None else Path(plan),
-            optimizer=optimizer_fields(optimizer),
+            optimizer=given,
             measure=measure,
         )
 
@@ -89,6 +92,23 @@ class Setting:
     def out(self) -> Path:
         """The run's folder."""
         return Path(self.arguments.output_dir)
+
+    def take_folder(self) -> None:
+        """Make sure that the folder holds no other run than the one that goes on, or remove it if that is wanted.
+
+        Raises:
+            ConfigError: it holds one.
+        """
+        resume = self.arguments.resume_from_checkpoint
+        if resume is True or (resume and Path(resume).resolve() == self.out.resolve()):
+            return
+        if self.arguments.overwrite_output_dir:
+            remove_old_run(self.out, keep=self.plan)
+        refuse_run(
+            self.out,
+            "go on with it (resume_from_checkpoint=True), name another output_dir, or remove the old run "
+            "(overwrite_output_dir=True)",
+        )
 
     def ready(self, steps: int, listener: QuickListener) -> TrainRequest | None:
         """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
@@ -109,8 +129,8 @@ class Setting:
             return self._kept(request)
         if self.plan is None:
             return None if self.measure else self._kept(describe(self._request(steps), listener))
-        job = self.arguments.job(steps, self.optimizer)
-        return self._kept(new_run(self.plan, job, self.out, functions=functions))
+        job, scratch = self.arguments.job(steps, self.optimizer), self.arguments.from_scratch
+        return self._kept(new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch))
 
     def planned(self, session: Session, steps: int, listener: QuickListener) -> TrainRequest:
         """Measure and plan; return what is to be trained."""
@@ -124,6 +144,7 @@ class Setting:
             out=self.out,
             global_batch=self.arguments.train_batch_size,
             dtype=self.arguments.dtype,
+            from_scratch=self.arguments.from_scratch,
         )
 
     def _kept(self, request: TrainRequest) -> TrainRequest:
@@ -159,6 +180,8 @@ def model_of(
     Raises:
         ConfigError: a function cannot be imported by workers, or model, data and tokenizer do not fit.
     """
+    if sequence_length is not None and type(sequence_length) is not int:
+        raise ConfigError(f"sequence_length must be a whole number, got {sequence_length!r}")
     spec = model_on_data(
         function_source(factory, "model_factory"),
         data=data,
@@ -199,6 +222,8 @@ def optimizer_fields(optimizer: object) -> dict[str, Any]:
     fields: dict[str, Any] = {"optimizer": name.lower()}
     for key, value in given.items():
         if key == "betas":
+            if not isinstance(value, (tuple, list)) or len(value) != 2:
+                raise ConfigError(f"optimizer: betas must be two numbers, got {value!r}")
             fields["adam_beta1"], fields["adam_beta2"] = value
         elif key in _OPTIMIZER_FIELDS:
             fields[_OPTIMIZER_FIELDS[key]] = value

@@ -24,7 +24,9 @@ def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
     """
     manifest = manifest_with(read_manifest(folder), user_functions(model))
     parameters = whole_parameters(manifest.model)
-    state: dict[str, torch.Tensor] = whole_model(manifest.model, seed=0).module.state_dict()
+    state: dict[str, torch.Tensor] = whole_model(
+        manifest.model, seed=manifest.job.seed if manifest.job else 0
+    ).module.state_dict()
     for name, tensor in trained_parameters(folder, manifest).items():
         state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
     return state

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spantrain.app.first_weights import first_weights
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.steps import StepLoop
 from spantrain.app.train import StopRequest, TrainRequest, train
@@ -163,7 +164,10 @@ def opened(
     check_not_importing()
     check_can_make(setting.out, "output_dir")
     unit_names(setting.model)  # a model that cannot be had or cut is refused before anything is written or started
+    setting.take_folder()
     ready = setting.ready(steps, progress)
+    if ready is None:
+        first_weights(setting.model, from_scratch=setting.arguments.from_scratch)
     cluster = ready.plan.cluster if ready else setting.cluster
     names = ready.plan.devices if ready else tuple(device.name for device in cluster.devices)
     setting.out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from torch import nn
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import empty_unit, example_inputs, parameter_names, unit_count
 
-__all__ = ["WholeModel", "WholeParameter", "whole_model", "whole_parameters"]
+__all__ = ["WholeModel", "WholeParameter", "whole_buffers", "whole_model", "whole_parameters"]
 
 _EXAMPLES = 2
 
@@ -48,6 +48,17 @@ def whole_parameters(spec: ModelSpec) -> dict[str, WholeParameter]:
     return {
         name: WholeParameter(shape=shape, other_names=tuple(others.get(name, ()))) for name, shape in shapes.items()
     }
+
+
+def whole_buffers(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Return the buffers that a model is made with, by name."""
+    if spec.family == "hf":
+        from spantrain.models.any.source import load_model
+
+        module = load_model(spec, seed=0, only=()).module
+    else:
+        module = whole_model(spec, seed=0).module
+    return dict(module.named_buffers())
 
 
 def whole_model(spec: ModelSpec, *, seed: int) -> WholeModel:

@@ -17,6 +17,7 @@ The worker's side
 
 worker          joins, carries out orders one by one, leaves
 worker_settings what a worker is told when it starts
+failure         what it tells of an order that failed
 own_functions   users' functions for data and loss: only those that a worker was started with
 trainer         one device's part of a training run
 own_part        all that it has of the plan that runs

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spantrain.errors import UsageError, WorkerError
+from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerError
 from spantrain.runtime.orders import Order
 
 __all__ = ["Gathering", "Member", "failure_of"]
@@ -41,7 +41,7 @@ class Gathering:
         return not known and self.names <= self.to_begin
 
 
-def failure_of(members: Sequence[Member], where_is_log: Callable[[str], str]) -> UsageError | WorkerError | None:
+def failure_of(members: Sequence[Member], where_is_log: Callable[[str], str]) -> SpanTrainError | None:
     """Return the error of the device that failed first, if one did.
 
     A device that fails because another did is not the one to name.
@@ -54,5 +54,11 @@ def failure_of(members: Sequence[Member], where_is_log: Callable[[str], str]) ->
         return None
     if failed[first].get("usage"):
         return UsageError(str(failed[first]["error"]))
-    log = where_is_log(first)
-    return WorkerError(f"device {first} failed: {failed[first]['error']}" + (f"; its log: {log}" if log else ""))
+    log, said = where_is_log(first), failed[first]["error"]
+    if failed[first].get("internal"):
+        where = f"its log: {log}" if log else "what its worker printed on its machine"
+        return InternalError(
+            f"device {first} failed by an error of SpanTrain itself: {said}; the traceback is in {where}; to report "
+            "the error, send that"
+        )
+    return WorkerError(f"device {first} failed: {said}" + (f"; its log: {log}" if log else ""))

@@ -18,7 +18,7 @@ from torch.distributed import Store, TCPStore
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.core.outer_stages import StageMeeting
 from spantrain.core.plan import Plan
-from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError, WorkerError
+from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.device import Device, open_device, real_compute_ratio
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
@@ -28,6 +28,7 @@ from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.compare.order import FrameworkOrder
 from spantrain.runtime.compare.session import FrameworkSession
 from spantrain.runtime.emulation import law_of
+from spantrain.runtime.failure import told
 from spantrain.runtime.groups import StageGroups, open_groups
 from spantrain.runtime.orders import (
     ComputeOrder,
@@ -145,13 +146,9 @@ class Worker:
         try:
             order = self._with_own_functions(from_json(ORDER_TYPES[kind], answer["body"], f"order {kind}"))
             return {"result": to_json(self._perform(order, order_id))}
-        except (SpanTrainError, RuntimeError, OSError, ValueError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - a worker's outermost loop: the coordinator names whatever it is
             _log.error("order %s failed:\n%s", kind, traceback.format_exc())
-            return {
-                "error": str(error) if isinstance(error, SpanTrainError) else f"{type(error).__name__}: {error}",
-                "caused_elsewhere": isinstance(error, (PeerLostError, Interrupted)),
-                "usage": isinstance(error, UsageError),
-            }
+            return told(error)
 
     def _with_own_functions(self, order: object) -> object:
         own = self._settings.functions

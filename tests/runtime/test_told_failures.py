@@ -1,0 +1,77 @@
+"""What a worker tells of an order that failed, and what the coordinator makes of it."""
+
+import pytest
+import torch
+from torch.distributed import DistNetworkError
+
+import brought_models
+from spantrain.errors import ConfigError, InternalError, PeerLostError, UsageError, WorkerError
+from spantrain.models.build import build_units
+from spantrain.models.catalog import resolve_model
+from spantrain.runtime.failure import told
+from spantrain.runtime.roster import Member, failure_of
+from spantrain.runtime.worker import Worker
+from spantrain.runtime.worker_settings import WorkerSettings
+
+
+def raised(error: BaseException, log: str = "logs/a.log"):
+    """The error of a run whose first device told this one."""
+    members = [Member(name="a", facts={}, result=told(error)), Member(name="b", facts={})]
+    return failure_of(members, lambda _: log)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (KeyError("units"), InternalError),
+        (AssertionError(), InternalError),
+        (RuntimeError("shape '[2]' is invalid"), InternalError),
+        (RecursionError(), InternalError),
+        (ConfigError("data x: is not there"), UsageError),
+        (WorkerError("the loss is nan"), WorkerError),
+        (OSError(28, "No space left on device"), WorkerError),
+        (MemoryError(), WorkerError),
+        (torch.OutOfMemoryError("CUDA out of memory"), WorkerError),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] can't allocate memory"), WorkerError),
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer"), WorkerError),
+        (DistNetworkError("timed out"), WorkerError),
+    ],
+)
+def test_whose_error_it_was(error, kind):
+    found = raised(error)
+    assert type(found) is kind
+    assert found.exit_code == {InternalError: 70, UsageError: 2, WorkerError: 1}[kind]
+    if kind is not UsageError:
+        assert "device a" in str(found)
+        assert "logs/a.log" in str(found)
+
+
+def test_an_internal_error_says_where_the_traceback_is():
+    assert "RuntimeError: odd; the traceback is in its log: logs/a.log; to report the error" in str(
+        raised(RuntimeError("odd"))
+    )
+    assert "what its worker printed on its machine" in str(raised(RuntimeError("odd"), log=""))
+
+
+def test_a_device_that_another_ones_error_stopped_is_not_named():
+    members = [
+        Member(name="a", facts={}, result=told(PeerLostError("b has gone"))),
+        Member(name="b", facts={}, result=told(KeyError("x"))),
+    ]
+    assert "device b" in str(failure_of(members, lambda _: ""))
+
+
+def test_the_models_own_code_is_named_with_its_line():
+    first, *_ = build_units(resolve_model(f"{brought_models.__file__}:recurrent"), seed=0)
+    with pytest.raises(RuntimeError) as caught:
+        first(torch.zeros(2, 5, brought_models.WIDTH + 1))
+    found = raised(caught.value)
+    assert type(found) is WorkerError
+    assert "the model's own code failed on these samples: RuntimeError: input.size(-1) must be equal" in str(found)
+
+
+def test_a_worker_outlives_an_order_that_it_does_not_know():
+    settings = WorkerSettings(join="", token="", name="a", backend="cpu", data_address="127.0.0.1", encrypted=False)
+    answer = Worker(settings)._carry_out("dance", {"id": 3, "body": {}})
+    assert answer["internal"]
+    assert answer["error"] == "KeyError: 'dance'"
