@@ -31,9 +31,11 @@ train_outcome  those figures
 plan_changes   the plans that a run has had, one after another
 export      from a run's checkpoint to a folder that the transformers library loads
 import_     from a folder of weights to a checkpoint
+first_weights  what a new run begins with: the weights of a folder, or new ones
 steps       train on batches that a user's own loop gives, one step at a time
 trainable   what of a plan training cannot do yet
 staleness   what steps that overlap do not go with
+old_run     a folder that holds a run already: refused, or the run in it removed
 run_folder  what a run leaves in its folder: plan, profile, trace, decisions, figures of its steps
 emulation   whether emulated devices had the time that emulation needs
 quick       from a model's name to training in one go
