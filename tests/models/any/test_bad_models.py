@@ -167,7 +167,7 @@ def test_a_configuration_that_the_library_cannot_build_is_named(tmp_path):
 def test_a_configuration_of_a_model_of_sounds_is_named(tmp_path):
     fields = {"model_type": "whisper", "vocab_size": 260, "architectures": ["WhisperForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ConfigError, match="WhisperForConditionalGeneration reads input_features, .*FILE.py:FUNCTION"):
+    with pytest.raises(ConfigError, match=r"WhisperForConditionalGeneration reads input_features, .*FILE.py:FUNCTION"):
         unit_names(resolve_model(f"hf:{tmp_path}"))
 
 
