@@ -173,6 +173,25 @@ def compiled():
     return classified(torch.compile(Block()), torch.compile(Block()))
 
 
+@torch.compile
+def doubled(hidden: Tensor) -> Tensor:
+    return 2 * torch.tanh(hidden)
+
+
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    @torch.compile
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.second(doubled(self.first(hidden)))
+
+
+def compiled_functions():
+    return Compiled(), *classified()[1:]
+
+
 def normalized():
     return classified(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
 

@@ -10,6 +10,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.any.batch import Batch
 from spantrain.models.any.difference import called_on, calls_of
 from spantrain.models.any.factory import what_was_raised
+from spantrain.models.any.plain import uncompiled
 from spantrain.models.any.source import Loaded, picked
 from spantrain.models.units import UnitModule
 
@@ -104,7 +105,8 @@ def _how(loaded: Loaded, batch: Batch) -> str:
 
 
 def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: Batch) -> float:
-    result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
+    with uncompiled():
+        result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
     try:
         return float(loaded.loss(result, batch.labels, batch.samples))
     except ConfigError as error:

@@ -23,6 +23,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.any.batch import Batch
 from spantrain.models.any.factory import what_was_raised
 from spantrain.models.any.losses import OwnLoss
+from spantrain.models.any.plain import uncompiled
 from spantrain.models.any.source import Loaded, load_empty, load_model
 from spantrain.models.any.tape import parts
 from spantrain.models.any.where import line_of_model
@@ -174,7 +175,7 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
     # With gradients, since some modules take a shorter way without.
     paths = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), _running(paths) as running:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), _running(paths) as running:
             watch = _Watch(running)
             with watch:
                 run()

@@ -15,6 +15,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.any.cut import crossing_counts, needed_steps
 from spantrain.models.any.factory import what_was_raised
 from spantrain.models.any.losses import OwnLoss
+from spantrain.models.any.plain import uncompiled
 from spantrain.models.any.record import record
 from spantrain.models.any.source import Loaded, load_empty, load_model, picked
 from spantrain.models.any.structure import Structure, find_structure
@@ -45,7 +46,9 @@ def follow(spec: ModelSpec) -> Followed:
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _quiet():
-            return _explored(load_empty(spec, mode), spec, mode.from_tensor)
+            loaded = load_empty(spec, mode)
+            with uncompiled():
+                return _explored(loaded, spec, mode.from_tensor)
     except TraceProblem as problem:
         raise ConfigError(_told(spec, problem)) from problem
     except ConfigError:
@@ -69,7 +72,8 @@ def _quiet() -> Iterator[None]:
 def _followed_for_real(spec: ModelSpec) -> Followed:
     loaded = load_model(spec, seed=0)
     try:
-        return _explored(loaded, spec, torch.clone)
+        with uncompiled():
+            return _explored(loaded, spec, torch.clone)
     except TraceProblem as problem:
         raise ConfigError(_told(spec, problem)) from problem
     except ConfigError:

@@ -1,5 +1,7 @@
 """The plain module behind what a user's function returned: not compiled, without caches, of a kind to be followed."""
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from spantrain.errors import ConfigError
 
-__all__ = ["plain_module"]
+__all__ = ["calls_compiled", "plain_module", "uncompiled"]
 
 _WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"})
 
@@ -31,6 +33,29 @@ def plain_module(module: nn.Module, source: str) -> tuple[nn.Module, tuple[str, 
             config.use_cache = False
     left_out = f"torch.compile is left out in {compiled} modules; names of parameters have no `_orig_mod` in them"
     return module, (left_out,) if compiled else ()
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Have functions that a model's code compiled run as they are written: what they call can be seen then."""
+    if "torch._dynamo" not in sys.modules:  # it takes seconds to import, and has compiled nothing
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def calls_compiled(module: nn.Module) -> bool:
+    """Whether code of its modules, or beside it in its files, was compiled by `torch.compile`."""
+    return any(_has_compiled(kind) for kind in {type(part) for part in module.modules()})
+
+
+def _has_compiled(kind: type) -> bool:
+    file = sys.modules.get(kind.__module__)
+    names = [*(vars(base) for base in kind.__mro__), {} if file is None else vars(file)]
+    return any(
+        "_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) for own in names for value in own.values()
+    )
 
 
 def _uncompiled(module: nn.Module) -> tuple[nn.Module, int]:

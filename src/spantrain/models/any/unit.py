@@ -1,6 +1,7 @@
 """A unit that does its part of a tape, on the modules of the unedited model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.any.cut import Carried, Layout, TapePart
 from spantrain.models.any.factory import what_was_raised
 from spantrain.models.any.losses import Loss
+from spantrain.models.any.plain import calls_compiled, uncompiled
 from spantrain.models.any.tape import Constant, Place, Samples, StandIn, Step, Value, Weight, mapped, parts, zipped
 from spantrain.models.units import UnitModule
 
@@ -37,6 +39,7 @@ class TracedUnit(UnitModule):
             self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
+        self._calls_compiled = calls_compiled(self)
         self._written_into = {before for step in part.steps for before, _ in step.changes}
         self.eval()
 
@@ -61,7 +64,8 @@ class TracedUnit(UnitModule):
             ConfigError: a number of the data is none that the model, or the loss, has a row for.
         """
         try:
-            return self._run(tensors)
+            with uncompiled() if self._calls_compiled else nullcontext():
+                return self._run(tensors)
         except IndexError as error:
             raise ConfigError(
                 f"{self.name}: {what_was_raised(error)}: a token or a label of the data is out of range; give numbers "
