@@ -57,6 +57,11 @@ class StepLoop:
         return self._plan.global_batch
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the model as it was given is not done, a line each."""
+        return self._request.profile.graph.left_out
+
+    @property
     def steps_done(self) -> int:
         """In all, those before a resume included."""
         return self._next_step

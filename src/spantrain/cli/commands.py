@@ -29,6 +29,7 @@ from spantrain.cli.options import (
 from spantrain.config.files import check_can_make, write_atomically
 from spantrain.config.json_codec import to_json
 from spantrain.core.cluster import Cluster
+from spantrain.core.job import LARGEST_NUMBER
 
 if TYPE_CHECKING:
     from spantrain.app.profile import ProfileOptions
@@ -43,7 +44,7 @@ ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrot
 
 def demo(
     out: Out = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps.", min=10)] = 60,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=10, max=LARGEST_NUMBER)] = 60,
     json_: Json = False,
     no_network: NoNetwork = False,
 ) -> None:

@@ -95,7 +95,7 @@ def compare(
     data: Data = None,
     tokenizer: Tokenizer = None,
     sequence_length: SequenceLength = None,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.", min=-LARGEST_NUMBER, max=LARGEST_NUMBER)] = 0,
     json_: Json = False,
     no_network: NoNetwork = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from spantrain.cli.options import MAX_SAMPLES
-from spantrain.core.job import ADAPTERS
+from spantrain.core.job import ADAPTERS, LARGEST_NUMBER
 from spantrain.core.plan import WireFormat
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
@@ -45,7 +45,7 @@ GlobalBatch = Annotated[int, typer.Option(help="With --model: samples per optimi
 FromScratch = Annotated[
     bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
 ]
-Steps = Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1)]
+Steps = Annotated[int, typer.Option(help="Steps in all, those before a resume included.", min=1, max=LARGEST_NUMBER)]
 RunFolder = Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove the run that --out holds, and nothing else.")]
 ResumeRun = Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")]

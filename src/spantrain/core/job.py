@@ -7,13 +7,13 @@ from types import MappingProxyType
 
 from spantrain.core.plan import WireFormat
 
-__all__ = ["ADAPTERS", "LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
+__all__ = ["ADAPTERS", "LARGEST_NUMBER", "LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
 
 ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine", "linear")
 MOST_TRACE_STEPS = 50
-_LARGEST = 2**53
+LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
 _LEAST: Mapping[str, int] = MappingProxyType(
     {"steps": 1, "warmup_steps": 0, "decay_steps": 1, "checkpoint_every": 0, "evaluate_every": 0, "trace_steps": 0}
@@ -65,8 +65,8 @@ class TrainJob:
     def _no_numbers(self) -> Iterator[str]:
         for name in (*_LEAST, "seed", "staleness"):
             value = getattr(self, name)
-            if type(value) is not int or abs(value) > _LARGEST:
-                yield f"{name} must be a whole number of at most {_LARGEST}, got {value!r}"
+            if type(value) is not int or abs(value) > LARGEST_NUMBER:
+                yield f"{name} must be a whole number of at most {LARGEST_NUMBER}, got {value!r}"
         for name in (*_POSITIVE, *_PARTS, "weight_decay"):
             value = getattr(self, name)
             is_none = value is None and name == "max_grad_norm"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from spantrain.core.job import TrainJob
+from spantrain.core.job import LARGEST_NUMBER, TrainJob
 from spantrain.errors import ConfigError
 
 __all__ = ["TrainingArguments"]
@@ -140,7 +140,7 @@ class TrainingArguments:
             if type(field.default) is float:
                 right = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
             else:
-                right = type(field.default) is not int or type(given) is int
+                right = type(field.default) is not int or (type(given) is int and abs(given) <= LARGEST_NUMBER)
             if not right:
                 wanted = "a finite number" if type(field.default) is float else "a whole number"
                 wrong.append(f"{field.name} must be {wanted}, got {given!r}")

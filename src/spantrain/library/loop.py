@@ -39,6 +39,11 @@ class StepSession:
         return self._loop.global_batch
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What of the model as it was given is not done, a line each: dropout, live batch statistics."""
+        return self._loop.left_out
+
+    @property
     def steps_done(self) -> int:
         """In all, those before a resume included."""
         return self._loop.steps_done
