@@ -85,6 +85,7 @@ def test_cluster_files(old, new, says, refused):
 PROFILE = ("profile", "--out", "p")
 LAPTOP = (*PROFILE, "--preset", "laptop")
 QUICK = ("train", "--preset", "laptop", "--out", "run", "--model")
+RATES = ("train", "plan.json", "--out", "run", "--learning-rate", "nan")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,9 @@ QUICK = ("train", "--preset", "laptop", "--out", "run", "--model")
         (("train", "plan.json", "--optimizer", "adam", "--out", "run"), ("adam", "adamw")),
         (("train", "plan.json", "--lr-schedule", "cos", "--out", "run"), ("cos", "cosine")),
         (("train", "plan.json", "--learning-rate", "-1", "--out", "run"), ("learning_rate", "-1")),
+        ((*RATES, "--weight-decay", "inf", "--max-grad-norm", "nan"), ("learning_rate", "nan", "weight_decay", "norm")),
+        ((*QUICK, "gpt2-tiny", "--emulated-speed", "nan"), ("--emulated-speed", "finite", "nan")),
+        (("compare", *QUICK[1:], "gpt2-tiny", "--network-speed", "inf"), ("--network-speed", "finite")),
         (("train", "--resume", "run"), ("run", "checkpoint")),
         (("train", "--model", "gpt2-tiny"), ("--preset NAME", "--cluster FILE")),
         (("train", "plan.json", "--model", "gpt2-tiny"), ("plan", "--model")),

@@ -1,6 +1,7 @@
 """Arguments by the names that people know; optimizers; functions that workers can import."""
 
 import functools
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import spantrain
 from patience import PATIENCE_S
+from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.callbacks import checked_callbacks
 from spantrain.library.functions import function_source
@@ -108,6 +110,39 @@ def test_a_job_says_what_the_arguments_say():
     assert learning_rate(job, 12) == pytest.approx(0.05)
     assert learning_rate(job, 20) == 0.0
     assert arguments.job(20, {"optimizer": "sgd", "learning_rate": 0.5}).learning_rate == 0.5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"]
+)
+def test_numbers_that_make_no_sense_are_refused_at_once(name, value):
+    with pytest.raises(ConfigError, match=rf"TrainingArguments: {name} must .*, got {value}"):
+        spantrain.TrainingArguments(**{name: value})
+
+
+def test_of_what_optimizer_and_model_are_given_too(tmp_path):
+    given = {"max_steps": 1, "output_dir": tmp_path / "run"}
+    for optimizer, says in (
+        (functools.partial(torch.optim.AdamW, lr=math.nan), "learning_rate must be a finite number, got nan"),
+        (functools.partial(torch.optim.SGD, momentum=1.0), "momentum must be at least 0 and below 1"),
+        (functools.partial(torch.optim.AdamW, betas=0.9), "betas must be two numbers, got 0.9"),
+        (functools.partial(torch.optim.AdamW, eps="small"), "adam_epsilon must be a finite number, got 'small'"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            spantrain.Trainer("gpt2-tiny", optimizer=optimizer, args=spantrain.TrainingArguments(**given))
+    with pytest.raises(ConfigError, match="sequence_length must be a whole number, got nan"):
+        spantrain.Trainer("gpt2-tiny", sequence_length=math.nan, args=spantrain.TrainingArguments(**given))
+    for name in ("join_timeout_s", "heartbeat_timeout_s"):
+        with pytest.raises(ConfigError, match=f"SessionOptions: {name} must be a finite number of seconds over 0"):
+            SessionOptions(**{name: math.nan})
+
+
+def test_sgd_has_the_momentum_that_torch_gives_it():
+    arguments = spantrain.TrainingArguments(max_steps=1, optim="sgd")
+    assert arguments.job(1, {}).momentum == arguments.job(1, optimizer_fields(torch.optim.SGD)).momentum == 0.0
+    partial = functools.partial(torch.optim.SGD, momentum=0.5)
+    assert arguments.job(1, optimizer_fields(partial)).momentum == 0.5
 
 
 @given(samples=st.integers(1, 500), batch=st.integers(1, 64), epochs=st.floats(0.1, 5))

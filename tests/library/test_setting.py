@@ -1,12 +1,21 @@
 """Plans for a user's model: made by data sheets, taken again, refused for another model."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import spantrain
+from spantrain.app.import_ import find_weights, write_weights
+from spantrain.app.requests import resumed_run
+from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
-from spantrain.errors import ConfigError, PlanError
+from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.library.progress import Progress
 from spantrain.library.setting import Setting, model_of
+from spantrain.library.state import state_of
+from spantrain.models.any.model import unsplit_model
+from spantrain.models.data_choice import model_on_data
+from spantrain.runtime.checkpoint.manifest import Manifest
 
 QUIET = Progress((), every=0, stop=lambda: None)
 
@@ -62,3 +71,71 @@ def test_the_folder_of_a_run_is_said_or_made_up(user_file, monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     assert setting_of(user_file, "").out.parts[0] == "runs"
     assert setting_of(user_file, "here").out.name == "here"
+
+
+def test_a_folder_with_a_run_is_taken_only_where_that_is_meant(user_file, tmp_path):
+    folder = tmp_path / "run" / "checkpoint" / "step-2"
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"holds a run already \(checkpoint/step-2\).*overwrite_output_dir=True"):
+        setting_of(user_file, tmp_path / "run").take_folder()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        setting_of(user_file, tmp_path / "run", resume_from_checkpoint=tmp_path / "other").take_folder()
+    for resume in (True, tmp_path / "other" / ".." / "run"):
+        setting_of(user_file, tmp_path / "run", resume_from_checkpoint=resume).take_folder()
+    assert folder.exists()
+    setting_of(user_file, tmp_path / "run", overwrite_output_dir=True).take_folder()
+    assert not folder.exists()
+
+
+FEATURES = """
+import torch
+
+
+class Features(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("directions", torch.randn(8, 8))
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x @ self.directions)))
+
+
+def build():
+    return Features(), (torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64)), torch.nn.functional.cross_entropy
+"""
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run that has a checkpoint at its begin, of a model with random numbers that are no parameters."""
+    file = tmp_path / "features.py"
+    file.write_text(FEATURES)
+    spec = model_on_data(f"{file}:build")
+    arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=3, train_batch_size=8, seed=7)
+    request = Setting.of(spec, arguments, cluster=None, plan=None, optimizer=None, measure=False).ready(3, QUIET)
+    (tmp_path / "weights").mkdir()
+    save_file(dict(unsplit_model(spec, seed=7).named_parameters()), tmp_path / "weights" / "model.safetensors")
+    manifest = Manifest(
+        step=0, model=spec, plan=request.plan, job=request.job, schedule=request.schedule,
+        profile=request.profile_path, losses=(), ledger=SampleLedger(),
+    )  # fmt: skip
+    return spec, write_weights(find_weights(tmp_path / "weights", spec), tmp_path / "run", manifest)
+
+
+def test_buffers_come_back_as_they_were_in_the_run(begun):
+    spec, folder = begun
+    found, wanted = state_of(folder), unsplit_model(spec, seed=7).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_a_run_does_not_go_on_with_another_profile(begun, tmp_path):
+    run = tmp_path / "run"
+    assert resumed_run(run, 3, run).profile.model == begun[0]
+    profile = run / "profile.json"
+    profile.write_text(profile.read_text().replace('"created": "', '"created": "1'))
+    with pytest.raises(
+        ProfileError, match=r"is not the profile that the run in .* was planned by; put the old one back"
+    ):
+        resumed_run(run, 3, run)

@@ -13,6 +13,8 @@ _OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
 """Weights in files that are not read here: most run code when they are."""
 _NO_WEIGHTS = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")
 """What such files begin with that a trainer leaves beside weights."""
+_SHOWN = 3
+"""Names in the line for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,7 @@ def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
             found = find_weights(folder, spec)
         except ConfigError as error:
             raise ConfigError(f"{error}; or begin with random weights: --from-scratch") from None
-        unused = f"; not used: {', '.join(found.ignored[:3])}" if found.ignored else ""
-        return FirstWeights(text=f"Weights of {folder}: {found.parameters} parameters{unused}", found=found)
+        return FirstWeights(text=f"Weights of {folder}: {found.parameters} parameters{_besides(found)}", found=found)
     other = [path.name for path in sorted(folder.iterdir()) if path.suffix in _OTHER]
     other = [name for name in other if not name.startswith(_NO_WEIGHTS)]
     if other:
@@ -62,3 +63,10 @@ def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
             f"save_pretrained(..., safe_serialization=True), or {ways}"
         )
     return FirstWeights(text=f"Random weights: {folder} has a configuration and no weights")
+
+
+def _besides(found: FoundWeights) -> str:
+    converted = f"; {len(found.converted)} tensors of a shorter type are float32 now" if found.converted else ""
+    more = ", ..." if len(found.ignored) > _SHOWN else ""
+    unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
+    return f"{converted}{unused}"

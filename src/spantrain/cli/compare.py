@@ -26,6 +26,7 @@ from spantrain.cli.options import (
 )
 from spantrain.config.files import check_can_make, write_atomically
 from spantrain.config.json_codec import render_json, to_json
+from spantrain.core.job import LARGEST_NUMBER
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
 

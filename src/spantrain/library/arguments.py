@@ -177,6 +177,7 @@ class TrainingArguments:
             "lr_schedule": schedule,
             "decay_steps": max(steps, self.warmup_steps + 1),
             "max_grad_norm": self.max_grad_norm or None,
+            "momentum": 0.0,
             "checkpoint_every": self.save_steps,
             "evaluate_every": self.eval_steps,
             **optimizer,

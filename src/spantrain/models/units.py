@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ModuleUnit", "UnitModule", "parameter_names", "sample_losses", "shared_parameters", "tie_parameters"]
+__all__ = [
+    "IGNORED_LABEL",
+    "ModuleUnit",
+    "UnitModule",
+    "parameter_names",
+    "sample_losses",
+    "shared_parameters",
+    "tie_parameters",
+]
 
 IGNORED_LABEL = -100
 

@@ -169,6 +169,19 @@ def test_it_is_refused_with_the_reason(name):
     assert "Traceback" not in str(caught.value)
 
 
+def test_samples_that_count_unlike_numbers_of_labels_are_refused_whenever_they_come():
+    """A mean over all labels of a batch is none over samples then; padding in the data, not in the example."""
+    *_, last = build_units(spec_of("bert_of_words"), seed=0)
+    hidden, labels = torch.zeros(2, 8, 16), torch.zeros(2, 8, dtype=torch.int64)
+    labels[:, 6:] = -100
+    last(hidden, labels)
+    last(hidden[:1], labels[:1])
+    labels[0, 5] = -100
+    for rows in (slice(0, 2), slice(0, 1)):
+        with pytest.raises(ConfigError, match=r"samples count 6 and 5 labels .*gives each sample's mean"):
+            last(hidden[rows], labels[rows])
+
+
 def test_a_compiled_models_parameters_have_their_plain_names():
     names = {full for unit in build_units(spec_of("compiled"), seed=0) for full in parameter_names(unit).values()}
     assert names == {f"{n}.{m}{k}" for n, m in ((0, "linear."), (1, "linear."), (2, "")) for k in ("weight", "bias")}

@@ -1,14 +1,14 @@
 """The loss at the end of an unedited model: summed over samples, so that any cut of a batch gives the same."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from spantrain.errors import ConfigError
-from spantrain.models.units import sample_losses
+from spantrain.models.units import IGNORED_LABEL, sample_losses
 
 __all__ = ["FunctionLoss", "LabelLoss", "Loss", "OwnLoss"]
 
@@ -30,13 +30,43 @@ class LabelLoss:
         return sample_losses(result, labels).sum()
 
 
+class _Counts:
+    """How many labels of a sample are counted: a mean over all of a batch is one over samples if all have as many."""
+
+    def __init__(self) -> None:
+        self._first: dict[torch.Size, int] = {}
+
+    def check(self, labels: Tensor | None) -> None:
+        """Compare with all labels of this shape so far.
+
+        Raises:
+            ConfigError: a sample has another number of counted labels.
+        """
+        if labels is None or labels.is_floating_point() or labels.is_meta:
+            return
+        counts = (labels != IGNORED_LABEL).reshape(labels.shape[0], -1).sum(dim=1)
+        first = self._first.setdefault(labels.shape[1:], int(counts[0]))
+        other = counts[counts != first]
+        if len(other) > 0:
+            raise ConfigError(
+                f"samples count {first} and {int(other[0])} labels (those of {IGNORED_LABEL} are not counted), so the "
+                "mean over a batch would depend on how it is cut: have the factory return a loss function too, that "
+                "gives each sample's mean: (module, example_batch, loss)"
+            )
+
+
 @dataclass(frozen=True)
 class OwnLoss:
     """What the model computed itself, a mean over samples."""
 
-    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:  # noqa: ARG002
+    counts: _Counts = field(default_factory=_Counts, compare=False)
+
+    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:
         """Return the mean times the samples."""
-        return result * samples if result.dim() == 0 else _summed(result, samples)
+        if result.dim() > 0:
+            return _summed(result, samples)
+        self.counts.check(labels)
+        return result * samples
 
 
 @dataclass(frozen=True)
@@ -44,13 +74,17 @@ class FunctionLoss:
     """A user's function of the model's outputs and the labels."""
 
     function: Callable[[Any, Tensor | None], Tensor]
+    counts: _Counts = field(default_factory=_Counts, compare=False)
 
     def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
         """Return what the function returns for each sample, summed; or a scalar mean, times the samples."""
         loss = self.function(result, labels)
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
-        return loss * samples if loss.dim() == 0 else _summed(loss, samples)
+        if loss.dim() > 0:
+            return _summed(loss, samples)
+        self.counts.check(labels)
+        return loss * samples
 
 
 def _summed(loss: Tensor, samples: int) -> Tensor:

@@ -1,0 +1,88 @@
+"""A second run in the folder of a first one, from the command line and the demonstration: refused before any work."""
+
+from pathlib import Path
+
+import pytest
+
+from spantrain.app.demo import DemoOptions, run_demo
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions
+from spantrain.errors import ConfigError
+
+QUICK = ("train", "--model", "gpt2-tiny", "--preset", "laptop")
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    """A run that was ended after its first checkpoint."""
+    folder = tmp_path / "old"
+    (folder / "checkpoint" / "step-1").mkdir(parents=True)
+    (folder / "checkpoint" / "latest").write_text("step-1\n")
+    (folder / "trace.json").write_text("{}")
+    return folder
+
+
+def test_it_is_refused_with_the_ways_out(spantrain, old):
+    for words in ((*QUICK, "--out", old), ("train", "plan.json", "--out", old)):
+        ended = spantrain(*words)
+        assert (ended.code, ended.out) == (2, "")
+        for text in ("holds a run already (trace.json, checkpoint/step-1)", f"--resume {old}", "--out", "--overwrite"):
+            assert text in ended.err
+    assert (old / "trace.json").read_text() == "{}"
+
+
+def test_to_overwrite_is_asked_for_a_folder_that_is_named(spantrain, old):
+    for words in ((*QUICK, "--overwrite"), ("train", "--resume", old, "--overwrite")):
+        ended = spantrain(*words)
+        assert ended.code == 2
+        assert "--overwrite: belongs to --out" in ended.err
+    ended = spantrain("train", "--resume", old, "--from-scratch")
+    assert "--from-scratch: a resumed run has the weights of its checkpoint" in ended.err
+
+
+def test_nothing_is_removed_where_the_new_run_cannot_be(spantrain, old, tmp_path):
+    (tmp_path / "mine.py").write_text("def build():\n    return 3\n")
+    ended = spantrain(
+        "train", "--model", f"{tmp_path / 'mine.py'}:build", "--preset", "laptop", "--out", old, "--overwrite"
+    )
+    assert ended.code == 2
+    assert "returned int" in ended.err
+    assert (old / "trace.json").exists()
+    ended = spantrain("train", tmp_path / "none.json", "--out", old, "--overwrite")
+    assert ended.code == 2
+    assert (old / "trace.json").exists()
+
+
+def test_a_comparison_and_a_demonstration_do_not_mix_with_it(spantrain, old):
+    for words in (("compare", "--preset", "laptop", "--model", "gpt2-tiny", "--out", old), ("demo", "--out", old)):
+        ended = spantrain(*words)
+        assert (ended.code, "holds a run already" in ended.err) == (2, True)
+
+
+class _Stopped(SilentReporter):
+    """Stops the demonstration when its workers are to be started."""
+
+    def phase(self, text: str) -> None:
+        raise InterruptedError(text)
+
+    def show_groups(self, groups, profile) -> None: ...
+
+    def show_plan(self, outcome) -> None: ...
+
+    def show_training(self, outcome, plan) -> None: ...
+
+
+def test_a_demonstration_replaces_one_that_was_here(old):
+    """Also one that did not get to its end."""
+    with pytest.raises(ConfigError):
+        run_demo(DemoOptions(), SessionOptions(network=False), old, _Stopped())
+    folder = old.parent / "demo"
+    for _ in range(2):
+        with pytest.raises(InterruptedError, match="Starting"):
+            run_demo(DemoOptions(), SessionOptions(network=False), folder, _Stopped())
+        (folder / "run.json").write_text("{}")
+        (folder / "single-site").mkdir(exist_ok=True)
+        (folder / "single-site" / "trace.json").write_text("{}")
+    with pytest.raises(InterruptedError):
+        run_demo(DemoOptions(), SessionOptions(network=False), folder, _Stopped())
+    assert sorted(path.name for path in folder.rglob("*.*") if path.is_file()) == ["demo.txt"]
