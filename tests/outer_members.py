@@ -4,16 +4,21 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from made_up_clients import batch_of, small_model
 from patience import PATIENCE_S
+from spantrain.errors import UsageError
+from spantrain.outer.client_parameters import ModelParameters
+from spantrain.outer.client_ranks import TorchRanks
+from spantrain.outer.cluster import ClusterCopy
 from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
 
 
@@ -99,3 +104,20 @@ def step(model: nn.Module, inner: torch.optim.Optimizer, inputs: torch.Tensor, t
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
     named = {name.removeprefix("module."): one.detach() for name, one in model.named_parameters()}
     return {name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in named.items()}
+
+
+def replica(rank: int, store: str) -> None:
+    """Be one of two by two processes that have a parameter in halves, each on a mesh of its own."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, 4), rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
+    ranks, whole = TorchRanks(), torch.arange(8.0).reshape(4, 2)
+    part = distribute_tensor(whole.clone(), mesh["parts"], [Shard(0)])
+    copy = ClusterCopy(ModelParameters({"w": part}, ranks))
+    copy.pulled({"w": whole + 100} if rank == 0 else {}, counted=False)
+    assert torch.equal(part.full_tensor(), whole + 100), "the second replica once got whatever lay in memory"
+    part.to_local().add_(rank // 2)
+    with pytest.raises(UsageError, match="w: process 2 has other numbers than process 0"):
+        copy.take()
+    ranks.close()
+    dist.destroy_process_group()

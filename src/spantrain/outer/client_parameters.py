@@ -3,6 +3,8 @@
 Di-PS, 3.1: the workers with the first data- and tensor-parallel rank gather what is to be sent. Kept: that, by the
 parameter, so that never more than one is whole in memory beside the copies. Decided here: the first process of a
 cluster has the copies; they are on the processor, in memory that does not move where they come from an accelerator.
+What several processes have under one name and shape are copies only if they are equal: that is looked at when it
+begins, and with each copy, since parts that are not copies may begin with the same numbers.
 """
 
 import json
@@ -21,6 +23,9 @@ from spantrain.outer.client_ranks import Alone, Ranks
 from spantrain.outer.grouping import plain_name, spec_of
 
 __all__ = ["LiveParameters", "ModelParameters", "empty_copy"]
+
+_BLOCK = 1024
+"""Of eight bytes, that are summed up before their place counts."""
 
 
 class LiveParameters(Protocol):
@@ -48,6 +53,22 @@ class _Place:
     divided: bool
     """Whether each of them has a part of it."""
     holders: tuple[int, ...]
+    firsts: tuple[int, ...]
+    """Those of them that divide it among others of a mesh."""
+    pieces: tuple[str, ...]
+    """By holder: which part it has; those of equal parts have copies."""
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether two processes have the same of it."""
+        return len(set(self.pieces)) < len(self.holders)
+
+    def beside(self, other: "_Place") -> "_Place":
+        """Return the same, held by others too."""
+        return _Place(
+            spec=self.spec, divided=self.divided, holders=self.holders + other.holders,
+            firsts=self.firsts + other.firsts, pieces=self.pieces + other.pieces,
+        )  # fmt: skip
 
 
 class ModelParameters:
@@ -63,7 +84,8 @@ class ModelParameters:
         """Take parameters, as of `named_parameters()`.
 
         Raises:
-            UsageError: there are none, two of one name, one twice, or one that cannot be averaged.
+            UsageError: there are none, two of one name, one twice, or one that cannot be averaged; or processes have
+                other numbers under one name and shape.
         """
         given = parameters.items() if isinstance(parameters, Mapping) else parameters
         named = [(plain_name(name), tensor) for name, tensor in given]
@@ -71,23 +93,46 @@ class ModelParameters:
         self._live = {name: tensor.detach() for name, tensor in named}
         self._ranks = ranks or Alone()
         self._places = self._agreed()
+        self._check_copies()
 
     def _agreed(self) -> dict[str, _Place]:
         """Return where each parameter is, in the order in which all processes go through them."""
-        own = [
-            (name, spec_of(name, one).dtype, tuple(one.shape), isinstance(one, DTensor))
-            for name, one in self._live.items()
-        ]
+        own = [(name, spec_of(name, one).dtype, tuple(one.shape), *_piece(one)) for name, one in self._live.items()]
         places: dict[str, _Place] = {}
         for rank, text in enumerate(self._ranks.gather(json.dumps(own))):
-            for name, dtype, shape, divided in json.loads(text):
+            for name, dtype, shape, piece, first in json.loads(text):
                 spec = ParameterSpec(name=name, shape=tuple(shape), dtype=dtype)
-                before = places.get(name)
-                if before and (before.spec, before.divided) != (spec, divided):
+                one = _Place(
+                    spec=spec, divided=bool(piece), holders=(rank,), firsts=(rank,) * first, pieces=(piece,)
+                )  # fmt: skip
+                before = places.get(name, one)
+                if (before.spec, before.divided) != (spec, one.divided):
                     raise UsageError(f"{name}: process {rank} has {spec}, process {before.holders[0]} {before.spec}")
-                holders = (*before.holders, rank) if before else (rank,)
-                places[name] = _Place(spec=spec, divided=divided, holders=holders)
+                places[name] = one if name not in places else before.beside(one)
         return places
+
+    def _check_copies(self) -> None:
+        """Look whether copies are equal, in all processes at once.
+
+        Raises:
+            UsageError: two are not.
+        """
+        shared = {name: place for name, place in self._places.items() if place.has_copies}
+        if not shared:
+            return
+        own = {name: _digest(self._live[name]) for name in shared if name in self._live}
+        told = [json.loads(text) for text in self._ranks.gather(json.dumps({n: int(d) for n, d in own.items()}))]
+        for name, place in shared.items():
+            first: dict[str, int] = {}
+            for rank, piece in zip(place.holders, place.pieces, strict=True):
+                other = first.setdefault(piece, rank)
+                if told[rank][name] != told[other][name]:
+                    raise UsageError(
+                        f"{name}: process {rank} has other numbers than process {other}, under one name and shape "
+                        f"({list(place.spec.shape)}). If these are parts of the model, give each a name of its own, or "
+                        "divide it by fully_shard or as a DTensor; if they are copies, make them equal and average "
+                        "their gradients, as DistributedDataParallel does"
+                    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,7 +162,12 @@ class ModelParameters:
 
     @torch.no_grad()
     def copy(self, into: Mapping[str, Tensor]) -> None:
-        """Copy all; `into` is used by the first process only."""
+        """Copy all; `into` is used by the first process only.
+
+        Raises:
+            UsageError: processes have other numbers under one name and shape.
+        """
+        self._check_copies()
         for name, place in self._places.items():
             one, source = self._live.get(name), place.holders[0]
             whole = one.full_tensor() if isinstance(one, DTensor) else one
@@ -135,7 +185,7 @@ class ModelParameters:
         """Make each parameter `new` plus what it is beyond `since`; the first process tells what these are."""
         for name, place in self._places.items():
             everywhere = len(place.holders) == self._ranks.size and not place.divided
-            targets = place.holders if not (place.divided or everywhere) else place.holders[:1]
+            targets = place.firsts if place.divided else place.holders[:1] if everywhere else place.holders
             one = self._live.get(name)
             base, goal = (self._carried(place.spec, tensors.get(name), targets) for tensors in (since, new))
             if isinstance(one, DTensor):
@@ -166,6 +216,29 @@ class ModelParameters:
 def empty_copy(spec: ParameterSpec, *, fixed: bool) -> Tensor:
     """Return memory for a whole parameter, on the processor; `fixed`: that does not move, for an accelerator."""
     return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), pin_memory=fixed)
+
+
+def _piece(tensor: Tensor) -> tuple[str, bool]:
+    """Return which part of a parameter this process has, empty for the whole; and whether it divides it."""
+    if not isinstance(tensor, DTensor):
+        return "", False
+    at = tensor.device_mesh.get_coordinate()
+    assert at is not None, "a process has parts of its own meshes only"
+    kinds = zip(tensor.placements, at, strict=True)
+    return "; ".join(f"{kind} {'' if kind.is_replicate() else index}" for kind, index in kinds), not any(at)
+
+
+def _digest(tensor: Tensor) -> Tensor:
+    """Return a number that depends on each bit, and on the order of blocks: a sum, in less time than a copy takes."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    flat = local.detach().reshape(-1)
+    if flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone()
+    raw = flat.view(torch.uint8)
+    words = raw[: len(raw) // 8 * 8].view(torch.int64)
+    blocks = words[: len(words) // _BLOCK * _BLOCK].view(-1, _BLOCK).sum(1)
+    numbers = torch.cat([blocks, words[len(blocks) * _BLOCK :], raw[len(words) * 8 :].long()])
+    return (numbers * torch.arange(1, len(numbers) + 1, device=numbers.device)).sum()
 
 
 def _part(like: DTensor, whole: Tensor | None) -> Tensor:

@@ -102,15 +102,12 @@ class TorchRanks:
 
     def gather(self, text: str) -> list[str]:
         """Return each process's text."""
-        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        texts: list[str] = []
-        for rank, source in enumerate(self._ranks):
-            size = torch.tensor([len(own)], dtype=torch.int64)
-            dist.broadcast(size, source, group=self._small)
-            told = own if rank == self.rank else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(told, source, group=self._small)
-            texts.append(bytes(told.tolist()).decode())
-        return texts
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
+        dist.all_gather(sizes, torch.tensor([len(own)]), group=self._small)
+        told = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in self._ranks]
+        dist.all_gather(told, torch.nn.functional.pad(own, (0, len(told[0]) - len(own))), group=self._small)
+        return [one[: int(size)].numpy().tobytes().decode() for one, size in zip(told, sizes, strict=True)]
 
     def close(self) -> None:
         """Let go of the group for small messages."""
