@@ -58,6 +58,7 @@ class MadeUpRounds:
         every = {"w": tuple(range(len(self.layout.layers)))}
         for name in clusters:
             self.tell(on.ClusterRegistered(cluster=name, workers=every))
+            self.tell(on.TrainingBegun(cluster=name))
         self.push(clusters[0], parameters, tokens=0)
 
     def push(self, cluster: str, tensors: Tensors, *, tokens: int) -> None:

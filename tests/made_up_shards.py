@@ -75,7 +75,7 @@ class FakeCluster:
 
     def ask(self, tensors: Tensors, tokens: int) -> None:
         self.pushed = tensors
-        self.say(self.client.ask(tokens=tokens))
+        self.say([*self.client.step(), *self.client.ask(tokens=tokens)])
 
     def say(self, said: Sequence[Any]) -> None:
         for one in said:

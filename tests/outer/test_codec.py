@@ -130,7 +130,7 @@ PUSH = {"kind": "PushAsked", "cluster": "a", "base_version": 1, "tokens": 5, "pr
         ({"tokens": 1.0}, r"PushAsked.tokens: must be a whole number"),
         ({"tokens": 2**63}, r"PushAsked.tokens: must be a whole number of 64 bits"),
         ({"tokens": 10**5000}, r"got a number of over 70 bits"),
-        ({"tokens": -1}, r"PushAsked: a: tokens and version must not be negative"),
+        ({"tokens": -1}, r"PushAsked: a: tokens must be 0 to 2\^48, a version not negative"),
         ({"progress": {}}, r"PushAsked.progress: must be a list, got an object"),
         ({"progress": [{"lease": 1, "upto": "2"}]}, r"PushAsked.progress\[0\].upto: must be a whole number"),
         ({"progress": [0] * 200_001}, r"PushAsked.progress: may have 200000 entries"),

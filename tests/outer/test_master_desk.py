@@ -219,3 +219,58 @@ def test_rates_are_those_of_layers_that_arrived(files: MasterFiles) -> None:
 def test_a_notice_over_the_limit_is_no_message() -> None:
     with pytest.raises(ProtocolError, match="send less"):
         Outbox(limit=1).put({"x": bytes(MESSAGE_LIMIT_BYTES)})
+
+
+def test_status_says_what_a_version_waits_for_that_does_not_come(files: MasterFiles) -> None:
+    """A push each 8 s; then the shard takes no layer, and then it is gone."""
+    desk, now_s = ready(files), 0.0
+    pushes(desk, now_s, tokens=0)
+    for _ in range(3):
+        now_s += 8.0
+        pushes(desk, now_s)
+    assert status_of(desk.desk, address="h:1", now_s=now_s).late_s is None
+    for now_s in range(29, 65, 5):
+        desk.tell("a", on.ClusterBeat(cluster="a"), now_s=now_s)
+        desk.tell("s0", on.ShardBeat(shard="s0", versions=(4,)), now_s=now_s)
+        desk.tell("a", on.PushAsked(cluster="a", base_version=4, tokens=5), now_s=now_s)
+    (one,) = status_of(desk.desk, address="h:1", now_s=64.0).clusters
+    assert (one.got_version, one.got_ago_s, one.usual_norm) == (4, 40.0, None)
+    status = status_of(desk.desk, address="h:1", now_s=64.0)
+    assert status.late_s == 40.0
+    assert status.waits_for == "layer 0 of a push of a, on its way to s0 for 35 s"
+    desk.desk.leave(64.0, "s0", "it was killed")
+    assert status_of(desk.desk, address="h:1", now_s=64.0).waits_for == "shard s0, which is away"
+
+
+def pushes(desk: Desk, now_s: float, *, tokens: int = 5) -> None:
+    """Let a cluster push, and get the version with it, at one moment."""
+    version = desk.desk.state.leading.version
+    desk.tell("s0", on.ShardBeat(shard="s0", versions=(version,)), now_s=now_s)
+    desk.tell("a", on.TrainingBegun(cluster="a"), now_s=now_s)
+    desk.tell("a", on.PushAsked(cluster="a", base_version=version, tokens=tokens), now_s=now_s)
+    while commands := [(name, command) for name in ("a", "s0") for command in desk.fetch(name)]:
+        for name, command in commands:
+            for event in answers(name, command):
+                desk.tell(name, event, now_s=now_s)
+
+
+def answers(name: str, command: OuterCommand) -> list[OuterEvent]:
+    """Answer as a shard and a cluster would whose norms are all 1."""
+    squares = (1.0,) * len(WHOLE)
+    match name, command:
+        case "a", do.Move(way=Way.PUSH, transfer=moving) if moving.layer == WHOLE[-1]:
+            return [on.PushSent(cluster="a", push=moving.ticket)]
+        case ("s0", do.Move(way=Way.PUSH)) | ("a", do.Move(way=Way.PULL)):
+            return [on.Moved(way=command.way, transfer=command.transfer)]
+        case _, do.CheckPush():
+            return [on.PushChecked(shard="s0", push=command.push, complete=True)]
+        case _, do.Measure():
+            told = dict.fromkeys(command.pushes, squares)
+            return [on.NormsMeasured(shard="s0", update=command.update, squares=told)]
+        case _, do.Combine():
+            return [on.MeanCombined(shard="s0", update=command.update, squares=squares)]
+        case _, do.Stage():
+            return [on.Staged(shard="s0", update=command.update)]
+        case _, do.Commit():
+            return [on.Committed(shard="s0", version=command.version, versions=(command.version,))]
+    return []

@@ -75,7 +75,10 @@ def watch_status(ask: Callable[[], "MasterStatus"], *, as_json: bool) -> None:
 
 
 def _status(status: "MasterStatus") -> RenderableType:
-    parts: list[RenderableType] = [Text(_summary(status)), _clusters(status), _shards(status)]
+    parts: list[RenderableType] = [Text(_summary(status))]
+    if status.late_s is not None:
+        parts.append(Text(f"no new version for {format_seconds(status.late_s)}: waits for {status.waits_for}"))
+    parts += [_clusters(status), _shards(status)]
     if status.links:
         parts.append(_links(status))
     lines = [
@@ -106,12 +109,13 @@ def _summary(status: "MasterStatus") -> str:
 
 
 def _clusters(status: "MasterStatus") -> Table:
-    table = Table("cluster", "state", "version", "staleness", "pushes", "left out", "tokens", "chunks", "heard")
+    table = Table("cluster", "state", "version", "got", "staleness", "pushes", "left out", "tokens", "chunks", "heard")
     for one in status.clusters:
         table.add_row(
             one.name,
             one.state,
             str(one.version),
+            "" if one.got_version is None else f"{one.got_version}, {_ago(one.got_ago_s)}",
             f"{one.mean_staleness:.1f}",
             str(one.pushes),
             str(one.left_out),

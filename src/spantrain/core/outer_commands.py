@@ -28,6 +28,7 @@ __all__ = [
     "SkipPush",
     "SkipRound",
     "Stage",
+    "StartAnew",
     "StartPull",
     "StartPush",
     "UseVersion",
@@ -268,6 +269,14 @@ class Restore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartAnew:
+    """End your process: whoever keeps it up starts another. What this one holds is of no use to the others."""
+
+    shard: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Save:
     """Write the master's state before any command after this one."""
 
@@ -288,8 +297,8 @@ class FragmentCommand:
 
 OuterCommand = (
     Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | EndRound | SkipRound | StartPull | LeaseChunk
-    | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | Save
-    | FragmentCommand
+    | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | StartAnew
+    | Save | FragmentCommand
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from spantrain.core.plan import WireFormat
 
 __all__ = [
+    "MOST_LEASES",
     "ChunkAsked",
     "ClusterBeat",
     "ClusterLeft",
@@ -40,6 +41,7 @@ __all__ = [
     "Staged",
     "Ticked",
     "Ticket",
+    "TrainingBegun",
     "Transfer",
     "TransferLost",
     "Way",
@@ -105,6 +107,12 @@ class Transfer:
             raise ValueError(
                 f"a transfer's layer and bytes must not be negative, got {self.layer} and {self.size_bytes}"
             )
+
+
+MOST_LEASES = 1024
+"""Chunks that a cluster may have at once."""
+_MOST_TOKENS = 2**48
+"""Of a push: far more than any cluster trains on in a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +184,13 @@ class ClusterLeft:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingBegun:
+    """A cluster has taken its first inner step on this connection; pushes will follow. Who evaluates takes none."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PushAsked:
     """A cluster has inner steps to give."""
 
@@ -189,8 +204,10 @@ class PushAsked:
     """Whether it took all steps of a round, so that the other clusters may push too."""
 
     def __post_init__(self) -> None:
-        if self.tokens < 0 or self.base_version < 0:
-            raise ValueError(f"{self.cluster}: tokens and version must not be negative, got {self}")
+        if not 0 <= self.tokens <= _MOST_TOKENS or self.base_version < 0:
+            raise ValueError(f"{self.cluster}: tokens must be 0 to 2^48, a version not negative, got {self}"[:300])
+        if len(self.progress) > MOST_LEASES:
+            raise ValueError(f"{self.cluster}: tells of {len(self.progress)} chunks, it may have {MOST_LEASES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,9 +362,9 @@ class FragmentEvent:
 
 
 OuterEvent = (
-    ClusterRegistered | ClusterBeat | ClusterLeft | PushAsked | RoundKept | PushSent | PullAsked | ChunkAsked | Moved
-    | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured | MeanCombined | Staged
-    | Committed | Restored | Ticked | FragmentEvent
+    ClusterRegistered | ClusterBeat | ClusterLeft | TrainingBegun | PushAsked | RoundKept | PushSent | PullAsked
+    | ChunkAsked | Moved | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured
+    | MeanCombined | Staged | Committed | Restored | Ticked | FragmentEvent
 )  # fmt: skip
 
 

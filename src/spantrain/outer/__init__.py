@@ -27,6 +27,7 @@ local      a master and its shards in this process
 fragment_rounds    the rounds of all fragments of a cluster's model
 fragment_sessions  what the leader hears, for the session of the fragment that it is of
 client_rounds      what a cluster's processes do between two steps, all at once
+client_watch       says when versions do not come, and what for
 client_session     what the leader hears of the master and the wire, and gets done
 client_hands       the thread that does it
 client_parameters  parameters, wherever they are: copies out, changes in

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from spantrain.outer.client_metrics import ClientMeter
 from spantrain.outer.client_ranks import Ranks
 from spantrain.outer.client_session import ClientSession, News
+from spantrain.outer.client_watch import VersionWatch
 from spantrain.outer.cluster import ClusterCopy
 from spantrain.policy.outer.round_steps import RoundSteps
 
@@ -50,6 +51,7 @@ class ClientRounds:
         self._look_every = 1 if ranks.size == 1 else max(1, steps.inner_steps // _LOOKS_IN_A_ROUND)
         self._tokens = _Tokens()
         self._gave_up = False
+        self._watch = VersionWatch(session, inner_steps=steps.inner_steps) if session else None
 
     def count(self, tokens: int) -> None:
         """Count a step."""
@@ -58,6 +60,14 @@ class ClientRounds:
         self.meter.tokens += tokens
         self._tokens.own += tokens
         self._tokens.steps += 1
+        if self.session and self._watch:
+            self.session.stepped()
+            self._watch.step()
+
+    def waited(self, seconds: float) -> None:
+        """Count a wait in which no step could be taken."""
+        if self._watch:
+            self._watch.waited(seconds)
 
     @property
     def is_time(self) -> bool:
@@ -93,6 +103,8 @@ class ClientRounds:
         if version is not None:
             self._copy.pulled(news.tensors or {}, counted=counted, left_out=news.left_out)
             self.meter.version = version
+            if self._watch:
+                self._watch.came(version)
         if counted:
             self._tokens.pushed = 0
 

@@ -63,7 +63,8 @@ class ClientSession:
 
         Where several sessions of a cluster have a fragment of the layers each, they share the rest.
         """
-        self._cluster, self._layers, self._clock = cluster, layers, clock
+        self.name = self._cluster = cluster
+        self._layers, self._clock = layers, clock
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
         self._hands = ClientHands(cluster)
         self.changed = changed or threading.Condition()
@@ -87,8 +88,8 @@ class ClientSession:
         self._moves: dict[LayerKey, Transfer] = {}
         self._news = News()
         self._pause_s, self._again_s = _PAUSE_S, 0.0
-        self._gone_s = clock()
-        """When the last connection ended."""
+        self._gone_s, self._gone = clock(), "there was none yet"
+        """When the last connection ended, and why."""
         self._warned: set[str] = set()
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
@@ -103,6 +104,18 @@ class ClientSession:
         self._hands.close()
 
     # From the loop.
+
+    def stepped(self) -> None:
+        """Note an inner step."""
+        with self.changed:
+            self._carry_out(self._client.step())
+
+    def waits_for(self) -> str:
+        """Return what a new version needs that has not come, as far as is known here."""
+        with self.changed:
+            if not (self.registered and self.data and self.data.layout):
+                return f"a connection to the master ({self._gone})"
+            return self._client.waits_for(self.data.layout.shard_of)
 
     def take_news(self) -> News:
         """Return what has come since the last call."""
@@ -217,10 +230,10 @@ class ClientSession:
         """Register with nothing: a cluster told its layers when it joined."""
         return ()
 
-    def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
+    def disconnected(self, reason: str) -> None:
         """Train on: nothing is pushed until there is a connection again."""
         with self.changed:
-            self.registered, self._gone_s = False, self._clock()
+            self.registered, self._gone_s, self._gone = False, self._clock(), reason
             self._notify()
 
     def died(self, fault: str) -> None:

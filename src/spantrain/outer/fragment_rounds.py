@@ -95,8 +95,11 @@ class FragmentRounds:
             ended, late = map(bool, self.ranks.agree([self._is(over), late]))
             if ended or late:
                 return ended
+            begun_s = time.monotonic()
             if self.session:
-                self.session.wait(heard, min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
+                self.session.wait(heard, min(_SLICE_S, max(0.0, deadline_s - begun_s)))
+            for one in self._rounds:
+                one.waited(time.monotonic() - begun_s)
 
     def _is(self, over: Callable[[ClientRounds], bool]) -> bool:
         if self.session is None or len(self.session.sessions) != len(self._rounds):

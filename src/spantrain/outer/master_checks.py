@@ -109,8 +109,8 @@ def _speakers(event: OuterEvent) -> set[tuple[str, str]]:
         case on.TransferLost(transfer=one):
             return {("shard", one.shard), ("cluster", one.cluster), ("worker", one.worker)}
         case (
-            on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.PushAsked() | on.RoundKept()
-            | on.PushSent() | on.PullAsked() | on.ChunkAsked()
+            on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.TrainingBegun() | on.PushAsked()
+            | on.RoundKept() | on.PushSent() | on.PullAsked() | on.ChunkAsked()
         ):  # fmt: skip
             return {("cluster", event.cluster)}
         case on.Ticked() | on.FragmentEvent():

@@ -140,6 +140,11 @@ class MasterDesk:
         """End all connections; nothing more is heard."""
         self.connections.close_all(reason)
 
+    def late_s(self, now_s: float) -> float | None:
+        """Return for how long there was no version of some fragment, where that is too long."""
+        late_s = [part.late_s(now_s) for part in self.master.parts] if self.master else []
+        return max((one for one in late_s if one is not None), default=None)
+
     # What is said.
 
     def tell(self, now_s: float, name: str, number: int, batch: int, events: Sequence[OuterEvent]) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from spantrain.outer.master_status import (
     ChunksStatus,
     ClusterStatus,
     FragmentStatus,
-    GuardStatus,
     MasterStatus,
     ShardStatus,
     UpdateStatus,
 )
+from spantrain.policy.outer.guard import NormLevel
 from spantrain.policy.outer.master import OuterMaster
 from spantrain.policy.outer.settings import ClusterRecord, MasterState
 
@@ -19,12 +19,14 @@ __all__ = ["status_of"]
 def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
     """Return all that a master can tell of itself, but for what the control plane refused."""
     state, layout = desk.state, desk.layout
-    leading = state.leading
+    leading, late_s = state.leading, desk.late_s(now_s)
     return MasterStatus(
         address=address,
         epoch=leading.epoch,
         version=leading.version,
         seeded=state.seeded,
+        late_s=late_s,
+        waits_for="" if late_s is None else _waits_for(desk, now_s),
         updates=state.updates,
         left_out=state.left_out,
         layers=len(layout.layers) if layout else 0,
@@ -33,7 +35,6 @@ def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
         shards=tuple(_shard(desk, name, now_s) for name in desk.config.shards),
         transfers=desk.clock.moving(now_s, desk.master.layer_of) if desk.master else (),
         links=desk.clock.links,
-        guard=_guard(leading),
         last_update=_last_update(desk.master.parts[0] if desk.master else None),
         fragments=tuple(map(_fragment, desk.master.parts)) if desk.master and len(state.fragments) > 1 else (),
         chunks=_chunks(leading),
@@ -53,26 +54,53 @@ def _cluster(desk: MasterDesk, name: str, now_s: float) -> ClusterStatus:
     pushes = sum(record.pushes for record in records)
     connection = desk.connections.get(name)
     chunks = desk.state.leading.chunks
+    level = desk.state.leading.guard.clusters.get(name, NormLevel())
+    got_version, got_s = desk.master.parts[0].got(name) if desk.master else (None, None)
     return ClusterStatus(
         name=name,
-        state=_cluster_state(desk, name),
+        state=_cluster_state(desk, name, now_s),
         workers=tuple(sorted(desk.master.workers_of(name))) if desk.master else (),
         tokens=records[0].tokens,
         pushes=pushes,
         left_out=sum(record.left_out for record in records),
         mean_staleness=sum(record.staleness for record in records) / pushes if pushes else 0.0,
         version=records[0].version,
+        got_version=got_version,
+        got_ago_s=None if got_s is None else now_s - got_s,
+        usual_norm=level.usual,
+        norm_limit=level.limit(desk.config.settings.guard),
+        refused_in_row=level.refused_in_row,
         leases=sum(lease.cluster == name for lease in chunks.leases) if chunks else 0,
         heard_ago_s=now_s - connection.heard_s if connection else None,
     )
 
 
-def _cluster_state(desk: MasterDesk, name: str) -> str:
+def _cluster_state(desk: MasterDesk, name: str, now_s: float) -> str:
     if desk.connections.get(name) is None:
         return "away"
     if desk.master is None or name not in desk.master.clusters:
         return "joining"
-    return "waiting" if name in desk.master.waiting else "training"
+    if name in desk.master.waiting:
+        return "waiting"
+    return "training" if any(name in part.trains(now_s) for part in desk.master.parts) else "idle"
+
+
+def _waits_for(desk: MasterDesk, now_s: float) -> str:
+    """Return what a new version needs that has not come."""
+    shards = [_shard(desk, name, now_s) for name in desk.config.shards]
+    if absent := [f"shard {one.name}, which is {one.state}" for one in shards if one.state != "ready"]:
+        return ", ".join(absent)
+    assert desk.master
+    if answers := sorted({shard for part in desk.master.parts for shard in part.answers_to_come}):
+        return f"answers of {', '.join(answers)} in an update"
+    pushes = [one for one in desk.clock.moving(now_s, desk.master.layer_of) if one.way == "push"]
+    if pushes:
+        first = max(pushes, key=lambda one: one.since_s)
+        return (
+            f"layer {first.layer} of a push of {first.cluster}, on its way to {first.shard} for {first.since_s:.3g} s"
+        )
+    trains = sorted({name for part in desk.master.parts for name in part.trains(now_s)})
+    return f"a push of {', '.join(trains) or 'any cluster'}"
 
 
 def _shard(desk: MasterDesk, name: str, now_s: float) -> ShardStatus:
@@ -103,19 +131,7 @@ def _fragment(part: OuterMaster) -> FragmentStatus:
         left_out=state.left_out,
         layers=len(part.layout.layers),
         size_bytes=part.layout.size_bytes,
-        guard=_guard(state),
         last_update=_last_update(part),
-    )
-
-
-def _guard(state: MasterState) -> GuardStatus:
-    guard = state.guard
-    return GuardStatus(
-        mean=guard.mean,
-        deviation=guard.deviation,
-        largest_score=guard.largest_score,
-        warm_up=len(guard.warm_up_norms),
-        refused_in_row=guard.refused_in_row,
     )
 
 

@@ -10,7 +10,6 @@ __all__ = [
     "ChunksStatus",
     "ClusterStatus",
     "FragmentStatus",
-    "GuardStatus",
     "LinkStatus",
     "MasterStatus",
     "ShardStatus",
@@ -25,7 +24,8 @@ class ClusterStatus:
 
     name: str
     state: str
-    """`training`, `waiting` (for the update with its accepted push), `joining` or `away`."""
+    """`training`, `waiting` (for the update with its accepted push), `idle` (it is there and gives no pushes),
+    `joining` or `away`."""
     workers: tuple[str, ...]
     tokens: int
     """In updates that were decided, left out or not; of a model in fragments as the first counts them."""
@@ -35,7 +35,16 @@ class ClusterStatus:
     mean_staleness: float
     """Versions made between a push's start and the update with it, on the average over its pushes."""
     version: int
-    """That its last push went into; of the first fragment."""
+    """That its last push went into; of the first fragment, as what follows."""
+    got_version: int | None
+    """That it has got last on this connection; None before that."""
+    got_ago_s: float | None
+    usual_norm: float | None
+    """Of its pushes; None while it is new to the guard."""
+    norm_limit: float | None
+    """Over which a push is left out, by its own norms; others' may set a lower one."""
+    refused_in_row: int
+    """Pushes left out since one was let in."""
     leases: int
     """Chunks of data that it has."""
     heard_ago_s: float | None
@@ -86,19 +95,6 @@ class LinkStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardStatus:
-    """What is known of the norms of pseudo-gradients."""
-
-    mean: float | None
-    """None while warming up."""
-    deviation: float
-    largest_score: float
-    warm_up: int
-    """Norms that the warm-up has so far."""
-    refused_in_row: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class UpdateStatus:
     """What the last update came to, since the master started."""
 
@@ -123,7 +119,6 @@ class FragmentStatus:
     left_out: int
     layers: int
     size_bytes: int
-    guard: GuardStatus
     last_update: UpdateStatus | None
 
 
@@ -151,6 +146,10 @@ class MasterStatus:
     """Of the first fragment; a model that is not in fragments is one."""
     seeded: bool
     """Whether there are parameters."""
+    late_s: float | None
+    """For how long there was no new version, where that is longer than by the last ones was to be expected."""
+    waits_for: str
+    """What keeps it; empty where none is late."""
     updates: int
     """Of whichever fragment."""
     left_out: int
@@ -161,8 +160,6 @@ class MasterStatus:
     shards: tuple[ShardStatus, ...]
     transfers: tuple[TransferStatus, ...]
     links: tuple[LinkStatus, ...]
-    guard: GuardStatus
-    """Of the first fragment."""
     last_update: UpdateStatus | None
     """Of the first fragment."""
     fragments: tuple[FragmentStatus, ...]

@@ -234,6 +234,8 @@ class ShardServer:
             case do.Move():
                 if not self._give(fragment, inner, late=False):
                     self._order(fragment, inner)
+            case do.StartAnew():
+                self._fail(f"the master says that {inner.reason}")
             case do.CheckPush() | do.Measure() | do.Combine() | do.Stage() | do.Commit() | do.Restore():
                 self._order(fragment, inner)
             case _:

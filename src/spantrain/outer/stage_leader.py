@@ -16,6 +16,7 @@ from spantrain.core.outer_layers import Layer
 from spantrain.core.outer_stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 from spantrain.outer.client_session import ClientSession, News
+from spantrain.outer.client_watch import VersionWatch
 from spantrain.outer.cluster import ClusterCopy, TakenPush
 from spantrain.outer.link import MasterWelcome
 from spantrain.outer.stage_copy import carry_out
@@ -116,6 +117,7 @@ class StageLeader:
         """
         self.session, self._copy, self._workers = session, copy, dict(workers)
         self._rounds = StageRounds(workers, inner_steps=inner_steps)
+        self._watch = VersionWatch(session, inner_steps=inner_steps)
         self._start, self._started = start, False
         self._news = News()
         self._taken: TakenPush | None = None
@@ -124,6 +126,8 @@ class StageLeader:
     def step(self, tokens: int) -> None:
         """Count a step that all stages have done, or are about to end."""
         self._rounds.step(tokens)
+        self.session.stepped()
+        self._watch.step()
         self.session.meter.inner_steps += 1
         self.session.meter.tokens += tokens
 
@@ -138,6 +142,8 @@ class StageLeader:
             if session.cut_off:
                 raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
             news = self._news = session.take_news()
+            if news.version is not None:
+                self._watch.came(news.version)
             if news.round_ended and not self._rounds.end_round():
                 session.keep_round()
             known = StageOrder(

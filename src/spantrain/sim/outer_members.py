@@ -162,8 +162,8 @@ class ClusterMember:
         if self.dead:
             return
         self._body.step()
-        for part in self._parts:
-            part.step()
+        for number, part in enumerate(self._parts):
+            self._say(number, part.step())
         self._world.stepped()
         self._between_steps()
 

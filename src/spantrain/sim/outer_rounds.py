@@ -110,9 +110,10 @@ class ClusterRounds:
 
     # Steps.
 
-    def step(self) -> None:
+    def step(self) -> list[Said]:
         """Count one."""
         self._round.step()
+        return self._client.step()
 
     def take_in(self) -> int:
         """Take in what came; return how many versions that were."""

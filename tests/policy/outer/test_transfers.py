@@ -28,13 +28,13 @@ WORK = st.lists(
 
 def turns(work: list[Transfer], shards: str, slots: int = 1) -> list[list[tuple[str, str]]]:
     """Move layers of one size, all in step."""
-    schedule = TransferSchedule(dict.fromkeys(shards, slots))
+    schedule = TransferSchedule(dict.fromkeys(shards, slots), patience_s=10.0)
     schedule.add(work)
     taken = []
-    while begun := schedule.begin():
+    while begun := schedule.begin(0.0):
         taken.append([(f"{move.cluster}{move.worker}", move.shard) for move in begun])
         for move in begun:
-            assert schedule.end(move)
+            assert schedule.end(0.0, move)
     return taken
 
 
@@ -42,12 +42,12 @@ def turns(work: list[Transfer], shards: str, slots: int = 1) -> list[list[tuple[
 def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, worker_slots, seed):
     chance = random.Random(seed)
     layers = [transfer(cluster, worker, k, shard, size) for k, (cluster, worker, shard, size) in enumerate(work)]
-    schedule = TransferSchedule(dict.fromkeys("stu", slots), worker_slots)
+    schedule = TransferSchedule(dict.fromkeys("stu", slots), worker_slots, patience_s=10.0)
     schedule.add(layers)
     arrived: Counter[Transfer] = Counter()
     while len(arrived) < len(layers):
-        begun = schedule.begin()
-        assert schedule.begin() == ()
+        begun = schedule.begin(0.0)
+        assert schedule.begin(0.0) == ()
         workers = Counter((move.cluster, move.worker) for move in schedule.running)
         shards = Counter(move.shard for move in schedule.running)
         assert 1 <= max(workers.values()) <= worker_slots
@@ -57,7 +57,7 @@ def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, work
         free = [one for one in waiting if workers[one.cluster, one.worker] < worker_slots and shards[one.shard] < slots]
         assert not free, "a worker and a shard with a layer between them both wait"
         done = chance.choice(sorted(schedule.running))
-        assert schedule.end(done)
+        assert schedule.end(0.0, done)
         arrived[done] += 1
     assert set(arrived) == set(layers)
     assert set(arrived.values()) <= {1}
@@ -91,28 +91,28 @@ def test_fewer_workers_than_shards_go_round_them():
 
 
 def test_second_slots_are_filled_when_no_more_first_ones_can_be():
-    schedule = TransferSchedule({"s": 2, "t": 2}, worker_slots=2)
+    schedule = TransferSchedule({"s": 2, "t": 2}, worker_slots=2, patience_s=10.0)
     schedule.add([transfer("a", worker, k, shard) for k, worker in enumerate("vw") for shard in "st"])
-    begun = schedule.begin()
+    begun = schedule.begin(0.0)
     first, second = begun[:2], begun[2:]
     assert {one.worker for one in first} == {one.worker for one in second} == {"v", "w"}
     assert {one.shard for one in first} == {one.shard for one in second} == {"s", "t"}
 
 
 def test_what_is_dropped_frees_both_ends_and_never_begins():
-    schedule = TransferSchedule({"s": 1})
+    schedule = TransferSchedule({"s": 1}, patience_s=10.0)
     schedule.add([transfer("a", "w", 0, "s"), transfer("a", "w", 1, "s")])
     other = transfer("b", "w", 0, "s", ticket=Ticket(0, 1))
     schedule.add([other])
-    (begun,) = schedule.begin()
+    (begun,) = schedule.begin(0.0)
     assert begun.ticket == TICKET
     schedule.drop(TICKET)
-    assert not schedule.end(begun)
-    assert schedule.begin() == (other,)
+    assert not schedule.end(0.0, begun)
+    assert schedule.begin(0.0) == (other,)
 
 
 def test_a_shard_needs_a_slot():
     with pytest.raises(ValueError, match="each shard and worker needs a slot"):
-        TransferSchedule({"s": 0})
+        TransferSchedule({"s": 0}, patience_s=10.0)
     with pytest.raises(ValueError, match="each shard and worker needs a slot"):
-        TransferSchedule({"s": 1}, worker_slots=0)
+        TransferSchedule({"s": 1}, worker_slots=0, patience_s=10.0)

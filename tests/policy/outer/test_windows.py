@@ -92,6 +92,12 @@ def test_each_window_has_a_round_that_is_ended_for_all():
         assert last_window(made) == {"c0", "c1"}
 
 
+def begin_to_train(made: MadeUpWorld) -> None:
+    """Let all say that they train."""
+    for name in made.clusters:
+        made.tell(on.TrainingBegun(cluster=name))
+
+
 def stages(made: MadeUpWorld) -> list[do.Stage]:
     """Let all messages arrive; return what the first shard was told to stage."""
     found = []
@@ -104,8 +110,9 @@ def stages(made: MadeUpWorld) -> list[do.Stage]:
 
 
 def test_a_window_with_some_of_the_clusters_is_a_part_of_a_step():
-    """Four clusters; two have never pushed, and are taken to be as the others are."""
+    """Four clusters that train; two have never pushed, and are taken to be as the others are."""
     made = seeded_world(4, grace_s=5.0, samples=60, chunks=20)
+    begin_to_train(made)
     parts = []
     for names in (["c0"], ["c1"], ["c0", "c1"], ["c0", "c1", "c2", "c3"]):
         for name in names:
@@ -122,6 +129,7 @@ def test_a_window_with_some_of_the_clusters_is_a_part_of_a_step():
 def test_what_the_last_one_of_all_pushes_is_a_part_of_the_round_of_those_that_ended():
     """Of three clusters two end with a round; the third has some samples left, and then goes on alone."""
     made = seeded_world(3, grace_s=5.0, samples=60, chunks=20)
+    begin_to_train(made)
     for name, steps in {"c0": 3, "c1": 3, "c2": 2}.items():
         for _ in range(steps):
             say(made, name, made.clusters[name].train())
@@ -141,6 +149,7 @@ def test_what_the_last_one_of_all_pushes_is_a_part_of_the_round_of_those_that_en
 def test_a_whole_step_for_each_window_is_an_option():
     made = seeded_world(2, part_steps=False)
     learn(made, "c0")
+    begin_to_train(made)
     say(made, "c0", made.clusters["c0"].ask())
     made.settle()
     made.pass_time(2.0)

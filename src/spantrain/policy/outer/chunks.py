@@ -4,10 +4,11 @@ Di-PS, 4.2: the data set is cut into many more chunks than there are clusters. K
 chunk on lease; its samples count when an update with the cluster's push is decided, as far as the push says. When a
 lease runs out or its cluster is lost, the rest of the chunk, from the first sample that was not counted, is leased to
 another, before chunks that nobody began. So every sample counts once in a pass over the data, whoever trained on it;
-what a lost cluster trained on and never pushed is trained again.
+what a lost cluster trained on and never pushed is trained again. So is what is left of a chunk in which its cluster
+came no further for long, where another has nothing to train on: a sign of life alone keeps no data from the others.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -98,6 +99,8 @@ class ChunkLedger:
         self._state = state
         self._lease_s = lease_s
         self._ends_s = {lease.number: now_s + lease_s for lease in state.leases}
+        self._came_s = {lease.number: now_s for lease in state.leases}
+        """When something of each was counted last, or since when it is on lease."""
 
     @property
     def state(self) -> ChunkState:
@@ -138,7 +141,22 @@ class ChunkLedger:
         )
         self._state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
         self._ends_s[lease.number] = now_s + self._lease_s
+        self._came_s[lease.number] = now_s
         return lease
+
+    def take_back(
+        self, now_s: float, patience_s: Callable[[str], float], *, but: Collection[int] = ()
+    ) -> tuple[Lease, ...]:
+        """End the lease in which its cluster came no further for the longest time; return it, if that is too long.
+
+        `patience_s`: for how long a cluster may push nothing; no less than a lease lasts.
+        """
+        state, came_s = self._state, self._came_s
+        late = [
+            one for one in state.leases
+            if one.number not in but and now_s - came_s[one.number] >= max(self._lease_s, patience_s(one.cluster))
+        ]  # fmt: skip
+        return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
 
     def _rank(self, chunk: int) -> tuple[int, bool, int]:
         data_pass, begun = divmod(self._state.counted[chunk], self._state.chunk_samples[chunk])
@@ -168,9 +186,11 @@ class ChunkLedger:
         leases = self._state.leases
         if upto == lease.end:
             leases = tuple(other for other in leases if other is not lease)
-            del self._ends_s[number]
+            del self._ends_s[number], self._came_s[number]
         else:
             self._ends_s[number] = now_s + self._lease_s
+            if counted[lease.chunk] > before:
+                self._came_s[number] = now_s
         self._state = replace(self._state, counted=tuple(counted), leases=leases)
         return Counted(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
 
@@ -182,7 +202,7 @@ class ChunkLedger:
         """End leases; return those of them that were there. What is left of their chunks is free."""
         ended = tuple(lease for lease in self._state.leases if lease.number in numbers)
         for lease in ended:
-            del self._ends_s[lease.number]
+            del self._ends_s[lease.number], self._came_s[lease.number]
         kept = tuple(lease for lease in self._state.leases if lease.number not in numbers)
         self._state = replace(self._state, leases=kept)
         return ended

@@ -6,7 +6,7 @@ a pull tells which of its pushes it counts, so that a version that comes for ano
 after a lost connection the cluster asks for the fate of a push that it had sent, and forgets one that it had not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from spantrain.core import outer_commands as do
@@ -52,6 +52,9 @@ class OuterClient:
         self._pull: do.StartPull | None = None
         self._missing: set[int] = set()
         self.phase = ClientPhase.FREE
+        self._registered = self._told_training = False
+        self._refused = ""
+        """Why the last push came to nothing."""
         self.version = 0
         """That the round began from; 0 before there was any."""
 
@@ -60,16 +63,39 @@ class OuterClient:
         """What is coming now."""
         return self._pull
 
+    def waits_for(self, shard_of: Callable[[int], str]) -> str:
+        """Return what the next version needs that has not come."""
+        pull, layers = self._pull, self._missing if self._pull else self._unsent
+        shards = ", ".join(sorted({shard_of(layer) for layer in layers}))
+        if pull is not None:
+            return f"{len(layers)} layers of version {pull.version}, from {shards}"
+        match self.phase:
+            case ClientPhase.ASKING:
+                return "the master's answer to a push"
+            case ClientPhase.SENDING:
+                return f"{len(layers)} layers of its push to be taken by {shards}"
+            case ClientPhase.SENT:
+                return "an update with its push, which the shards have; `spantrain outer status` says what keeps it"
+        return f"a push, which came to nothing: {self._refused}" if self._refused else "its round to end"
+
     def registered(self, leases: tuple[int, ...] = ()) -> list[Said]:
         """Begin a connection: what was not sent whole has come to nothing."""
         said: list[Said] = []
         if self.phase in (ClientPhase.ASKING, ClientPhase.SENDING):
             said += self._skip("the connection was lost")
         self._pull = None
+        self._registered = self._told_training = False
         return [
             *said,
             on.ClusterRegistered(cluster=self._cluster, workers=self._workers, unresolved=self._push, leases=leases),
         ]
+
+    def step(self) -> list[Said]:
+        """Note an inner step; the first one on a connection is told."""
+        if self._told_training or not self._registered:
+            return []
+        self._told_training = True
+        return [on.TrainingBegun(cluster=self._cluster)]
 
     def ask(self, *, tokens: int, progress: tuple[Progress, ...] = (), ends_round: bool = False) -> list[Said]:
         """Ask to push what was learned up to now; nothing while an earlier push has not ended."""
@@ -99,12 +125,13 @@ class OuterClient:
 
     def on_command(self, command: OuterCommand) -> list[Said]:
         """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""
+        self._registered = self._registered or isinstance(command, do.Welcome)
         match command:
             case do.Welcome(fate=Fate.SKIPPED):
                 return self._skip("it was in no version")
             case do.StartPush() if self.phase is ClientPhase.ASKING:
                 self.phase, self._push, self._parameters = ClientPhase.SENDING, command.push, command.parameters
-                self._unsent = set(self._layers)
+                self._unsent, self._refused = set(self._layers), ""
             case do.RefusePush() if self.phase is not ClientPhase.FREE and command.push == self._push:
                 return self._skip(command.reason)
             case do.SkipRound() if command.push == self._push:
@@ -119,7 +146,7 @@ class OuterClient:
         return []
 
     def _skip(self, reason: str) -> list[Said]:
-        self.phase, self._push = ClientPhase.FREE, None
+        self.phase, self._push, self._refused = ClientPhase.FREE, None, reason
         return [SkipPush(reason=reason)]
 
     def sent(self, transfer: Transfer) -> list[Said]:

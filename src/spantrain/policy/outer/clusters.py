@@ -3,11 +3,12 @@
 from collections.abc import Collection, Mapping
 
 from spantrain.core.outer_commands import LeaseChunk, LeaseNothing, OuterCommand, Save
-from spantrain.core.outer_events import ClusterRegistered, Ticket
+from spantrain.core.outer_events import MOST_LEASES, ClusterRegistered, Ticket
 from spantrain.errors import ProtocolError
 from spantrain.policy.outer.chunks import ChunkLedger
 from spantrain.policy.outer.exchanges import Push
 from spantrain.policy.outer.members import Members
+from spantrain.policy.outer.trainers import Trainers
 
 __all__ = ["ClusterTable"]
 
@@ -25,6 +26,8 @@ class ClusterTable:
         """By cluster, then by worker: layers."""
         self.begun_from: dict[str, int] = {}
         """By cluster: the version that it has got last."""
+        self.got_s: dict[str, float] = {}
+        """By cluster: when that was."""
         self._ledger = ledger
         self._orphaned: dict[Ticket, Push] = {}
 
@@ -72,6 +75,7 @@ class ClusterTable:
         self.members.forget(cluster)
         del self.workers[cluster]
         self.begun_from.pop(cluster, None)
+        self.got_s.pop(cluster, None)
         self._orphaned |= {push.ticket: push for push in pending}
         if self._ledger:
             self._ledger.end(self._ledger.of(cluster) - _leases(pending) - set(keep))
@@ -92,23 +96,39 @@ class ClusterTable:
         if self._ledger:
             self._ledger.expire(now_s, but=_leases(pending))
 
-    def lease(self, now_s: float, cluster: str) -> list[OuterCommand]:
-        """Lease the next chunk.
+    def lease(
+        self, now_s: float, cluster: str, pending: Collection[Push], trainers: Trainers
+    ) -> list[OuterCommand]:  # fmt: skip
+        """Lease the next chunk: one that is free, or else one that another keeps and does not train on.
 
         Raises:
             ProtocolError: there is no data to lease.
         """
         if self._ledger is None:
             raise ProtocolError(f"{cluster}: asked for a chunk, but this master has no data to lease; bring your own")
+        done, has, most = self._ledger.finished, len(self._ledger.of(cluster)), self._most_leases
+        if has >= most and not done:
+            return [
+                LeaseNothing(cluster=cluster, finished=False, reason=f"it has {has} chunks, at most {most} at once")
+            ]
         lease = self._ledger.lease(now_s, cluster)
+        if lease is None and not done:
+            self._ledger.take_back(now_s, trainers.patience_s, but=_leases(pending))
+            lease = self._ledger.lease(now_s, cluster)
         if lease is None:
-            done = self._ledger.finished
             reason = "all data is counted" if done else "all that is left is on lease"
             return [LeaseNothing(cluster=cluster, finished=done, reason=reason)]
         return [
             Save(reason=f"lease {lease.number}"),
             LeaseChunk(cluster=cluster, lease=lease, reason="the first that is free"),
         ]
+
+    @property
+    def _most_leases(self) -> int:
+        """Return how many chunks one cluster may have at once: half of all, where it is not alone."""
+        assert self._ledger
+        chunks = len(self._ledger.state.chunk_samples)
+        return min(MOST_LEASES, max(2, chunks // 2) if len(self.members.names) > 1 else chunks)
 
 
 def _leases(pushes: Collection[Push]) -> frozenset[int]:

@@ -52,13 +52,15 @@ class SharedLines:
 
     def __init__(self, shards: Iterable[str], settings: OuterSettings) -> None:
         slots = dict.fromkeys(shards, settings.shard_slots)
-        self.schedules = {way: TransferSchedule(slots, settings.worker_slots) for way in Way}
+        self.schedules = {
+            way: TransferSchedule(slots, settings.worker_slots, patience_s=settings.lost_after_s) for way in Way
+        }
         self.exchanges: dict[Ticket, Exchange] = {}
         """That are under way."""
 
-    def moves(self) -> list[Move]:
+    def moves(self, now_s: float) -> list[Move]:
         """Return the layers to move now."""
-        return [self._move(way, transfer) for way in Way for transfer in self.schedules[way].begin()]
+        return [self._move(way, transfer) for way in Way for transfer in self.schedules[way].begin(now_s)]
 
     def _move(self, way: Way, transfer: Transfer) -> Move:
         exchange = self.exchanges[transfer.ticket]
@@ -115,9 +117,9 @@ class Exchanges:
             for layer in layers
         )
 
-    def moved(self, way: Way, transfer: Transfer) -> Exchange | None:
+    def moved(self, now_s: float, way: Way, transfer: Transfer) -> Exchange | None:
         """Note that a layer arrived; return whose it is, None if it was not under way."""
-        if not self._schedules[way].end(transfer):
+        if not self._schedules[way].end(now_s, transfer):
             return None
         exchange = self._open[transfer.ticket]
         exchange.waiting.remove(transfer.layer)
@@ -145,12 +147,14 @@ class Exchanges:
 
     @property
     def next_limit_s(self) -> float | None:
-        """When the next has taken too long."""
-        return min((one.begun_s + self._limit_s for one in self._open.values()), default=None)
+        """When the next has taken too long, or a layer of any keeps a shard no longer."""
+        slow_s = [self._schedules[way].slow_s for way in Way]
+        ends_s = (one.begun_s + self._limit_s for one in self._open.values())
+        return min((time_s for time_s in (*slow_s, *ends_s) if time_s is not None), default=None)
 
-    def moves(self) -> list[Move]:
+    def moves(self, now_s: float) -> list[Move]:
         """Return the layers to move now."""
-        return self._lines.moves()
+        return self._lines.moves(now_s)
 
 
 def _sizes(layout: ShardLayout, wire_format: WireFormat) -> tuple[tuple[int, ...], WireFormat]:

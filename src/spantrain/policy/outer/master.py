@@ -10,7 +10,8 @@ that a new cluster gets the newest version, that a round is skipped when a shard
   with it is decided. One that comes to nothing was never counted: its cluster trains on from the same start.
 - A window also ends when every cluster has pushed. A cluster has one push in a window. What is accepted during an
   update waits for the next.
-- Nobody waits for a cluster. What it had accepted when it was lost still counts.
+- Nobody waits for a cluster. What it had accepted when it was lost still counts. One that does not train, since it only
+  evaluates, counts nowhere: it gets versions (`trainers`).
 - Version numbers are written down before any shard stages them, and a decision before any shard commits it. So a
   master that was started again, or a shard that comes back late, never takes one content for another.
 """
@@ -29,10 +30,13 @@ from spantrain.policy.outer.chunks import ChunkLedger
 from spantrain.policy.outer.clusters import ClusterTable
 from spantrain.policy.outer.exchanges import SharedLines
 from spantrain.policy.outer.members import Members
+from spantrain.policy.outer.overdue import Overdue
 from spantrain.policy.outer.rounds import UpdateOutcome
 from spantrain.policy.outer.settings import MasterState, OuterSettings
 from spantrain.policy.outer.shards import ShardTable
+from spantrain.policy.outer.stuck import StuckShards
 from spantrain.policy.outer.traffic import Traffic
+from spantrain.policy.outer.trainers import Trainers
 from spantrain.policy.outer.updates import Updates
 
 __all__ = ["OuterMaster"]
@@ -58,8 +62,11 @@ class OuterMaster:
         self._alive = Members(lost_after_s=self._settings.lost_after_s)
         self.shards = ShardTable(layout.shards)
         """To look at."""
+        self._versions = Overdue(least=self._settings.lost_after_s, known=False, at=now_s)
+        self._stuck = StuckShards(layout.shards, patience_s=self._settings.lost_after_s)
         self._fragment = fragment
-        self._updates = Updates(layout, self._settings, replace(before, epoch=before.epoch + 1))
+        self._trainers = Trainers(least_s=self._settings.lost_after_s)
+        self._updates = Updates(layout, self._settings, replace(before, epoch=before.epoch + 1), self._trainers)
         self._traffic = Traffic(
             layout, self._settings, clusters=self._clusters, shards=self.shards, updates=self._updates,
             new_ticket=self._ticket, lines=lines,
@@ -84,9 +91,29 @@ class OuterMaster:
         """Those that are registered."""
         return self._clusters.names
 
+    def trains(self, now_s: float) -> tuple[str, ...]:
+        """Return those of them that train."""
+        return self._trainers.of(now_s, self._clusters.names)
+
     def workers_of(self, cluster: str) -> Mapping[str, tuple[int, ...]]:
         """Return the layers of a cluster's workers, by name; none of one that is not registered."""
         return self._clusters.workers.get(cluster, {})
+
+    def got(self, cluster: str) -> tuple[int | None, float | None]:
+        """Return the version that a registered cluster has got last, and when."""
+        return self._clusters.begun_from.get(cluster), self._clusters.got_s.get(cluster)
+
+    def late_s(self, now_s: float) -> float | None:
+        """Return for how long there was no version, where clusters have something to give and it should have come."""
+        busy = {*self.waiting, *(one.cluster for one in self._traffic.under_way)} & {*self._clusters.names}
+        since_s = self._trainers.wait(now_s, self._clusters.names, busy)
+        late = since_s is not None and self._versions.is_late(now_s, since=since_s)
+        return now_s - self._versions.last if late else None
+
+    @property
+    def answers_to_come(self) -> tuple[str, ...]:
+        """Shards that an update waits for."""
+        return self._updates.missing
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -116,8 +143,8 @@ class OuterMaster:
         """
         match event:
             case (
-                on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.RoundKept() | on.PullAsked()
-                | on.ChunkAsked()
+                on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.TrainingBegun() | on.RoundKept()
+                | on.PullAsked() | on.ChunkAsked()
             ):  # fmt: skip
                 self._of_cluster(now_s, event)
             case on.PushAsked() | on.PushSent() | on.PushChecked() | on.Moved() | on.TransferLost():
@@ -138,7 +165,8 @@ class OuterMaster:
     def _of_cluster(
         self, now_s: float,
         event: (
-            on.ClusterRegistered | on.ClusterBeat | on.ClusterLeft | on.RoundKept | on.PullAsked | on.ChunkAsked
+            on.ClusterRegistered | on.ClusterBeat | on.ClusterLeft | on.TrainingBegun | on.RoundKept | on.PullAsked
+            | on.ChunkAsked
         ),
     ) -> None:  # fmt: skip
         if isinstance(event, on.ClusterRegistered):
@@ -148,10 +176,12 @@ class OuterMaster:
         elif self._knows(now_s, event.cluster):
             if isinstance(event, on.PullAsked):
                 self._traffic.owe(event.cluster, "it asked")
+            elif isinstance(event, on.TrainingBegun):
+                self._trainers.begun(now_s, event.cluster)
             elif isinstance(event, on.RoundKept):
                 self._updates.excuse(event.cluster)
             elif isinstance(event, on.ChunkAsked):
-                self._out += self._clusters.lease(now_s, event.cluster)
+                self._out += self._clusters.lease(now_s, event.cluster, self._updates.pending, self._trainers)
 
     def _register(self, now_s: float, event: on.ClusterRegistered) -> None:
         layers = sorted(layer for layers in event.workers.values() for layer in layers)
@@ -194,15 +224,19 @@ class OuterMaster:
         commands: list[OuterCommand] | None
         match event:
             case on.PushAsked():
+                self._trainers.asked(now_s, event.cluster)
                 commands = self._traffic.asked(now_s, event) if self._knows(now_s, event.cluster) else []
             case on.PushSent():
                 commands = self._traffic.sent(event) if self._knows(now_s, event.cluster) else []
             case on.PushChecked():
                 commands = self._traffic.checked(now_s, event)
             case on.Moved():
-                commands = self._traffic.moved(event)
+                commands = self._traffic.moved(now_s, event)
+                self._stuck.moved(event.transfer)
             case on.TransferLost():
                 commands = self._traffic.lost(event)
+                if commands is not None:
+                    self._stuck.failed(now_s, event.transfer)
         self._follow(event, commands)
 
     # Shards and updates.
@@ -228,11 +262,14 @@ class OuterMaster:
             self.shards.answered(shard, event.versions)
             if not self.shards.restored(shard, event.version):
                 self._drop(event)
+            elif self.shards.all_ready:
+                self._trainers.resume(now_s)
 
     def _lose_shard(self, now_s: float, shard: str, reason: str) -> None:
         if not self.shards.is_present(shard):
             return
         self._alive.forget(shard)
+        self._stuck.forget(shard)
         self.shards.lost(shard)
         told = f"{shard} is lost: {reason}"
         self._out += self._traffic.shard_lost(told)
@@ -246,6 +283,10 @@ class OuterMaster:
         commands = self._updates.heard(event, self._traffic.pulled, self._traffic.bases)
         if self._updates.committing and not committing:
             self.shards.told(now_s)
+            if self._updates.state.updates > 1:
+                self._versions.came(now_s)
+            else:
+                self._versions = Overdue(least=self._settings.lost_after_s, known=False, at=now_s)
         self._follow(event, commands)
         self._settle(now_s)
 
@@ -271,6 +312,9 @@ class OuterMaster:
         for shard in sorted({*self._updates.late_shards(now_s), *self.shards.late(now_s, limit_s)}):
             self._lose_shard(now_s, shard, f"no answer for {limit_s:.3g} s")
             self._out.append(do.RegisterAgain(member=shard, reason="it kept the others waiting for too long"))
+        for shard, reason in self._stuck.at(now_s, self._clusters.names, len(self.trains(now_s))):
+            self._lose_shard(now_s, shard, reason)
+            self._out.append(do.StartAnew(shard=shard, reason=reason))
         self._settle(now_s)
 
     def _advance(self, now_s: float) -> None:
@@ -279,10 +323,10 @@ class OuterMaster:
             self._restore(now_s)
         if not self.shards.all_ready:
             return
-        self._out += self._updates.begin(now_s, self._ticket, self._clusters.names)
+        self._out += self._updates.begin(now_s, self._ticket, self.trains(now_s))
         if self._updates.state.seeded and not self._updates.committing:
             self._out += self._traffic.pull(now_s)
-        self._out += self._traffic.moves()
+        self._out += self._traffic.moves(now_s)
 
     def _restore(self, now_s: float) -> None:
         version, source = self._updates.go_back(self.shards.common())

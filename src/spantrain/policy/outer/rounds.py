@@ -8,7 +8,7 @@ What pushes weigh, and what part of a step they are together, is said by `weighi
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,14 +62,10 @@ class Update:
     """One update; hears the shards' answers of its present phase."""
 
     def __init__(
-        self,
-        ticket: Ticket,
-        pushes: Sequence[Push],
-        weighing: Weighing,
-        layout: ShardLayout,
-        settings: OuterSettings,
-        guard: GuardState,
-    ) -> None:
+        self, ticket: Ticket, pushes: Sequence[Push], weighing: Weighing, layout: ShardLayout, settings: OuterSettings,
+        guard: GuardState, *, trains: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Begin with nothing told; `trains`: clusters that push from time to time, besides those of the pushes."""
         assert pushes
         self.ticket = ticket
         self.pushes = tuple(sorted(pushes, key=lambda push: push.cluster))
@@ -79,11 +75,12 @@ class Update:
         self.verdicts: tuple[Verdict, ...] = ()
         self.norm = 0.0
         self.scale = 1.0
-        self.part = weighing.part
+        self.part = 1.0
         self.version: int | None = None
-        self._weights = weighing.weights
+        self._weighing = weighing
         self._layout = layout
         self._settings = settings
+        self._trains = trains
         self._answers: dict[str, Answer] = {}
 
     @property
@@ -177,18 +174,20 @@ class Update:
         if self._seeds:
             self.verdicts = tuple(_first(cluster, norm) for cluster, norm in norms.items())
         else:
-            self.guard, self.verdicts = judge(self.guard, norms, self._settings.guard)
+            self.guard, self.verdicts = judge(self.guard, norms, self._settings.guard, trains=self._trains)
         if not self.accepted:
             self.phase = Phase.EMPTY
         else:
+            self.part = self._weighing.part([push.cluster for push in self.accepted])
             self.phase = Phase.JUDGED if self._seeds else Phase.COMBINING
 
     def combine(self) -> list[OuterCommand]:
         """Ask for the mean over those that were accepted."""
         assert self.phase is Phase.COMBINING
-        whole = sum(self._weights[push.cluster] for push in self.accepted)
+        heavy = self._weighing.weights
+        whole = sum(heavy[push.cluster] for push in self.accepted)
         weights = tuple(
-            Weight(push=push.ticket, part=self._weights[push.cluster] / whole, base_version=push.base_version)
+            Weight(push=push.ticket, part=heavy[push.cluster] / whole, base_version=push.base_version)
             for push in self.accepted
         )
         compensation = self._settings.compensation
@@ -232,4 +231,4 @@ def _norm(squares: Iterable[float]) -> float:
 def _first(cluster: str, norm: float) -> Verdict:
     finite = math.isfinite(norm)
     reason = "first parameters" if finite else "first parameters are not finite"
-    return Verdict(cluster=cluster, norm=norm, score=None, accepted=finite, reason=reason)
+    return Verdict(cluster=cluster, norm=norm, accepted=finite, reason=reason)

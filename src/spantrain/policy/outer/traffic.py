@@ -56,8 +56,6 @@ class Traffic:
             if reason.endswith(_PULL_FIRST):
                 self.owe(event.cluster, reason)
             return [do.RefusePush(cluster=event.cluster, push=None, reason=reason)]
-        before = self.under_way.of(Way.PUSH, event.cluster)
-        ended = self._end(before, "the cluster asked for a newer push") if before else []
         seeds = not self._updates.state.seeded
         push = Push(
             ticket=self._new_ticket(),
@@ -70,7 +68,7 @@ class Traffic:
         reason = "first parameters" if seeds else "all shards are ready"
         self._begin(now_s, Way.PUSH, push.ticket, push.cluster, push.base_version, push)
         start = do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason)
-        return [*ended, start, *(self._end_round(event.cluster) if event.ends_round else ())]
+        return [start, *(self._end_round(event.cluster) if event.ends_round else ())]
 
     def _end_round(self, cluster: str) -> list[OuterCommand]:
         """End the round of all that have no push on its way."""
@@ -86,6 +84,8 @@ class Traffic:
         waiting = [push.ticket for push in self._updates.pending if push.cluster == event.cluster]
         if waiting:
             return f"its push {waiting[0]} waits for an update"
+        if before := self.under_way.of(Way.PUSH, event.cluster):
+            return f"its push {before.ticket} is on its way"
         if not state.seeded:
             others = [one.cluster for one in self.under_way if one.way is Way.PUSH and one.cluster != event.cluster]
             others += [push.cluster for push in self._updates.pending]
@@ -107,9 +107,9 @@ class Traffic:
             return [do.AcceptPush(cluster=event.cluster, push=event.push, reason="it was accepted before")]
         return [do.RefusePush(cluster=event.cluster, push=event.push, reason="it is not under way")]
 
-    def moved(self, event: on.Moved) -> list[OuterCommand] | None:
+    def moved(self, now_s: float, event: on.Moved) -> list[OuterCommand] | None:
         """Note that a layer arrived."""
-        exchange = self.under_way.moved(event.way, event.transfer)
+        exchange = self.under_way.moved(now_s, event.way, event.transfer)
         if exchange is None:
             return None
         if exchange.push:
@@ -117,6 +117,7 @@ class Traffic:
         if not exchange.waiting:
             self.under_way.drop(exchange.ticket)
             self._clusters.begun_from[exchange.cluster] = exchange.version
+            self._clusters.got_s[exchange.cluster] = now_s
         return []
 
     def lost(self, event: on.TransferLost) -> list[OuterCommand] | None:
@@ -173,9 +174,9 @@ class Traffic:
                 commands.append(pull)
         return commands
 
-    def moves(self) -> list[OuterCommand]:
+    def moves(self, now_s: float) -> list[OuterCommand]:
         """Return the layers to move now."""
-        return [*self.under_way.moves()]
+        return [*self.under_way.moves(now_s)]
 
     def _begin(
         self, now_s: float, way: Way, ticket: Ticket, cluster: str, version: int, push: Push | None = None

@@ -1,14 +1,16 @@
 """Which layer goes next between which worker and which shard, so that no shard is crowded while another idles.
 
 Di-PS, 3.1 and figure 5. Kept: the master orders transfers by the layer, within a cluster and over clusters, so that at
-any time different workers talk to different shards; with more workers than shards the workers take turns (case a),
-with fewer each goes round the shards, beginning at different ones (case b). Decided here, where the paper shows two
+any time different workers talk to different shards; with more workers than shards the workers take turns (case a), with
+fewer each goes round the shards, beginning at different ones (case b). Decided here, where the paper shows two
 pictures: workers and shards have as many transfers at a time as they have slots. Whenever one of them becomes free,
 pairs are matched anew: those with the most bytes still to move first, then as many others as can be. So no worker and
 shard with a layer between them both wait, and with one slot each, layers of one size take no more turns than the
 busiest worker or shard has layers (the colouring of a bipartite graph, by Koenig's theorem). Second slots are filled
 only when no more first ones can be: a layer that waits at both ends hides the master's answer to the end of the one
-before it.
+before it. A layer that takes `_SLOW` times as long as layers of late keeps its worker's slot, and its shard's no
+longer: it uses next to nothing of the shard's line, and whoever sends none of it would keep all others away. A cluster
+whose last layer was slow or did not arrive comes after the others, for as long as that is so.
 """
 
 from collections import Counter, defaultdict, deque
@@ -21,6 +23,10 @@ __all__ = ["TransferSchedule", "matched"]
 _Worker = tuple[str, str]
 """Cluster, and worker in it."""
 _Slot = tuple[str, int]
+_SLOW = 8
+_LAST = 2**62
+_ARRIVALS = 32
+"""Layers that tell how fast layers are."""
 
 
 class TransferSchedule:
@@ -29,71 +35,112 @@ class TransferSchedule:
     >>> from spantrain.core.outer_events import Ticket, Transfer
     >>> def layer(worker, number, shard):
     ...     return Transfer(ticket=Ticket(0, 0), cluster="a", worker=worker, layer=number, shard=shard, size_bytes=8)
-    >>> schedule = TransferSchedule({"s0": 1, "s1": 1})
+    >>> schedule = TransferSchedule({"s0": 1, "s1": 1}, patience_s=10.0)
     >>> schedule.add([layer("w0", 0, "s0"), layer("w0", 2, "s1"), layer("w1", 1, "s0"), layer("w1", 3, "s1")])
-    >>> begun = schedule.begin()
+    >>> begun = schedule.begin(0.0)
     >>> [(move.worker, move.shard) for move in begun]
     [('w0', 's1'), ('w1', 's0')]
     >>> for move in begun:
-    ...     _ = schedule.end(move)
-    >>> [(move.worker, move.shard) for move in schedule.begin()]
+    ...     _ = schedule.end(1.0, move)
+    >>> [(move.worker, move.shard) for move in schedule.begin(1.0)]
     [('w0', 's0'), ('w1', 's1')]
     """
 
-    def __init__(self, slots: Mapping[str, int], worker_slots: int = 1) -> None:
-        """Begin with nothing to move; the slots say how many transfers each shard, and any worker, has at once."""
+    def __init__(self, slots: Mapping[str, int], worker_slots: int = 1, *, patience_s: float) -> None:
+        """Begin with nothing to move; the slots say how many transfers each shard, and any worker, has at once.
+
+        `patience_s`: after which a layer is slow, before any has arrived; none is in an eighth of it.
+        """
         if any(count < 1 for count in (*slots.values(), worker_slots)):
             raise ValueError(f"each shard and worker needs a slot at least, got {dict(slots)} and {worker_slots}")
         self._slots = dict(slots)
         self._worker_slots = worker_slots
         self._waiting: dict[tuple[_Worker, str], deque[Transfer]] = {}
-        self._running: set[Transfer] = set()
+        self._running: dict[Transfer, float] = {}
+        """And when each began."""
+        self._slow: set[Transfer] = set()
+        """Of these, whose shards others may use too."""
+        self._unsure: set[str] = set()
+        """Clusters whose last layer was slow or did not arrive."""
+        self._patience_s = patience_s
+        self._arrived: deque[tuple[float, int]] = deque(maxlen=_ARRIVALS)
+        """Seconds and bytes of the last layers that were not slow."""
 
     @property
     def running(self) -> frozenset[Transfer]:
         """Transfers under way."""
         return frozenset(self._running)
 
+    @property
+    def slow_s(self) -> float | None:
+        """When the next transfer under way is slow, where that lets others begin."""
+        awaited = {shard for _, shard in self._waiting}
+        quick = (one for one in self._running if one.shard in awaited and one not in self._slow)
+        return min((self._running[one] + self._limit_s(one.size_bytes) for one in quick), default=None)
+
+    def _limit_s(self, size_bytes: int) -> float:
+        """Return after how long a layer is slow."""
+        if not self._arrived:
+            return self._patience_s
+        took_s = sum(seconds for seconds, _ in self._arrived)
+        arrived_bytes = sum(arrived for _, arrived in self._arrived)
+        usual = max(1.0, size_bytes * len(self._arrived) / arrived_bytes)
+        return max(self._patience_s / _SLOW, _SLOW * usual * took_s / len(self._arrived))
+
     def add(self, transfers: Iterable[Transfer]) -> None:
         """Put transfers in line; between a worker and a shard they go in this order."""
         for transfer in transfers:
             self._waiting.setdefault((_worker(transfer), transfer.shard), deque()).append(transfer)
 
-    def end(self, transfer: Transfer) -> bool:
-        """Note that one has ended, well or not; return whether it was under way."""
+    def end(self, now_s: float, transfer: Transfer) -> bool:
+        """Note that one has arrived; return whether it was under way."""
         if transfer not in self._running:
             return False
-        self._running.remove(transfer)
+        self._note_slow(now_s)
+        if transfer not in self._slow:
+            self._arrived.append((now_s - self._running[transfer], transfer.size_bytes))
+            self._unsure.discard(transfer.cluster)
+        self._slow.discard(transfer)
+        del self._running[transfer]
         return True
+
+    def _note_slow(self, now_s: float) -> None:
+        late = {one for one, begun_s in self._running.items() if now_s - begun_s >= self._limit_s(one.size_bytes)}
+        self._slow |= late
+        self._unsure |= {one.cluster for one in late}
 
     def drop(self, ticket: Ticket) -> None:
         """Take out all of a push or a pull, whether waiting or under way."""
-        self._running = {transfer for transfer in self._running if transfer.ticket != ticket}
+        self._unsure |= {one.cluster for one in self._running if one.ticket == ticket}
+        self._running = {one: begun_s for one, begun_s in self._running.items() if one.ticket != ticket}
+        self._slow &= self._running.keys()
         for pair, line in list(self._waiting.items()):
             kept = deque(transfer for transfer in line if transfer.ticket != ticket)
             self._keep(pair, kept)
 
-    def begin(self) -> tuple[Transfer, ...]:
+    def begin(self, now_s: float) -> tuple[Transfer, ...]:
         """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
+        self._note_slow(now_s)
         begun: list[Transfer] = []
         for level in range(1, max(self._worker_slots, *self._slots.values()) + 1):
-            while more := self._match(level):
+            while more := self._match(now_s, level):
                 begun += more
         return tuple(begun)
 
-    def _match(self, level: int) -> tuple[Transfer, ...]:
+    def _match(self, now_s: float, level: int) -> tuple[Transfer, ...]:
         """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
         left = self._bytes_left()
         busy_workers = Counter(_worker(transfer) for transfer in self._running)
-        busy_slots = Counter(transfer.shard for transfer in self._running)
+        busy_slots = Counter(transfer.shard for transfer in self._running if transfer not in self._slow)
         pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
         for worker, shard in self._waiting:
             if busy_workers[worker] < min(level, self._worker_slots):
                 pairs[worker] += [(shard, k) for k in range(busy_slots[shard], min(level, self._slots[shard]))]
         weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
-        chosen = matched(pairs, left_weights=left[0], right_weights=weights)
+        ranks = {worker: left[0][worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
+        chosen = matched(pairs, left_weights=ranks, right_weights=weights)
         begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
-        self._running.update(begun)
+        self._running.update(dict.fromkeys(begun, now_s))
         return begun
 
     def _take(self, worker: _Worker, shard: str) -> Transfer:

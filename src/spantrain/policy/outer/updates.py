@@ -1,6 +1,6 @@
 """The window that gathers pushes, the update under way, and what is decided by it: versions, tokens, the guard."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from spantrain.core.outer_commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
@@ -9,17 +9,27 @@ from spantrain.core.outer_layers import ShardLayout
 from spantrain.policy.outer.exchanges import Push
 from spantrain.policy.outer.rounds import Phase, Update, UpdateOutcome
 from spantrain.policy.outer.settings import ClusterRecord, MasterState, OuterSettings
-from spantrain.policy.outer.weighing import weigh
+from spantrain.policy.outer.trainers import Trainers
+from spantrain.policy.outer.weighing import TokenRates, Weighing, weigh
 
 __all__ = ["Updates"]
+
+_MOST_COUNTED = 2**62
+"""Tokens; more than that is not told to anybody."""
 
 
 class Updates:
     """From accepted pushes to decided versions; one update at a time."""
 
-    def __init__(self, layout: ShardLayout, settings: OuterSettings, state: MasterState) -> None:
+    def __init__(
+        self, layout: ShardLayout, settings: OuterSettings, state: MasterState, trainers: Trainers | None = None
+    ) -> None:  # fmt: skip
         self.state = state
         """Without the chunks."""
+        self._trainers = trainers or Trainers(least_s=settings.lost_after_s)
+        self._rates = TokenRates()
+        self._spans_s: dict[str, float] = {}
+        """Of the pushes in the window: the time since the cluster's last one, or since it trains."""
         self.counted: list[Push] = []
         """Pushes of which all is decided, for whoever takes them from here."""
         self.last_outcome: UpdateOutcome | None = None
@@ -27,8 +37,10 @@ class Updates:
         self._settings = settings
         self._window: dict[str, Push] = {}
         self._window_ends_s = 0.0
-        self._round_ended = False
-        """Whether clusters were told to push for the window that is to come, or is open."""
+        self._enders: set[str] = set()
+        """Clusters that have ended the round of the window that is to come, or is open."""
+        self._told: set[str] = set()
+        """Those that were told to push for it."""
         self._excused: set[str] = set()
         """Clusters that said they will not."""
         self._update: Update | None = None
@@ -54,7 +66,7 @@ class Updates:
 
     def fate(self, cluster: str, push: Ticket) -> Fate:
         """Return what became of a push."""
-        if any(one.ticket == push for one in self.pending):
+        if any(one.ticket == push and one.cluster == cluster for one in self.pending):
             return Fate.PENDING
         return Fate.COUNTED if self.state.seeded and self.last_push(cluster) == push else Fate.SKIPPED
 
@@ -74,44 +86,77 @@ class Updates:
         if not self._window:
             self._window_ends_s = now_s + self._settings.grace_s
         self._window[push.cluster] = push
+        if not push.parameters:
+            since_s = self._trainers.since_s(push.cluster)
+            self._spans_s[push.cluster] = 0.0 if since_s is None else now_s - since_s
+            self._trainers.pushed(now_s, push.cluster)
         return f"the window with {len(self._window)} of the clusters ends in {self._window_ends_s - now_s:.3g} s"
 
     def end_round(self, cluster: str, others: Collection[str]) -> list[OuterCommand]:
-        """Have others push, since a cluster that took all steps of a round does; once for each window."""
-        if self._round_ended or not self._settings.common_rounds:
+        """Have others push, since a cluster that took all steps of a round does; each once for each window.
+
+        Who has said meanwhile that it has too little is asked again, by whoever else ends a round. One whose last push
+        was left out ends nobody's.
+        """
+        if cluster in self._enders or self.left_out(cluster) or not self._settings.common_rounds:
             return []
-        self._round_ended = True
-        return [EndRound(cluster=name, reason=f"{cluster} has ended a round") for name in others]
+        self._enders.add(cluster)
+        asked = [name for name in others if name not in self._told or name in self._excused]
+        self._told.update(asked)
+        self._excused.difference_update(asked)
+        return [EndRound(cluster=name, reason=f"{cluster} has ended a round") for name in asked]
 
     def excuse(self, cluster: str) -> None:
         """Note that a cluster does not push for this window."""
         self._excused.add(cluster)
 
     def _end_window(self) -> None:
-        self._window, self._round_ended, self._excused = {}, False, set()
+        self._window, self._spans_s = {}, {}
+        self._enders, self._told, self._excused = set(), set(), set()
 
     def begin(self, now_s: float, ticket: Callable[[], Ticket], clusters: Collection[str]) -> list[OuterCommand]:
-        """Begin an update, if the window has ended, or holds a push of every cluster that has one to give."""
+        """Begin an update, if the window has ended, or holds a push of every cluster that has one to give.
+
+        `clusters`: those that train.
+        """
         if not self._window or self._update:
             return []
         seeds = any(push.parameters for push in self._window.values())
         if now_s < self._window_ends_s and not seeds and not self._window.keys() | self._excused >= set(clusters):
             return []
         pushes = tuple(self._window.values())
-        last_tokens = self._last_tokens(clusters, since=min(push.base_version for push in pushes))
-        weighing = weigh(pushes, version=self.state.version, last_tokens=last_tokens, settings=self._settings)
-        self._update = Update(ticket(), pushes, weighing, self._layout, self._settings, self.state.guard)
+        self._update = Update(
+            ticket(), pushes, self._weighed(pushes, clusters), self._layout, self._settings, self.state.guard,
+            trains=clusters,
+        )  # fmt: skip
         self._begun_s = now_s
         self._end_window()
         return self._update.begin()
 
-    def _last_tokens(self, clusters: Collection[str], *, since: int) -> dict[str, int]:
+    def _weighed(self, pushes: Collection[Push], clusters: Collection[str]) -> Weighing:
+        last_tokens = self._last_tokens(clusters, since=min(push.base_version for push in pushes))
+        told = {push.cluster: push.tokens for push in pushes}
+        spans_s = {push.cluster: self._spans_s.get(push.cluster, 0.0) for push in pushes}
+        tokens, last_tokens = self._rates.counted(told, spans_s, last_tokens)
+        return weigh(
+            pushes, version=self.state.version, tokens=tokens, last_tokens=last_tokens, settings=self._settings
+        )
+
+    def _last_tokens(self, clusters: Collection[str], *, since: int) -> Mapping[str, float]:
         """Return the tokens of the last push of each cluster that is there, or has one in version `since` or later."""
         records = self.state.clusters
         gone = {name: one for name, one in records.items() if name not in clusters and one.last_push}
-        return {name: records[name].last_tokens if name in records else 0 for name in clusters} | {
-            name: one.last_tokens for name, one in gone.items() if one.last_tokens and one.version >= since
+        here = {name: records.get(name, ClusterRecord()) for name in clusters}
+        return {name: one.last_tokens for name, one in here.items() if not one.last_left_out} | {
+            name: one.last_tokens
+            for name, one in gone.items()
+            if one.last_tokens and not one.last_left_out and one.version >= since
         }
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Shards whose answers the update under way waits for."""
+        return self._update.missing if self._update else ()
 
     def late_shards(self, now_s: float) -> tuple[str, ...]:
         """Return the shards that keep an update waiting for too long."""
@@ -177,7 +222,7 @@ class Updates:
         """
         lost = {name: Ticket.parse(one.last_push) for name, one in self.state.clusters.items() if one.last_push}
         records = {
-            name: replace(one, tokens=one.tokens - one.last_tokens, last_push="") if name in lost else one
+            name: replace(one, tokens=max(0, one.tokens - one.last_tokens), last_push="") if name in lost else one
             for name, one in self.state.clusters.items()
         }
         self.state = replace(self.state, clusters=records)
@@ -213,7 +258,7 @@ class Updates:
             before = records.get(push.cluster, ClusterRecord())
             records[push.cluster] = replace(
                 before,
-                tokens=before.tokens + push.tokens,
+                tokens=min(before.tokens + push.tokens, _MOST_COUNTED),
                 last_tokens=push.tokens,
                 pushes=before.pushes + 1,
                 left_out=before.left_out + (push not in update.accepted),
