@@ -56,6 +56,7 @@ outer_setup   what outer.yaml says, as the master takes it
 outer_where   where the outer optimizer's master is, and the token to join it with
 outer_serve   its master, or a shard, in this process
 outer_household   processes that are started again when they end, and end together
+outer_health    which of them run and do nothing
 outer_up      master and shards on this machine
 outer_run     become a cluster's command
 outer_pipeline  a training run as one of its clusters

@@ -18,6 +18,8 @@ from spantrain.errors import UsageError
 __all__ = ["OuterHousehold", "Restarts"]
 
 _END_S = 15.0
+_SICK_END_S = 5.0
+"""Until a process that does not work, and was told to end, is killed."""
 _WRONG_INPUT = 2
 """The exit code of a process that would not run a second time either."""
 _ERROR = "\nError: "
@@ -54,6 +56,8 @@ class _Child:
     process: "subprocess.Popen[bytes] | None" = None
     started_s: float = 0.0
     start_at_s: float = 0.0
+    kill_at_s: float | None = None
+    """If it was told to end."""
     starts: int = 0
     log_begin: int = 0
     """Where in its log the process's own words begin."""
@@ -107,6 +111,24 @@ class OuterHousehold:
                     self._start(name, child, now_s)
             elif (code := child.process.poll()) is not None:
                 self._ended(name, child, code, now_s)
+            elif child.kill_at_s is not None and now_s >= child.kill_at_s:
+                child.process.kill()
+
+    @property
+    def started_s(self) -> Mapping[str, float]:
+        """When each that runs, and was not told to end, was started."""
+        return {
+            name: child.started_s for name, child in self._children.items()
+            if child.process is not None and child.kill_at_s is None
+        }  # fmt: skip
+
+    def end(self, name: str, reason: str, now_s: float) -> None:
+        """End one that runs and does not work, by force if need be; it is started again as any that ends."""
+        child = self._children[name]
+        if child.process is not None:
+            self._note(f"{name} is ended: {reason}")
+            child.process.terminate()
+            child.kill_at_s = now_s + _SICK_END_S
 
     def pid_of(self, name: str) -> int | None:
         """Return a process's number, or None while it is down."""
@@ -155,7 +177,7 @@ class OuterHousehold:
         assert child.process is not None
         assert child.process.stdin is not None
         child.process.stdin.close()
-        child.process = None
+        child.process, child.kill_at_s = None, None
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         if code == _WRONG_INPUT:
             raise UsageError(f"{name} {how}: {self._last_words(name, child)}; its log: {self.log_of(name)}")
