@@ -105,6 +105,23 @@ def _train_apart(copy: ClusterCopy) -> str:
     return "pushed"
 
 
+def test_copies_that_rounding_drove_apart_are_told_once_and_sent(caplog):
+    """DistributedDataParallel over unlike processors: gradients are the same bits, steps may not be."""
+    found = cluster([{"w": torch.ones(8)} for _ in range(2)], _train_with_rounding)
+    assert found == ["pushed"] * 2
+    said = [record.getMessage() for record in caplog.records if "has not the bits of" in record.getMessage()]
+    assert len(said) == 2  # in each process
+    assert said[0].startswith("w: process 1 has not the bits of process 0")
+
+
+def _train_with_rounding(copy: ClusterCopy) -> str:
+    live = copy._live
+    for _ in range(2):
+        live._live["w"].mul_(1 + 2e-7 * live._ranks.rank)
+        copy.take()
+    return "pushed"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (2, 3, 2), (3, 2048)])
 def test_any_number_that_differs_is_found_and_rows_that_are_swapped(dtype, shape):

@@ -8,7 +8,8 @@ begins, and with each copy, since parts that are not copies may begin with the s
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,8 +25,11 @@ from spantrain.outer.grouping import plain_name, spec_of
 
 __all__ = ["LiveParameters", "ModelParameters", "empty_copy"]
 
+_LOG = logging.getLogger(__name__)
 _BLOCK = 1024
 """Of eight bytes, that are summed up before their place counts."""
+_ROUNDING = 1e-3
+"""Of a parameter's norm: what copies that were trained on unlike devices may be apart."""
 
 
 class LiveParameters(Protocol):
@@ -93,7 +97,8 @@ class ModelParameters:
         self._live = {name: tensor.detach() for name, tensor in named}
         self._ranks = ranks or Alone()
         self._places = self._agreed()
-        self._check_copies()
+        self._drift_told = False
+        self._check_copies(trained=False)
 
     def _agreed(self) -> dict[str, _Place]:
         """Return where each parameter is, in the order in which all processes go through them."""
@@ -111,28 +116,53 @@ class ModelParameters:
                 places[name] = one if name not in places else before.beside(one)
         return places
 
-    def _check_copies(self) -> None:
+    def _check_copies(self, *, trained: bool) -> None:
         """Look whether copies are equal, in all processes at once.
+
+        Copies that were trained on unlike devices may differ by what rounding makes of it, which is told once; parts
+        of a model that began alike differ by more.
 
         Raises:
             UsageError: two are not.
         """
-        shared = {name: place for name, place in self._places.items() if place.has_copies}
-        if not shared:
-            return
-        own = {name: _digest(self._live[name]) for name in shared if name in self._live}
-        told = [json.loads(text) for text in self._ranks.gather(json.dumps({n: int(d) for n, d in own.items()}))]
-        for name, place in shared.items():
+        own = {name: _digest(self._live[name]) for name, place in self._places.items() if self._has_copies(name)}
+        unlike = self._unlike(self._told({name: [int(digest)] for name, digest in own.items()}), 0.0)
+        apart = unlike
+        if unlike and trained:
+            sizes = {name: _size(self._live[name]) for name in dict.fromkeys(n for n, _, _ in unlike) if name in own}
+            apart = self._unlike(self._told(sizes), _ROUNDING)
+        for name, rank, other in apart[:1]:
+            raise UsageError(
+                f"{name}: process {rank} has other numbers than process {other}, under one name and shape "
+                f"({list(self._places[name].spec.shape)}). If these are parts of the model, give each a name of its "
+                "own, or divide it by fully_shard or as a DTensor; if they are copies, make them equal and average "
+                "their gradients, as DistributedDataParallel does"
+            )
+        for name, rank, other in () if self._drift_told else unlike[:1]:
+            self._drift_told = True
+            _LOG.warning(
+                "%s: process %d has not the bits of process %d, as rounding on unlike devices brings about; those of "
+                "process %d are sent, and with each new version all have the same again", name, rank, other, other,
+            )  # fmt: skip
+
+    def _has_copies(self, name: str) -> bool:
+        return name in self._live and self._places[name].has_copies
+
+    def _told(self, own: Mapping[str, Sequence[float]]) -> list[dict[str, list[float]]]:
+        """Return what each process says of its parameters."""
+        return [json.loads(text) for text in self._ranks.gather(json.dumps(own))]
+
+    def _unlike(self, told: Sequence[Mapping[str, Sequence[float]]], part: float) -> list[tuple[str, int, int]]:
+        """Return what differs by more than a part of the last figure, with the processes."""
+        found = []
+        for name, place in self._places.items():
             first: dict[str, int] = {}
             for rank, piece in zip(place.holders, place.pieces, strict=True):
                 other = first.setdefault(piece, rank)
-                if told[rank][name] != told[other][name]:
-                    raise UsageError(
-                        f"{name}: process {rank} has other numbers than process {other}, under one name and shape "
-                        f"({list(place.spec.shape)}). If these are parts of the model, give each a name of its own, or "
-                        "divide it by fully_shard or as a DTensor; if they are copies, make them equal and average "
-                        "their gradients, as DistributedDataParallel does"
-                    )
+                one, two = told[rank].get(name, ()), told[other].get(name, ())
+                if any(abs(a - b) > part * abs(two[-1]) for a, b in zip(one, two, strict=True)):
+                    found.append((name, rank, other))
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,7 +197,7 @@ class ModelParameters:
         Raises:
             UsageError: processes have other numbers under one name and shape.
         """
-        self._check_copies()
+        self._check_copies(trained=True)
         for name, place in self._places.items():
             one, source = self._live.get(name), place.holders[0]
             whole = one.full_tensor() if isinstance(one, DTensor) else one
@@ -239,6 +269,12 @@ def _digest(tensor: Tensor) -> Tensor:
     blocks = words[: len(words) // _BLOCK * _BLOCK].view(-1, _BLOCK).sum(1)
     numbers = torch.cat([blocks, words[len(blocks) * _BLOCK :], raw[len(words) * 8 :].long()])
     return (numbers * torch.arange(1, len(numbers) + 1, device=numbers.device)).sum()
+
+
+def _size(tensor: Tensor) -> list[float]:
+    """Return the sum and the norm."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).double()
+    return [float(local.sum()), float(torch.linalg.vector_norm(local))]
 
 
 def _part(like: DTensor, whole: Tensor | None) -> Tensor:
