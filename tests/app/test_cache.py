@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from small_models import small_spec
-from spantrain.app.cache import code_digest
+from spantrain.app.cache import code_digest, state_folder
 from spantrain.app.describe import BUILDERS, described_profile, graph_file
 from spantrain.config.artefacts import write_artefact
 from spantrain.config.presets import load_preset
@@ -38,3 +38,11 @@ def test_a_graph_is_built_once_by_each_code(tmp_path: Path, monkeypatch) -> None
     code.mkdir()
     (code / "one.py").write_text("other code")
     assert graph_file(model, "float32", BUILDERS) == kept != graph_file(model, "float32", (code,))
+
+
+def test_what_is_left_to_be_looked_at_is_in_the_users_state_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_folder() == tmp_path / ".local/state/spantrain"
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert state_folder() == Path("/state/spantrain")

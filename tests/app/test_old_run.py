@@ -25,7 +25,7 @@ def run(tmp_path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     record = RunRecord(
-        plan="plan-1.json", earlier_plans=("plan.trained.json",), profile="profile.json", schedule="1f1b",
+        plan="plan-1.json", earlier_plans=("plan.trained.json",), profile="profile.json",
         optimizer="adamw", steps_measured=1, step_s=1.0, slowest_step_s=1.0, fastest_step_s=1.0,
     )  # fmt: skip
     write_artefact(record, "spantrain-run", folder / RUN_FILE)

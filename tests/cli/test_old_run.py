@@ -6,7 +6,9 @@ import pytest
 
 from spantrain.app.demo import DemoOptions, run_demo
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.run_folder import RUN_FILE, RunRecord
 from spantrain.app.session import SessionOptions
+from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 
 QUICK = ("train", "--model", "gpt2-tiny", "--preset", "laptop")
@@ -86,3 +88,16 @@ def test_a_demonstration_replaces_one_that_was_here(old):
     with pytest.raises(InterruptedError):
         run_demo(DemoOptions(), SessionOptions(network=False), folder, _Stopped())
     assert sorted(path.name for path in folder.rglob("*.*") if path.is_file()) == ["demo.txt"]
+
+
+def test_what_a_run_was_made_with_is_not_replaced_by_profile_and_plan(spantrain, tmp_path):
+    record = RunRecord(
+        plan="plan.json", earlier_plans=(), profile="profile.json", optimizer="adamw",
+        steps_measured=1, step_s=1.0, slowest_step_s=1.0, fastest_step_s=1.0,
+    )  # fmt: skip
+    write_artefact(record, "spantrain-run", tmp_path / RUN_FILE)
+    model = ("--preset", "laptop", "--model", "gpt2-tiny", "--out")
+    for words in (("profile", *model, tmp_path), ("plan", "--global-batch", 32, *model, tmp_path / "plan.json")):
+        ended = spantrain(*words)
+        assert (ended.code, "was made with it" in ended.err) == (2, True), ended.err
+    assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]

@@ -96,6 +96,13 @@ def test_notices_that_wait_are_bounded_by_their_bytes_too() -> None:
     assert outbox.put(large), "one was fetched"
 
 
+def test_20000_notices_may_wait_for_a_member(files: MasterFiles) -> None:
+    desk = MasterDesk(CONFIG, files, 0.0)
+    outbox = desk.connections.open(0.0, "a", cluster_facts()).outbox
+    assert all(outbox.put({"a": 0}) for _ in range(20_000))
+    assert not outbox.put({"a": 0})
+
+
 def test_what_was_not_fetched_is_given_again(files: MasterFiles) -> None:
     desk = ready(files)
     first = desk.fetch("a")

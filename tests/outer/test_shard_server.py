@@ -132,6 +132,18 @@ def test_what_it_cannot_give_is_told_and_what_it_lacks_makes_it_register_again(t
         assert again[1] == "it does not have what it was told to restore"
 
 
+def test_the_master_is_told_of_a_layer_whose_connection_has_ended(tmp_path):
+    with Household(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as house:
+        house.seed(random_tensors(0))
+        told, link = [], house.links["s0"]
+        link.tell = lambda *events: told.extend(events)
+        transfer = Transfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
+        link.listener.commanded(do.Move(way=Way.PUSH, transfer=transfer, version=1, reason="test"))
+        house.clusters["a"].wire.close()
+        house.until(lambda: told)
+        assert told == [TransferLost(way=Way.PUSH, transfer=transfer, reason="its connection has ended")]
+
+
 def test_closing_leaves_no_threads(tmp_path):
     before = threads()
     with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:

@@ -1,7 +1,9 @@
 """Files of checkpoints: what was saved comes back, and damage is noticed."""
 
+import string
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -23,6 +25,7 @@ from spantrain.runtime.checkpoint.storage import Disk
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
 from spantrain.runtime.exchange import Block
 from spantrain.runtime.exchange_transfer import Group
+from spantrain.runtime.launcher import LocalWorkers
 from spantrain.runtime.optimizer import build_optimizer
 
 pytestmark = pytest.mark.checkpoint
@@ -67,6 +70,15 @@ def test_no_device_writes_outside_of_its_folder(device, tmp_path):
     parts = {"a": TensorPart(full_shape=(2,))}
     name, _ = write_device_file(Disk(), folder, device, {"a": torch.zeros(2)}, parts)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / name]
+
+
+def test_names_of_logs_have_letters_digits_and_four_signs_and_the_rest_as_numbers(tmp_path):
+    plain = set(string.ascii_letters + string.digits + "-_.~")
+    for letter in map(chr, range(1, 256)):
+        written = letter if letter in plain else "".join(f"%{byte:02X}" for byte in letter.encode())
+        log = LocalWorkers.log_of(SimpleNamespace(_log_folder=tmp_path), f"a{letter}")
+        assert log == tmp_path / f"a{written}.log"
+    assert LocalWorkers.log_of(SimpleNamespace(_log_folder=tmp_path), "../x") == tmp_path / "%2E.%2Fx.log"
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):

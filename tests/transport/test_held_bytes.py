@@ -31,4 +31,4 @@ def test_a_message_that_waits_costs_no_more_than_it_is_charged(costs):
 
 
 def test_layers_that_are_opened_before_they_are_expected_take_little(costs):
-    assert 16384 * costs["parameter"] < 40 * 2**20, "of all early layers of a peer, together"
+    assert 16384 * costs["parameter"] < 12 * 2**20, "of all early layers of a peer, together"

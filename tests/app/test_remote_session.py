@@ -1,0 +1,126 @@
+"""A coordinator that waits for workers of other machines: what it prints, who may come, how all part."""
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from patience import PATIENCE_S
+from spantrain.app import outer_serve
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
+from spantrain.config.outer import load_outer
+from spantrain.config.presets import load_preset
+from spantrain.errors import PeerLostError, WorkerError
+from spantrain.transport.control.client import ControlClient
+from spantrain.transport.control.protocol import RemoteRefusal
+
+DEVICES = ("a", "b")
+SHOWN = re.compile(r"  spantrain worker --join (\S+) --token (\S+) --name DEVICE\n  with DEVICE one of a, b$")
+FACTS = {"endpoint": "tcp://10.0.0.2:5000", "backend": "cpu"}
+
+
+class Arriving(SilentReporter):
+    """Starts what it is told to start: workers that join, and serve until they are sent away."""
+
+    def __init__(self, *names: str) -> None:
+        self.welcomes: dict[str, dict[str, Any]] = {}
+        self.last: dict[str, dict[str, Any]] = {}
+        self.refused: dict[str, str] = {}
+        self._names, self._threads = names, list[threading.Thread]()
+
+    def note(self, text: str) -> None:
+        shown = SHOWN.search(text)
+        assert shown
+        self._threads = [threading.Thread(target=self._serve, args=(name, *shown.groups())) for name in self._names]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, name: str, address: str, token: str) -> None:
+        try:
+            client = ControlClient.join(address, token, name=name, facts={}, timeout_s=PATIENCE_S)
+        except RemoteRefusal as refusal:
+            self.refused[name] = str(refusal)
+            return
+        self.welcomes[name] = client.welcome
+        client.call("introduce", {**FACTS, "public_key": f"key of {name}"}, timeout_s=PATIENCE_S)
+        self.last[name] = client.call("next_order", {"wait_s": 30.0}, timeout_s=PATIENCE_S)
+        client.close()
+
+    def wait(self) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+def options(**more: Any) -> SessionOptions:
+    return SessionOptions(**{"listen": "127.0.0.1:0", "join_timeout_s": PATIENCE_S, **more})
+
+
+@pytest.mark.parametrize(("given_s", "patience_s"), [(None, 6.0), (60.0, 60.0)])
+def test_who_is_waited_for_is_told_how_long_a_silence_may_be_and_let_go_at_the_end(tmp_path, given_s, patience_s):
+    workers = Arriving("a", "rank-1")
+    with open_session(
+        load_preset("laptop"), DEVICES, options(heartbeat_timeout_s=given_s), tmp_path, workers
+    ) as session:
+        peers = session.coordinator.peers(DEVICES)
+        assert [one.public_key for one in peers] == ["key of a", "key of rank-1"]
+        assert workers.last == {}
+    workers.wait()
+    told = {"patience_s": patience_s}
+    assert workers.welcomes == {"a": {"device": "a", **told}, "rank-1": {"device": "b", **told}}
+    assert workers.last == {name: {"kind": "leave"} for name in ("a", "rank-1")}
+
+
+def test_ranks_and_names_that_the_run_does_not_have_are_refused_and_who_is_missing_is_named(tmp_path):
+    workers = Arriving("rank-2", "c")
+    with (
+        pytest.raises(PeerLostError, match=r"a, b did not join within 1 s; start there: spantrain worker --join"),
+        open_session(load_preset("laptop"), DEVICES, options(join_timeout_s=0.6), tmp_path, workers),
+    ):
+        pass
+    workers.wait()
+    assert "this run has 2 devices, ranks 0 to 1" in workers.refused["rank-2"]
+    assert "there is no device c here; this run has a, b" in workers.refused["c"]
+
+
+OUTER = """\
+name: two-places
+master: {address: "127.0.0.1:0", state: state/master}
+shards:
+  - {name: s0, address: "127.0.0.1:29510", snapshots: state/s0}
+inner_steps: 16
+"""
+
+
+class Failed:
+    """A master or a shard one of whose threads has ended."""
+
+    failure = "the thread 'layers of s0' has ended: LookupError: a fault"
+    address, endpoint = "127.0.0.1:7000", "tcp://127.0.0.1:7000"
+
+    def __init__(self, **_options: Any) -> None: ...
+
+    def __enter__(self) -> "Failed":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("which", ["master", "shard"])
+def test_a_master_and_a_shard_end_with_the_reason_when_a_thread_has_ended(which, tmp_path, monkeypatch):
+    for name in ("MasterServer", "ShardServer"):
+        monkeypatch.setattr(outer_serve, name, Failed)
+    monkeypatch.setattr(outer_serve, "_LOOK_EVERY_S", 0.001)
+    (tmp_path / "outer.yaml").write_text(OUTER)
+    (tmp_path / "state" / "master").mkdir(parents=True)
+    config = load_outer(tmp_path / "outer.yaml")
+    serve = {
+        "master": lambda: outer_serve.serve_master(config, ready=lambda *_: None, end_with_input=False),
+        "shard": lambda: outer_serve.serve_shard(
+            config.shard("s0"), master="127.0.0.1:1", token="", encrypted=True, ready=print, end_with_input=False
+        ),
+    }
+    with pytest.raises(WorkerError, match="the thread 'layers of s0' has ended") as caught:
+        serve[which]()
+    assert caught.value.exit_code == 1
