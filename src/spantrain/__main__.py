@@ -8,7 +8,7 @@ __all__ = ["main"]
 def main() -> None:
     """Load the program and run it; Ctrl-C while it is loaded ends it like any other."""
     try:
-        from spantrain.cli.main import main as run
+        from spantrain.cli.main import run
     except KeyboardInterrupt:
         sys.exit(130)
     run()

@@ -19,7 +19,7 @@ from spantrain.cli.train import train
 from spantrain.cli.validate import validate
 from spantrain.errors import InternalError, SpanTrainError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 _TRACEBACK = "--traceback"
 
@@ -111,3 +111,25 @@ def _leave_readers() -> None:
     for stream in (1, 2):
         os.dup2(null, stream)
     sys.exit(0)
+
+
+def run() -> None:
+    """Be the program: as `main`, and the process ends with it.
+
+    At its own end Python would take apart all that was loaded, which takes seconds with torch, and wait for threads
+    that nobody waits for any more.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    status = code if isinstance(code, int) else 0 if code is None else 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            pass  # whoever read it has gone
+        except OSError:
+            status = status or 1
+    os._exit(status)
