@@ -121,6 +121,16 @@ def two_devices(step: int) -> list[PlanDevice]:
     return found
 
 
+def whole_device(step: int) -> PlanDevice:
+    """One that has all of everything."""
+    parts = {"a.weight": TensorPart(full_shape=(3, 2)), "b": TensorPart(full_shape=(4,))}
+    parameters = {name: torch.nn.Parameter(torch.zeros(part.shape)) for name, part in parts.items()}
+    holding = Holding(parameters=parameters, parts=parts, writes=frozenset(parts))
+    device = PlanDevice(name="s0r0", holding=holding, optimizer=build_optimizer(JOB, parameters.values()))
+    device.fill(tensors_at(step))
+    return device
+
+
 def save(run: Path, plan, step: int, **options):
     return save_all(run, plan, JOB, two_devices(options.pop("content", step)), step, **options)
 

@@ -1,16 +1,21 @@
 """Checkpoints: a save that is cut off harms nothing, the newest are kept, devices remove what is not."""
 
+import errno
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from made_up_checkpoints import BATCH, Faulty, check_loads, save, two_devices
+from made_up_checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.spans import Span
-from spantrain.errors import WorkerError
+from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.checkpoint.storage import Disk
 
 pytestmark = pytest.mark.checkpoint
 
@@ -70,11 +75,11 @@ def test_a_run_that_begins_anew_in_a_folder_with_later_steps_keeps_its_own(plan,
     """The earlier run's later steps are complete no longer; what lies there may be this run's next save already."""
     save(tmp_path, plan, 2)
     save(tmp_path, plan, 3)
-    torn = tmp_path / "checkpoint/step-3/.s0r0.partial"
-    torn.write_bytes(b"half of this run's next save")
+    written = tmp_path / "checkpoint/step-3/s9r9-0123456789ab.safetensors"
+    written.write_bytes(b"a part of this run's next save")
     save(tmp_path, plan, 1, keep=1)
     assert check_loads(tmp_path, plan) == 1
-    assert torn.exists()
+    assert written.exists()
     assert not (tmp_path / "checkpoint/step-3/manifest.json").exists()
     save(tmp_path, plan, 3, keep=1)
     assert check_loads(tmp_path, plan) == 3
@@ -84,7 +89,7 @@ def test_a_run_that_begins_anew_in_a_folder_with_later_steps_keeps_its_own(plan,
 def test_devices_are_told_of_steps_that_are_not_saved_again(plan, tmp_path):
     told = []
     for step in (8, 9, 2, 4, 8):
-        device = two_devices(1)[0]
+        device = whole_device(1)
         together = CheckpointSet(tmp_path, [device.name], keep=1, describe=partial(described, plan))
         reports = []
 
@@ -105,3 +110,118 @@ def described(plan, saved, files) -> Manifest:
         step=saved.step, model=plan.model, plan=None, job=None, profile="", losses=(),
         ledger=SampleLedger(), files=files,
     )  # fmt: skip
+
+
+def told_by(folder: Path, devices, step: int) -> list[SavedFile]:
+    """What devices say when they have saved."""
+    saved: list[SavedFile] = []
+
+    def report(one: SavedFile) -> tuple[int, ...]:
+        saved.append(one)
+        return ()
+
+    for device in devices:
+        with DeviceCheckpoints(str(folder), device.name, device.holding, device.optimizer, report) as own:
+            own.save(step, {})
+    return saved
+
+
+@pytest.fixture
+def together(plan, tmp_path) -> CheckpointSet:
+    return CheckpointSet(tmp_path, ["s0r0", "s1r0"], keep=1, describe=partial(described, plan))
+
+
+def steps_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoint").iterdir()}
+
+
+def test_a_file_that_is_not_what_is_said_of_it_completes_nothing(together, tmp_path):
+    for one in told_by(tmp_path, two_devices(1), 1):
+        together.on_saved(one)
+    first, second = told_by(tmp_path, two_devices(2), 2)
+    assert together.on_saved(first) is None
+    path = tmp_path / "checkpoint/step-2" / second.name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ConfigError, match="was changed or damaged"):
+        together.on_saved(second)
+    assert steps_in(tmp_path) == {"step-1", "step-2", "latest"}
+    assert latest_checkpoint(tmp_path).name == "step-1"
+
+
+def test_a_file_on_another_machine_has_its_devices_word(together, tmp_path):
+    first, second = told_by(tmp_path, two_devices(1), 1)
+    (tmp_path / "checkpoint/step-1" / second.name).unlink()
+    assert together.on_saved(first) is None
+    assert together.on_saved(second) == tmp_path / "checkpoint/step-1"
+
+
+def test_what_is_told_twice_counts_once_and_nothing_else_is_told_afterwards(together, tmp_path):
+    first, second = told_by(tmp_path, two_devices(1), 1)
+    assert together.on_saved(first) is None
+    assert together.on_saved(first) is None
+    other = replace(first, file=replace(first.file, sha256="0" * 64))
+    with pytest.raises(WorkerError, match="s0r0 has saved another file after 1 steps already"):
+        together.on_saved(replace(other, name="s0r0-000000000000.safetensors"))
+    with pytest.raises(WorkerError, match="s1r0 has other scalars"):
+        together.on_saved(replace(second, scalars={"loss_scale": 1.0}))
+    assert together.on_saved(second) == tmp_path / "checkpoint/step-1"
+
+
+@pytest.mark.parametrize("lacks", ["all of a tensor", "a part of one"])
+def test_nothing_is_removed_for_one_that_lacks_what_the_one_before_has(lacks, together, plan, tmp_path):
+    for one in told_by(tmp_path, two_devices(1), 1):
+        together.on_saved(one)
+    first, second = told_by(tmp_path, two_devices(2), 2)
+    thinner = {key: stored for key, stored in first.file.tensors.items() if "a.weight" not in key}
+    if lacks == "a part of one":
+        thinner = {key: stored for key, stored in first.file.tensors.items() if not key.endswith("/b")}
+    together.on_saved(replace(first, file=replace(first.file, tensors=thinner)))
+    with pytest.raises(WorkerError, match=r"no device has saved .*; the checkpoint before is whole"):
+        together.on_saved(second)
+    assert check_loads(tmp_path, plan) == 1
+
+
+def test_a_manifest_that_does_not_read_back_removes_nothing(together, plan, tmp_path):
+    """Such as one that a full or broken disk has cut."""
+
+    class Cut(Disk):
+        def append(self, stream, data) -> None:
+            super().append(stream, data[: len(data) // 2] if b"ledger" in bytes(data) else data)
+
+    for one in told_by(tmp_path, two_devices(1), 1):
+        together.on_saved(one)
+    describe = partial(described, plan)
+    again = CheckpointSet(tmp_path, ["s0r0", "s1r0"], keep=1, describe=describe, storage=Cut())
+    first, second = told_by(tmp_path, two_devices(2), 2)
+    assert again.on_saved(first) is None
+    with pytest.raises(WorkerError, match="could not be written"):
+        again.on_saved(second)
+    assert check_loads(tmp_path, plan) == 1
+
+
+def test_half_of_a_file_does_not_keep_a_full_disk_full(tmp_path):
+    class Full(Disk):
+        def append(self, stream, data) -> None:
+            super().append(stream, data)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    device = whole_device(1)
+    with (
+        pytest.raises(WorkerError, match="No space left"),
+        DeviceCheckpoints(str(tmp_path), "s0r0", device.holding, device.optimizer, lambda _saved: (), Full()) as own,
+    ):
+        own.save(1, {})
+    assert list((tmp_path / "checkpoint/step-1").iterdir()) == []
+
+
+def test_what_an_ended_process_left_half_is_removed_at_the_next_start(tmp_path):
+    folder = tmp_path / "checkpoint/step-7"
+    folder.mkdir(parents=True)
+    for name in (".s0r0.partial", ".s9r9.partial", ".manifest.json.partial", "s0r0-0123456789ab.safetensors"):
+        (folder / name).write_bytes(b"half")
+    (folder.parent / ".latest.partial").write_bytes(b"half")
+    device = whole_device(1)
+    with DeviceCheckpoints(str(tmp_path), "s0r0", device.holding, device.optimizer, lambda _saved: ()):
+        pass
+    assert [path.name for path in folder.iterdir()] == ["s0r0-0123456789ab.safetensors"]
+    assert list(folder.parent.iterdir()) == [folder]

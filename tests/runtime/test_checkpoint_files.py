@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices
+from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
 from made_up_runs import load_all, save_all
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.parts import TensorPart
@@ -143,7 +143,7 @@ def damage(path: Path, how: str) -> None:
 
 def test_random_numbers_go_on_where_they_were(plan, tmp_path):
     """Those of the device of the same name."""
-    devices = two_devices(2)[:1]
+    devices = [whole_device(2)]
     torch.manual_seed(3)
     manifest = save_all(tmp_path, plan, JOB, devices, 2)
     wanted = torch.rand(4)

@@ -1,11 +1,14 @@
 """What a checkpoint holds: tensors of the unsplit model, whole or in parts, and the samples that were consumed."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.parts import TensorPart
 
 __all__ = ["CheckpointContent", "LedgerEntry", "SampleLedger", "StoredFile", "StoredTensor"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class StoredFile:
     """By name: `parameter/NAME`, `optimizer/KEY/NAME`, `random/KIND`, with NAME as in the unsplit model."""
 
     def __post_init__(self) -> None:
-        if len(self.sha256) != 64:
+        if not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"sha256 has 64 hexadecimal digits, got {self.sha256!r}")
         if self.size_bytes < 0:
             raise ValueError(f"size_bytes must not be negative, got {self.size_bytes}")

@@ -1,20 +1,25 @@
 """The coordinator's side of saving: a checkpoint is complete when all devices have written; then old ones go."""
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from spantrain.core.checkpoint import StoredFile
-from spantrain.errors import WorkerError
+from spantrain.core.parts import TensorPart
+from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.manifest import (
     CHECKPOINTS,
     MANIFEST_FILE,
     Manifest,
+    read_manifest,
     step_of,
     write_manifest,
     write_marker,
 )
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder
 from spantrain.runtime.checkpoint.storage import Disk, Storage
+from spantrain.runtime.checkpoint.tensor_file import check_file
+from spantrain.runtime.exchange import missing_text, plan_fetch
 
 __all__ = ["CheckpointSet"]
 
@@ -24,6 +29,9 @@ class CheckpointSet:
 
     Order of what is done to the disk: files of the devices, manifest, marker, and only then old checkpoints are
     removed, each one's manifest first. Whenever the program ends, the marker names a complete checkpoint.
+
+    Everything is read back before the next thing is done: each file by the device that wrote it, before it says so;
+    here what lies here once more, and the manifest. Of a file on another machine there is the word of its device.
     """
 
     def __init__(
@@ -42,7 +50,11 @@ class CheckpointSet:
         self._keep = keep
         self._describe = describe
         self._storage = storage or Disk()
-        self._saved: dict[int, dict[str, StoredFile]] = {}
+        self._lock = threading.Lock()
+        self._told: dict[int, dict[str, SavedFile]] = {}
+        """By steps done and device."""
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Of the tensors in the newest complete one: the next one has them, too, whatever plan it is saved under."""
         self._complete = _complete_folders(self._folder)
         self._dropped: tuple[int, ...] = ()
 
@@ -54,27 +66,59 @@ class CheckpointSet:
         """
         return self._dropped
 
-    def on_saved(self, saved: SavedFile) -> Path | None:
-        """Note one device's file; return the checkpoint's folder if it is complete with it.
+    def accept(self, saved: SavedFile) -> bool:
+        """Note one device's file, in any thread; return whether the checkpoint can be completed with it.
 
         Raises:
-            WorkerError: the manifest cannot be written.
+            ConfigError: it lies here and is not what the device says.
+            WorkerError: it does not agree with what was said before.
         """
-        files = self._saved.setdefault(saved.step, {})
-        files[saved.name] = saved.file
-        if {file.device for file in files.values()} < self._devices:
-            return None
+        path = step_folder(self._folder, saved.step) / saved.name
+        if path.is_file():
+            check_file(path, saved.file)
+        device = saved.file.device
+        with self._lock:
+            told = self._told.setdefault(saved.step, {})
+            if device in told:
+                if told[device] != saved:
+                    raise WorkerError(f"device {device} has saved another file after {saved.step} steps already")
+                return False  # told again: the answer was lost on its way
+            if any(other.scalars != saved.scalars for other in told.values()):
+                raise WorkerError(f"device {device} has other scalars after {saved.step} steps than the others")
+            told[device] = saved
+            return told.keys() >= self._devices
+
+    def complete(self, saved: SavedFile) -> Path:
+        """Complete the checkpoint that a device's file was the last one of; return its folder.
+
+        Raises:
+            WorkerError: it cannot be written or read back, or lacks what the one before has.
+        """
         folder = step_folder(self._folder, saved.step)
+        with self._lock:
+            told = self._told.pop(saved.step)
+            self._told = {step: files for step, files in self._told.items() if step > saved.step}
+        files = {one.name: one.file for one in told.values()}
+        self._shapes = _checked_shapes(folder, files, self._shapes)
         try:
             self._storage.make_folder(folder)
-            write_manifest(self._storage, folder, self._describe(saved, self._saved.pop(saved.step)))
+            write_manifest(self._storage, folder, self._describe(saved, files))
+            read_manifest(folder, check_files=False)
             write_marker(self._storage, folder)
             self._tidy(folder, files)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise WorkerError(
                 f"{folder}: the checkpoint could not be written: {error}; the one before is whole"
             ) from error
         return folder
+
+    def on_saved(self, saved: SavedFile) -> Path | None:
+        """Note one device's file; return the checkpoint's folder if it is complete with it.
+
+        Raises:
+            ConfigError, WorkerError: as `accept` and `complete`.
+        """
+        return self.complete(saved) if self.accept(saved) else None
 
     def _tidy(self, newest: Path, files: Collection[str]) -> None:
         """Remove what is not kept: older complete ones, remains of saves that did not end."""
@@ -96,6 +140,23 @@ class CheckpointSet:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             self._storage.remove(path)
         self._storage.remove(folder)
+
+
+def _checked_shapes(
+    folder: Path, files: Mapping[str, StoredFile], before: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the whole tensors in files, with all of each there, and all that were there before.
+
+    Raises:
+        WorkerError: something is missing.
+    """
+    held = [(name, {key: stored.part for key, stored in file.tensors.items()}) for name, file in files.items()]
+    shapes = {key: part.full_shape for _, parts in held for key, part in parts.items()}
+    wanted = {key: TensorPart(full_shape=shape) for key, shape in {**before, **shapes}.items()}
+    _, missing = plan_fetch(wanted, held)
+    if missing:
+        raise WorkerError(f"{folder}: no device has saved {missing_text(missing)}; the checkpoint before is whole")
+    return shapes
 
 
 def _complete_folders(checkpoints: Path) -> list[Path]:

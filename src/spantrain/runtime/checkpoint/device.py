@@ -12,7 +12,7 @@ from spantrain.runtime.checkpoint.holding import Holding, tensors_of
 from spantrain.runtime.checkpoint.manifest import CHECKPOINTS
 from spantrain.runtime.checkpoint.restore import restore
 from spantrain.runtime.checkpoint.saver import CheckpointSaver, SavedFile
-from spantrain.runtime.checkpoint.storage import Storage
+from spantrain.runtime.checkpoint.storage import Disk, Storage, remove_partials
 from spantrain.runtime.exchange_transfer import Group, Post
 
 __all__ = ["DeviceCheckpoints"]
@@ -33,7 +33,9 @@ class DeviceCheckpoints:
         """Save below `output_dir`; `report` tells the coordinator of a file (`CheckpointSaver`)."""
         self._holding = holding
         self._optimizer = optimizer
-        self._saver = CheckpointSaver(Path(output_dir) / CHECKPOINTS, device, report, storage)
+        self._folder = Path(output_dir) / CHECKPOINTS if output_dir else None
+        self._storage = storage or Disk()
+        self._saver = CheckpointSaver(Path(output_dir) / CHECKPOINTS, device, report, self._storage)
 
     def resume(self, folder: str, content: CheckpointContent | None, group: Group, post: Post | None) -> None:
         """Begin with a checkpoint, if there is one to begin with; all devices of the run do so together.
@@ -58,6 +60,8 @@ class DeviceCheckpoints:
         self._saver.save(steps_done, tensors, parts, scalars)
 
     def __enter__(self) -> Self:
+        if self._folder:
+            remove_partials(self._storage, self._folder)  # nobody writes yet: all devices of a run begin together
         self._saver.__enter__()
         return self
 

@@ -16,12 +16,12 @@ from spantrain.core.parts import TensorPart
 from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
 from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
-from spantrain.runtime.checkpoint.tensor_file import dtype_name, tensor_pieces
+from spantrain.runtime.checkpoint.tensor_file import check_file, dtype_name, tensor_pieces
 
 __all__ = ["CheckpointSaver", "SavedFile", "step_folder", "write_device_file"]
 
 _DIGEST_DIGITS = 12
-_END_S = 10.0
+_END_S = 1.0
 """How long the end of a run that failed waits for what is being written."""
 
 
@@ -34,6 +34,14 @@ class SavedFile:
     name: str
     file: StoredFile
     scalars: Mapping[str, float]
+
+    def is_of(self, device: str) -> bool:
+        """Whether a device may have written this file: by its description and by its name."""
+        return self.file.device == device and self.name == _file_name(device, self.file.sha256)
+
+
+def _file_name(device: str, sha256: str) -> str:
+    return f"{file_stem(device)}-{sha256[:_DIGEST_DIGITS]}.safetensors"
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -48,12 +56,14 @@ def write_device_file(
     tensors: Mapping[str, torch.Tensor],
     parts: Mapping[str, TensorPart],
 ) -> tuple[str, StoredFile]:
-    """Write one device's tensors, so that a file under its name is whole; return that name and what is in it.
+    """Write one device's tensors, so that a file under its name is whole, and read it back; return that name and what
+    is in it.
 
     The name holds the content's digest: a file of an earlier run at the same step is never overwritten.
 
     Raises:
         OSError: it cannot be written.
+        ConfigError: what is read back is something else.
     """
     storage.make_folder(folder)
     name, sha256, size_bytes = write_named(
@@ -61,10 +71,12 @@ def write_device_file(
         folder,
         file_stem(device),
         tensor_pieces(tensors),
-        lambda digest: f"{file_stem(device)}-{digest[:_DIGEST_DIGITS]}.safetensors",
+        lambda digest: _file_name(device, digest),
     )
     stored = {name: StoredTensor(part=parts[name], dtype=dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
-    return name, StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
+    file = StoredFile(device=device, sha256=sha256, size_bytes=size_bytes, tensors=stored)
+    check_file(folder / name, file)
+    return name, file
 
 
 class CheckpointSaver:

@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-__all__ = ["Disk", "Storage", "write_named"]
+__all__ = ["Disk", "Storage", "remove_partials", "write_named"]
+
+_PARTIAL = ".partial"
 
 
 class Storage(Protocol):
@@ -95,12 +97,27 @@ def write_named(
     Raises:
         OSError: it cannot be written.
     """
-    partial = folder / f".{label}.partial"
-    sha256, size_bytes = _write_whole(storage, partial, pieces)
-    name = named(sha256)
-    storage.rename(partial, folder / name)
-    storage.sync_folder(folder)
+    partial = folder / f".{label}{_PARTIAL}"
+    try:
+        sha256, size_bytes = _write_whole(storage, partial, pieces)
+        name = named(sha256)
+        storage.rename(partial, folder / name)
+        storage.sync_folder(folder)
+    except OSError:
+        with suppress(OSError):
+            storage.remove(partial)  # or it would keep a full disk full
+        raise
     return name, sha256, size_bytes
+
+
+def remove_partials(storage: Storage, checkpoints: Path) -> None:
+    """Remove what writers left that were ended in the middle of a file, from the folders of all steps.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    for path in sorted((*checkpoints.glob(f".*{_PARTIAL}"), *checkpoints.glob(f"step-*/.*{_PARTIAL}"))):
+        storage.remove(path)
 
 
 def _write_whole(storage: Storage, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError
 from spantrain.runtime.exchange import Block, place_of
 
-__all__ = ["DTYPES", "TensorFiles", "dtype_name", "raw_bytes", "tensor_pieces"]
+__all__ = ["DTYPES", "TensorFiles", "check_file", "dtype_name", "raw_bytes", "tensor_pieces"]
 
 _PIECE_BYTES = 8 * 2**20
 _ALIGNMENT = 8
@@ -86,20 +86,7 @@ class TensorFiles:
         """
         if name in self._checked:
             return
-        path, stored = self._folder / name, self._files[name]
-        try:
-            size = path.stat().st_size
-            whole = size == stored.size_bytes and sha256_of(path) == stored.sha256
-        except OSError as error:
-            raise ConfigError(
-                f"{path}, which device {stored.device} wrote: cannot be read ({error.strerror}); resume where it lies"
-            ) from None
-        if not whole:
-            what = f"{size} bytes" if size != stored.size_bytes else "another SHA-256"
-            raise ConfigError(
-                f"{path}: was changed or damaged since it was written ({what}, wanted {stored.size_bytes} bytes with "
-                f"SHA-256 {stored.sha256[:12]}); use an older checkpoint of this run, if one is kept beside it"
-            )
+        check_file(self._folder / name, self._files[name])
         self._checked.add(name)
 
     def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
@@ -118,6 +105,27 @@ class TensorFiles:
                 ]
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{self._folder / name}: does not hold what its manifest says: {error}") from None
+
+
+def check_file(path: Path, stored: StoredFile) -> None:
+    """Check a file against its size and digest.
+
+    Raises:
+        ConfigError: it is missing, truncated or changed.
+    """
+    try:
+        size = path.stat().st_size
+        whole = size == stored.size_bytes and sha256_of(path) == stored.sha256
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, which device {stored.device} wrote: cannot be read ({error.strerror}); resume where it lies"
+        ) from None
+    if not whole:
+        what = f"{size} bytes" if size != stored.size_bytes else "another SHA-256"
+        raise ConfigError(
+            f"{path}: was changed or damaged since it was written ({what}, wanted {stored.size_bytes} bytes with "
+            f"SHA-256 {stored.sha256[:12]}); use an older checkpoint of this run, if one is kept beside it"
+        )
 
 
 def _block(content: Any, name: str, place: tuple[slice, ...]) -> torch.Tensor:
