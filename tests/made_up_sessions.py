@@ -81,24 +81,27 @@ class _Groups:
 class _Cast:
     """All that the devices of one run share."""
 
-    def __init__(self, plan: Plan, job: TrainJob, changes: Mapping[int, Plan], out: Path | None) -> None:
+    def __init__(
+        self, plan: Plan, job: TrainJob, changes: Mapping[int, Plan], out: Path | None, first_step: int = 0
+    ) -> None:
         network = MemoryNetwork()
         self.plan, self.job, self.out = plan, job, out
         self.boxes = {name: network.mailbox(name) for name in plan.devices}
         self.outcomes: list[StepOutcome] = []
         self.manifests: list[Manifest] = []
         self._groups = _Groups()
-        self.meetings = StageMeetings(frozenset(plan.devices))
+        self.meetings = StageMeetings(frozenset(plan.devices), hold_s=PATIENCE_S)
         self._failed = threading.Event()
         self._saving = threading.Lock()
         self._barrier = StepBarrier(
-            devices=frozenset(plan.devices),
+            plan=plan,
             job=job,
-            global_batch=plan.global_batch,
+            first_step=first_step,
             stop_requested=lambda: False,
             on_step=self.outcomes.append,
             can_checkpoint=out is not None,
             advising=Script(plan, changes),  # type: ignore[arg-type]
+            hold_s=PATIENCE_S,
         )
         self._checkpoints = CheckpointSet(out or Path("nowhere"), plan.devices, keep=9, describe=self._describe)
 
@@ -198,7 +201,7 @@ def train_in_threads(
     outer: OuterCluster | None = None,
 ) -> Ran:
     """Train a plan of replicas of one device, and any others that take its place behind the steps that are named."""
-    cast = _Cast(plan, job, changes or {}, out)
+    cast = _Cast(plan, job, changes or {}, out, content.step if content else 0)
     order = cast.order(content, folder, outer)
     # One after another: torch's random numbers belong to all threads.
     sessions = {name: session_of(order, name, CpuDevice(), cast.colleagues(name)) for name in plan.devices}

@@ -29,11 +29,18 @@ def outcomes(*durations_s: float) -> list[StepOutcome]:
 
 def test_first_wish_stops_after_the_step_and_second_at_once():
     stop = StopRequest()
+    stop.begun = True
     assert (stop.wanted, stop.at_once) == (False, False)
-    assert stop.ask() == 1
+    assert not stop.ask()
     assert (stop.wanted, stop.at_once) == (True, False)
-    assert stop.ask() == 2
+    assert stop.ask()
     assert (stop.wanted, stop.at_once) == (True, True)
+
+
+def test_before_the_first_step_the_first_wish_is_one_for_an_end_at_once():
+    stop = StopRequest()
+    assert stop.ask()
+    assert stop.wanted
 
 
 def test_step_time_leaves_out_warm_up_and_evaluations():

@@ -119,8 +119,8 @@ RATES = ("train", "plan.json", "--out", "run", "--learning-rate", "nan")
         (("train", "plan.json", "--lr-schedule", "cos", "--out", "run"), ("cos", "cosine")),
         (("train", "plan.json", "--learning-rate", "-1", "--out", "run"), ("learning_rate", "-1")),
         ((*RATES, "--weight-decay", "inf", "--max-grad-norm", "nan"), ("learning_rate", "nan", "weight_decay", "norm")),
-        ((*QUICK, "gpt2-tiny", "--emulated-speed", "nan"), ("--emulated-speed", "finite", "nan")),
-        (("compare", *QUICK[1:], "gpt2-tiny", "--network-speed", "inf"), ("--network-speed", "finite")),
+        ((*QUICK, "gpt2-tiny", "--emulated-speed", "nan"), ("--emulated-speed", "between 1e-6 and 1e6", "nan")),
+        (("compare", *QUICK[1:], "gpt2-tiny", "--network-speed", "inf"), ("--network-speed", "between 1e-6 and 1e6")),
         (("train", "--resume", "run"), ("run", "checkpoint")),
         (("train", "--model", "gpt2-tiny"), ("--preset NAME", "--cluster FILE")),
         (("train", "plan.json", "--model", "gpt2-tiny"), ("plan", "--model")),
@@ -134,13 +134,21 @@ RATES = ("train", "plan.json", "--out", "run", "--learning-rate", "nan")
         ((*QUICK, "gpt2-tiny", "--schedule", "1f1"), ("1f1", "1f1b")),
         ((*QUICK, "nowhere.py:build"), ("nowhere.py",)),
         ((*QUICK, "nowhere.py"), ("nowhere.py", "FILE.py:FUNCTION")),
-        (("worker", "--join", "127.0.0.1:1", "--token", "x"), ("--name",)),
-        (("worker", "--join", "127.0.0.1:1", "--token", "x", "--name", "a"), ("token",)),
-        (("worker", "--join", "here", "--token", "x", "--name", "a"), ("here", "HOST:PORT")),
+        (("worker", "--join", "127.0.0.1:1"), ("--name",)),
+        (("worker", "--join", "127.0.0.1:1", "--name", "a"), ("SPANTRAIN_TOKEN", "--token-file")),
+        (("worker", "--join", "127.0.0.1:1", "--token-file", "nowhere", "--name", "a"), ("nowhere", "token")),
+        (("worker", "--join", "127.0.0.1:1", "--token", "x", "--name", "a"), ("--token",)),
     ],
 )
 def test_options(words, says, refused):
     refused(*words, says=says)
+
+
+@pytest.mark.parametrize(("join", "says"), [("127.0.0.1:1", "token"), ("here", "HOST:PORT")])
+def test_a_mistyped_invitation(join, says, refused, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("x\n")
+    refused("worker", "--join", join, "--token-file", file, "--name", "a", says=(says,))
 
 
 FACTORIES = """\

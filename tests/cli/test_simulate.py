@@ -200,7 +200,7 @@ def test_a_plan_for_another_model_or_cluster_is_refused(spantrain, plan, profile
     path = tmp_path / "other.json"
     wider = replace(plan.model, config={**plan.model.config, "n_embd": 1024})
     err = refused(spantrain, written(replace(plan, model=wider), profile_path, path))
-    assert "another gpt2-tiny than the profile: n_embd 1024 (profile: " in err
+    assert "another gpt2-tiny than the profile: config.n_embd 1024 (profile: " in err
     ended = spantrain("schedule", "show", "1f1b", "--plan", path)
     assert (ended.code, ended.out) == (2, "")
     assert "another gpt2-tiny" in ended.err
@@ -347,7 +347,7 @@ def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):
         ("links:\n  lab->moon:\n    - {at: 8 s, speed: 1}\n", "sends nothing over lab->moon; it uses"),
         ("devices:\n  lab-7:\n    - {at: 8 s, speed: 1}\n", "no replica is led by lab-7"),
         ("devices:\n  lab-0:\n    - {at: 8 s, speed: 0}\n", "ends with speed 0"),
-        ("devices:\n  lab-0:\n    - {at: 8 s, speed: -1}\n    - {at: 9 s, speed: 1}\n", "zero or more"),
+        ("devices:\n  lab-0:\n    - {at: 8 s, speed: -1}\n    - {at: 9 s, speed: 1}\n", "a millionth or more"),
         ("devices:\n  lab-0:\n", "at least one change"),
         ("devices:\n  lab-0:\n    - {at: 8, speed: fast}\n", "2 problems"),
         ("device: {}\n", "did you mean 'devices'"),

@@ -66,7 +66,7 @@ TIMES = ("profiles_toy.json", "timing_by_gpu", "fast", "simulator", "2", "1")
         (set_in("measured.json", "{"), ["measured.json, line 1", "not valid JSON"]),
         (set_in("measured.json", "[]"), ["measured.json", "must hold a JSON object"]),
         (set_in("measured.json", "cases", []), ["cases", "at least one run"]),
-        (set_in(*CASES, "microbatch", "2"), ["cases[0].microbatch", 'whole number from 1 on, got "2"']),
+        (set_in(*CASES, "microbatch", "2"), ["cases[0].microbatch", 'whole number from 1 to 1048576, got "2"']),
         (set_in(*CASES, "measured_iteration_s", 0), ["cases[0].measured_iteration_s", "above zero, got 0"]),
         (set_in(*CASES, "use", "fit"), ["cases[0].use", "'calibrate' or 'validate'"]),
         (set_in(*CASES, "id", "pipe"), ["two runs have the id 'pipe'"]),

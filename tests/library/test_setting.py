@@ -117,25 +117,23 @@ def begun(tmp_path):
     (tmp_path / "weights").mkdir()
     save_file(dict(unsplit_model(spec, seed=7).named_parameters()), tmp_path / "weights" / "model.safetensors")
     manifest = Manifest(
-        step=0, model=spec, plan=request.plan, job=request.job, schedule=request.schedule,
-        profile=request.profile_path, losses=(), ledger=SampleLedger(),
+        step=0, model=spec, plan=request.plan, job=request.job, profile=request.profile_path, losses=(),
+        ledger=SampleLedger(),
     )  # fmt: skip
     return spec, write_weights(find_weights(tmp_path / "weights", spec), tmp_path / "run", manifest)
 
 
 def test_buffers_come_back_as_they_were_in_the_run(begun):
     spec, folder = begun
-    found, wanted = state_of(folder), unsplit_model(spec, seed=7).state_dict()
+    found, wanted = state_of(folder, spec), unsplit_model(spec, seed=7).state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 def test_a_run_does_not_go_on_with_another_profile(begun, tmp_path):
-    run = tmp_path / "run"
-    assert resumed_run(run, 3, run).profile.model == begun[0]
+    run, functions = tmp_path / "run", (begun[0].source,)
+    assert resumed_run(run, 3, run, functions=functions).profile.model == begun[0]
     profile = run / "profile.json"
     profile.write_text(profile.read_text().replace('"created": "', '"created": "1'))
-    with pytest.raises(
-        ProfileError, match=r"is not the profile that the run in .* was planned by; put the old one back"
-    ):
-        resumed_run(run, 3, run)
+    with pytest.raises(ProfileError, match=r"is not the profile that .* was made from .*; put the old one back"):
+        resumed_run(run, 3, run, functions=functions)

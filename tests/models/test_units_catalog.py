@@ -44,7 +44,7 @@ def test_catalog_sequence_length_grows_the_position_table():
 def test_catalog_options_that_cannot_be_honoured_are_refused_together(tmp_path):
     with pytest.raises(ConfigError, match=r"data .* cannot be used.*; sequence length 8 cannot be used"):
         resolve_model("resnet-tiny", data_path=tmp_path, sequence_length=8)
-    with pytest.raises(ConfigError, match=r"nowhere does not exist.*; sequence length must be at least 2"):
+    with pytest.raises(ConfigError, match=r"nowhere does not exist.*; sequence length must be from 2 to"):
         resolve_model("gpt2-tiny", data_path=tmp_path / "nowhere", sequence_length=1)
 
 

@@ -1,23 +1,17 @@
 """What a user sees and what is left behind when a worker, the user or the program itself ends a run early."""
 
-import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.core.plan import Plan
+from programs import Program, nothing_is_left, programs, written
 from spantrain.core.spans import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,97 +22,10 @@ PATIENCE = "20 s"
 FOREVER = ["--steps", "1000000"]
 
 
-@dataclass
-class Program:
-    """A running `spantrain`, what it has said, and everything that it has started."""
-
-    process: subprocess.Popen[bytes]
-    temporary: Path
-    said: list[str] = field(default_factory=list)
-    _silent: bool = False
-    """Whether it will say nothing more: it has ended."""
-    _heard: threading.Condition = field(default_factory=threading.Condition)
-    _listener: threading.Thread | None = None
-
-    def listen(self) -> None:
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._heard:
-                self.said.append(line.decode())
-                self._heard.notify_all()
-        with self._heard:
-            self._silent = True
-            self._heard.notify_all()
-
-    def _said(self, text: str) -> bool:
-        return any(text in line for line in self.said)
-
-    def wait_to_hear(self, text: str) -> None:
-        with self._heard:
-            self._heard.wait_for(lambda: self._said(text) or self._silent, PATIENCE_S)
-            found = self._said(text)
-        assert found, f"never said {text!r}, but: {''.join(self.said)}"
-
-    def family(self) -> list[psutil.Process]:
-        """All processes that live on this program's temporary folder: it and what it started."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != "zombie":
-                    found.append(process)
-        return found
-
-    def worker(self, device: str) -> psutil.Process:
-        """The process that writes this device's log."""
-        for process in self.family():
-            if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"/{device}.log"):
-                return process
-        raise AssertionError(f"no worker of {device}")
-
-    def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and all that it has said."""
-        code = self.process.wait(PATIENCE_S)
-        assert self._listener is not None
-        self._listener.join(PATIENCE_S)
-        return code, "".join(self.said)
-
-
 @pytest.fixture
 def start(tmp_path_factory) -> Iterator[object]:
-    programs = []
-
-    def run(*words: object, listening: bool = True) -> Program:
-        temporary = tmp_path_factory.mktemp("t")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spantrain", *map(str, words)],
-            stdout=(temporary.parent / f"{temporary.name}.out").open("wb"),
-            stderr=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
-        )
-        program = Program(process, temporary)
-        programs.append(program)
-        if listening:
-            program.listen()
-        return program
-
-    yield run
-    for program in programs:
-        for process in program.family():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        program.process.wait()
-
-
-def written(plan: Plan, law_profile, folder: Path) -> Path:
-    """Write a plan and its profile; return the plan's path."""
-    write_profile(law_profile(plan.cluster, plan.model), folder / "profile.json")
-    reference = reference_to_profile(folder / "profile.json", folder / "plan.json")
-    write_plan(replace(plan, profile=reference), folder / "plan.json")
-    return folder / "plan.json"
+    with programs(tmp_path_factory.mktemp) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +54,6 @@ def slow_plan_path(tmp_path_factory, make_plan, spec_of, law_profile) -> Path:
     return written(plan, law_profile, tmp_path_factory.mktemp("slow"))
 
 
-def nothing_is_left(program: Program) -> None:
-    assert program.family() == []
-    assert list(program.temporary.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("path_of_plan", "lost"),
     [("plan_path", "s1r0"), pytest.param("divided_plan_path", "s0r1", marks=pytest.mark.tensor_parallel)],
@@ -164,26 +66,33 @@ def test_lost_worker_is_named_with_its_log(path_of_plan, lost, request, start, t
     """
     plan_path = request.getfixturevalue(path_of_plan)
 
-    def run_that_loses(number: signal.Signals) -> Program:
+    def run_that_loses(number: signal.Signals, *words: str) -> Program:
         out = tmp_path / number.name
-        program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", out)
-        program.wait_to_hear("step 1/")
+        program = start("train", plan_path, *FOREVER, "--no-network", "--lost-after", PATIENCE, "--out", out, *words)
+        program.wait_to_hear("step 11/" if words else "step 1/")
         program.worker(lost).send_signal(number)
         return program
 
-    def is_named(program: Program, how: str, log: Path) -> None:
+    def is_named(program: Program, how: str, log: Path, go_on: str) -> None:
         code, said = program.end()
         assert code == 1
         last = said[said.index("Error:") :]
         assert f"device {lost}" in last
         assert how in last
         assert str(log) in last
+        assert re.search(go_on, last)
         assert "Traceback" not in said
         nothing_is_left(program)
 
-    stopped, killed = run_that_loses(signal.SIGSTOP), run_that_loses(signal.SIGKILL)
-    is_named(killed, "killed by signal 9", tmp_path / f"SIGKILL/logs/{lost}.log")
-    is_named(stopped, "no heartbeat", tmp_path / f"SIGSTOP/logs/{lost}.log")
+    stopped, killed = run_that_loses(signal.SIGSTOP), run_that_loses(signal.SIGKILL, "--checkpoint-every", "1")
+    folder = re.escape(str(tmp_path / "SIGKILL"))
+    go_on = (
+        rf"the newest complete checkpoint is {folder}/checkpoint/step-\d+; go on with: "
+        rf"spantrain train --resume {folder} --steps 1000000 --no-network --lost-after '{PATIENCE}'"
+    )
+    is_named(killed, "killed by signal 9", tmp_path / f"SIGKILL/logs/{lost}.log", go_on)
+    none = "there is no checkpoint to go on from; --checkpoint-every N writes them"
+    is_named(stopped, "no heartbeat", tmp_path / f"SIGSTOP/logs/{lost}.log", none)
 
 
 def test_interrupt_leaves_a_checkpoint_to_resume(start, plan_path, tmp_path):
@@ -212,7 +121,7 @@ def test_interrupt_leaves_a_checkpoint_to_resume(start, plan_path, tmp_path):
 
 def test_second_interrupt_ends_at_once(start, slow_plan_path, tmp_path):
     program = start("train", slow_plan_path, *FOREVER, "--no-network", "--out", tmp_path)
-    program.wait_to_hear("Training")
+    program.wait_to_hear("All devices are ready")
     program.process.send_signal(signal.SIGINT)
     program.wait_to_hear("Stopping after this step")
     program.process.send_signal(signal.SIGINT)

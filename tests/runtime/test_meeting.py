@@ -1,24 +1,69 @@
-"""Replicas of a stage find each other by the port that the first has opened."""
+"""Devices of a stage find each other by the port that the first has opened; nobody else has a say in it."""
 
 from concurrent.futures import ThreadPoolExecutor
 
-from patience import PATIENCE_S
-from spantrain.runtime.meeting import MeetingPoints
+import pytest
 
-ASKS = {"generation": 1, "stage": 2}
+from patience import PATIENCE_S
+from spantrain.core.outer_stages import StageOrder, StageReport
+from spantrain.runtime.meeting import MeetingPoints
+from spantrain.runtime.outer_meetings import StageMeetings
+from spantrain.transport.control.protocol import RemoteRefusal
+
+STAGES = [("a",), ("b", "c")]
+ASKS = {"generation": 1, "stage": 1}
+
+
+def points(generation: int = 1, hold_s: float = PATIENCE_S) -> MeetingPoints:
+    return MeetingPoints(lambda: (generation, STAGES), hold_s=hold_s)
 
 
 def test_who_asks_first_waits_for_who_opens():
-    points = MeetingPoints()
+    found = points()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(points.answer, ASKS)
-        opened = points.answer({**ASKS, "host": "10.0.0.7", "port": 4711})
+        asked = pool.submit(found.answer, "c", ASKS)
+        opened = found.answer("b", {**ASKS, "host": "10.0.0.7", "port": 4711})
         assert asked.result(PATIENCE_S) == opened == {"host": "10.0.0.7", "port": 4711}
 
 
-def test_each_generation_and_stage_has_its_own_place():
-    points = MeetingPoints()
-    for stage, generation in ((0, 0), (0, 1), (1, 0)):
-        points.answer({"generation": generation, "stage": stage, "host": "here", "port": 10 * stage + generation})
-    assert points.answer({"generation": 1, "stage": 0})["port"] == 1
-    assert points.answer({"generation": 0, "stage": 1})["port"] == 10
+def test_who_waits_for_long_is_told_to_ask_again():
+    assert points(hold_s=0.0).answer("c", ASKS) == {"again": True}
+
+
+def test_an_order_that_is_over_holds_nobody():
+    found = points()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(found.answer, "c", ASKS)
+        found.close()
+        assert asked.result(PATIENCE_S) == {"again": True}
+
+
+@pytest.mark.parametrize(
+    ("device", "payload", "says"),
+    [
+        ("a", ASKS, "a has no meeting point at stage 1"),
+        ("c", {**ASKS, "host": "here", "port": 1}, "c has no meeting point to open at stage 1"),
+        ("b", {**ASKS, "generation": 0}, "generation 0 does not run"),
+        ("b", {**ASKS, "stage": 7}, "no meeting point at stage 7"),
+        ("b", {**ASKS, "stage": -1}, "no meeting point at stage -1"),
+        ("b", {"stage": 1}, "has generation and stage"),
+    ],
+)
+def test_others_have_no_say(device, payload, says):
+    found = points(hold_s=0.0)
+    with pytest.raises(RemoteRefusal, match=says):
+        found.answer(device, payload)
+
+
+def test_stages_of_an_outer_cluster_meet_one_after_another():
+    meetings = StageMeetings(frozenset("ab"), hold_s=0.0)
+    leads = StageReport(order=StageOrder())
+    for stranger, number in (("c", 0), ("a", 1), ("a", -1)):
+        with pytest.raises(RemoteRefusal, match="the next one is 0"):
+            meetings.meet(stranger, number, None)
+    assert meetings.meet("a", 0, leads) is None
+    with pytest.raises(RemoteRefusal, match="as a has done"):
+        meetings.meet("b", 0, leads)
+    held = meetings.meet("b", 0, None)
+    assert held == meetings.meet("a", 0, None)
+    assert held.reports == {"a": leads}

@@ -104,19 +104,18 @@ def _two_stages(spec, dtype):
 
 
 @pytest.mark.parametrize("overflow", [False, True])
-def test_one_devices_overflow_makes_all_skip(overflow):
+def test_one_devices_overflow_makes_all_skip(overflow, make_plan, spec_of):
     outcomes: list[StepOutcome] = []
     barrier = StepBarrier(
-        devices=frozenset({"a"}),
+        plan=make_plan(spec_of("gpt2"), [0, 5], [[1]], [[Span(0, 4)]], "gpipe"),
         job=JOB,
-        global_batch=4,
         stop_requested=lambda: False,
         on_step=outcomes.append,
         can_checkpoint=True,
     )
     report = StepReport(
-        generation=0, step=0, loss_sum=4.0, grad_square=9.0, busy_s=0.1, peak_held_samples=1, overflow=overflow
+        generation=1, step=0, loss_sum=4.0, grad_square=9.0, busy_s=0.1, peak_held_samples=1, overflow=overflow
     )
-    verdict = barrier.report("a", report)
+    verdict = barrier.report("s0r0", report)
     assert verdict.skip_update == outcomes[0].skipped == overflow
     assert outcomes[0].loss == 1.0

@@ -20,7 +20,7 @@ def server(folder: Path, credentials: Credentials, *, replacing: bool = False) -
         handlers={"who": lambda peer, _payload: {"peer": peer}},
         on_join=lambda _name, _facts: {},
         credentials=credentials,
-        replacing=replacing,
+        may_replace=lambda _name: replacing,
     )
     made.start()
     return made

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +80,18 @@ def client(beats: Beats) -> Iterator[ControlClient]:
     client.close()
 
 
-def test_beats_tell_a_status_and_bring_back_what_is_asked(beats: Beats, client: ControlClient) -> None:
+def test_beats_bring_back_what_is_asked(beats: Beats, client: ControlClient) -> None:
     asked = threading.Event()
     thread = HeartbeatThread(
         client,
         interval_s=0.01,
-        status=lambda: {"step": 7},
         on_change=lambda: asked.set() if thread.answer.get("stop") else None,
     )
     assert thread.answer == {}
     thread.start()
     assert asked.wait(PATIENCE_S)
     thread.stop()
-    assert beats.seen[:3] == [("edge-1", {"step": 7})] * 3
+    assert beats.seen[:3] == [("edge-1", {})] * 3
     assert thread.coordinator_lost is None
 
 
@@ -113,6 +112,81 @@ def test_a_coordinator_that_goes_away_is_noticed(beats: Beats, client: ControlCl
     assert thread.coordinator_lost is not None
     assert "no heartbeat for" in thread.coordinator_lost
     assert "the coordinator at unix:" in thread.coordinator_lost
+
+
+class Line:
+    """A connection on which nothing is answered, or everything, at once."""
+
+    def __init__(self, answers: bool) -> None:
+        self.answers = answers
+        self.closed = False
+
+    def begin(self, _method: str, _payload: dict[str, Any], *, timeout_s: float, done: Callable[[], None]) -> "Line":
+        if self.answers:
+            done()
+        return self
+
+    @property
+    def ended(self) -> bool:
+        return self.answers
+
+    def result(self) -> dict[str, Any]:
+        return {"answered": True}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Dialled:
+    """A client whose connections of some numbers carry nothing, such as those from before an outage."""
+
+    address = "there"
+
+    def __init__(self, *silent: int) -> None:
+        self.lines: list[Line] = []
+        self._silent = silent
+
+    def another(self) -> Line:
+        self.lines.append(Line(len(self.lines) not in self._silent))
+        return self.lines[-1]
+
+
+def test_a_beat_that_is_not_answered_is_sent_on_new_connections_until_one_answers() -> None:
+    """TCP on the old one may find out only much later that the network is back."""
+    client, heard = Dialled(0, 1), threading.Event()
+    thread = HeartbeatThread(client, interval_s=60.0, timeout_s=2.0, on_change=heard.set)  # type: ignore[arg-type]
+    thread.start()
+    assert heard.wait(PATIENCE_S)
+    assert thread.answer == {"answered": True}
+    thread.stop()
+    assert len(client.lines) == 3
+    assert all(line.closed for line in client.lines)
+    assert thread.coordinator_lost is None
+
+
+def test_one_that_never_answers_is_lost_and_every_connection_closed() -> None:
+    client = Dialled(*range(100))
+    thread = HeartbeatThread(client, interval_s=0.01, timeout_s=0.4)  # type: ignore[arg-type]
+    thread.start()
+    assert thread.await_loss(PATIENCE_S)
+    thread.stop()
+    assert "the coordinator at there was lost: no heartbeat for" in str(thread.coordinator_lost)
+    assert len(client.lines) > 2
+    assert all(line.closed for line in client.lines)
+
+
+def test_whoever_was_not_running_cannot_have_heard_anybody() -> None:
+    detector = FailureDetector(6.0)
+    detector.on_heartbeat(0.0, "edge-1")
+    assert detector.lost(0.1) == ()
+    assert detector.lost(100.0) == (), "it has slept"
+    assert detector.lost(100.9) == ()
+    detector.on_heartbeat(101.0, "edge-1")
+    assert detector.lost(101.5) == detector.lost(102.4) == ()
+    assert detector.silence_s(102.4, "edge-1") == pytest.approx(1.4)
+    for tenth in range(1024, 1100):
+        lost = detector.lost(tenth / 10)
+        assert bool(lost) == (tenth / 10 - 101.0 > 6.0)
 
 
 def test_a_released_worker_is_told_at_its_next_beat(beats: Beats, client: ControlClient) -> None:

@@ -58,9 +58,8 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     plan = rehearsal_plan(session.cluster, devices, graph)
     job = TrainJob(steps=_STEPS, trace_steps=_STEPS, adapter="off")
     barrier = StepBarrier(
-        devices=frozenset(devices),
+        plan=plan,
         job=job,
-        global_batch=_SAMPLES,
         stop_requested=lambda: False,
         on_step=lambda _outcome: None,
         can_checkpoint=False,

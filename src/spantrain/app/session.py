@@ -110,11 +110,14 @@ def _remote(
     stack.callback(coordinator.stop)
     reporter.note(
         f"Waiting for {len(devices)} workers; on each machine run:\n"
-        f"  spantrain worker --join {coordinator.join_address} --token {coordinator.token} --name DEVICE\n"
+        f"  {coordinator.join_command('DEVICE')}\n"
         f"  with DEVICE one of {', '.join(devices)}"
     )
     coordinator.wait_for(
-        devices, options.join_timeout_s, lambda joined: reporter.progress(joined, len(devices), "workers joined")
+        devices,
+        options.join_timeout_s,
+        lambda joined: reporter.progress(joined, len(devices), "workers joined"),
+        reporter.note,
     )
     return Session(
         cluster=cluster, devices=tuple(devices), coordinator=coordinator, network="real", testbed=None, workers=None
@@ -175,7 +178,6 @@ def _placement(
         data_address=testbed.address(device.host) if testbed else "127.0.0.1",
         encrypted=options.encrypted,
         functions=options.functions,
-        heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
     )
     return Placement(
         settings=settings,

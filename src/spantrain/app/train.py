@@ -40,8 +40,9 @@ from spantrain.errors import ConfigError
 from spantrain.runtime.advice import Adviser, Advising
 from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.manifest import Manifest, read_manifest
+from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, read_manifest
 from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.checkpoint.storage import Disk, remove_partials
 from spantrain.runtime.given import GIVEN, BatchDesk
 from spantrain.runtime.orders import TrainOrder, TrainResult
 
@@ -49,17 +50,22 @@ __all__ = ["Resume", "StopRequest", "TrainRequest", "train"]
 
 
 class StopRequest:
-    """Ctrl-C: the first asks for a checkpoint and a clean end, the second for an end at once."""
+    """Ctrl-C: the first asks for a checkpoint and a clean end, the second for an end at once.
+
+    Before the first step there is nothing to save: then the first asks for an end at once, too.
+    """
 
     def __init__(self) -> None:
         self._count = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while one is counted
+        self.begun = False
+        """Whether the first step has begun."""
 
-    def ask(self) -> int:
-        """Count one more wish to stop."""
+    def ask(self) -> bool:
+        """Count one more wish to stop; return whether it is one for an end at once."""
         with self._lock:
             self._count += 1
-            return self._count
+            return self.at_once or not self.begun
 
     @property
     def wanted(self) -> bool:
@@ -194,6 +200,8 @@ class _Run:
             self._reporter.note(f"Not as the model was given: {line}")
         self._reporter.run_begins(plan)
         self._network.prepare(request.job.steps - self._first_step, request.out)
+        if request.checkpoints:
+            remove_partials(Disk(), request.out / CHECKPOINTS)
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.callback(self._scalars.close)
@@ -203,7 +211,7 @@ class _Run:
                 self._on_saved,
                 lambda: self._stop.at_once,
                 request.batches,
-                self._network.begin,
+                self._on_begin,
             )
         results = {
             name: from_json(TrainResult, answer["result"], f"result of {name}") for name, answer in answers.items()
@@ -213,9 +221,9 @@ class _Run:
     def _barrier(self, advising: Advising | None) -> StepBarrier:
         request, later = self._request, self._session.coordinator.later
         return StepBarrier(
-            devices=frozenset(request.plan.devices),
+            plan=request.plan,
             job=request.job,
-            global_batch=request.plan.global_batch,
+            first_step=self._first_step,
             stop_requested=lambda: self._stop.wanted,
             on_step=lambda outcome: later(lambda: self._on_step(outcome)),
             can_checkpoint=request.checkpoints,
@@ -249,6 +257,11 @@ class _Run:
             outer=request.outer,
         )
 
+    def _on_begin(self, begun_s: float) -> None:
+        self._stop.begun = True
+        self._network.begin(begun_s)
+        self._reporter.note("All devices are ready: the first step begins")
+
     def _on_step(self, outcome: StepOutcome) -> None:
         self._outcomes.append(outcome)
         if outcome.loss is not None:
@@ -264,14 +277,13 @@ class _Run:
 
     def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
         """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
-        self._session.coordinator.later(lambda: self._note_saved(saved))
+        if self._checkpoints.accept(saved):
+            self._session.coordinator.later(lambda: self._complete(saved))
         return self._checkpoints.dropped
 
-    def _note_saved(self, saved: SavedFile) -> None:
-        folder = self._checkpoints.on_saved(saved)
-        if folder is not None:
-            self._checkpoint = str(folder)
-            self._reporter.saved(self._checkpoint)
+    def _complete(self, saved: SavedFile) -> None:
+        self._checkpoint = str(self._checkpoints.complete(saved))
+        self._reporter.saved(self._checkpoint)
 
     def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         request = self._request

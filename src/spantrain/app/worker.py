@@ -4,12 +4,14 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from spantrain.config.files import read_text
 from spantrain.errors import ConfigError
-from spantrain.runtime.coordinator import RANK_PREFIX
 from spantrain.runtime.environment import Environment
+from spantrain.runtime.roster import RANK_PREFIX
 from spantrain.runtime.worker import Worker
 from spantrain.runtime.worker_settings import WorkerSettings
 
@@ -19,7 +21,7 @@ __all__ = ["serve"]
 def serve(
     *,
     join: str,
-    token: str,
+    token_file: Path | None,
     name: str | None,
     backend: str | None,
     data_address: str | None,
@@ -29,7 +31,13 @@ def serve(
     """Join, carry out orders, and return when the coordinator has no more.
 
     Under torchrun the device's name may be left out: it is then the coordinator's device number RANK; and the
-    CUDA device is number LOCAL_RANK.
+    CUDA device is number LOCAL_RANK. The token is in a file, or in SPANTRAIN_TOKEN: among the words of a command other
+    users of the machine could see it.
+
+    Raises:
+        ConfigError: there is no token, or no name.
+        UsageError: the token or the environment makes no sense.
+        WorkerError, PeerLostError: the last order failed, here or elsewhere; or the coordinator was lost.
     """
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -40,7 +48,7 @@ def serve(
         backend = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
     settings = WorkerSettings(
         join=join,
-        token=token,
+        token=_token(token_file, environment),
         name=name if name is not None else _name_of(environment),
         backend=backend,
         data_address=data_address or _address_towards(join),
@@ -48,6 +56,14 @@ def serve(
         functions=tuple(functions),
     )
     Worker(settings).run()
+
+
+def _token(file: Path | None, environment: Environment) -> str:
+    if file is not None:
+        return read_text(file, remedy="write the token there that the coordinator printed").strip()
+    if environment.join_token is None:
+        raise ConfigError("give the coordinator's token: in SPANTRAIN_TOKEN, or with --token-file FILE")
+    return environment.join_token
 
 
 def _address_towards(join: str) -> str:

@@ -153,7 +153,10 @@ def groups(profile_path: ProfilePath, json_: Json = False) -> None:
 
 def worker(
     join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")],
-    token: Annotated[str, typer.Option(envvar="SPANTRAIN_TOKEN", help="What the coordinator printed.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
     backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
     data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
@@ -172,7 +175,7 @@ def worker(
     with clean_interrupt("the worker"):
         serve(
             join=join,
-            token=token,
+            token_file=token_file,
             name=name,
             backend=backend,
             data_address=data_address,

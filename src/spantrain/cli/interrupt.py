@@ -27,12 +27,12 @@ def clean_interrupt(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def graceful_interrupt(ask: Callable[[], int]) -> Iterator[None]:
-    """Ask for a clean end on the first signal, end at once on the second."""
+def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> Iterator[None]:
+    """Count signals by `ask`, which tells whether to end at once; `says`: from where to go on then."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if ask() > 1:
+        if ask():
             raise KeyboardInterrupt
         sys.stderr.write("\nStopping after this step, with a checkpoint. Once more: stop now.\n")
 
@@ -40,7 +40,7 @@ def graceful_interrupt(ask: Callable[[], int]) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            raise Interrupted("stopped at once; the last complete checkpoint is the one to resume from") from None
+            raise Interrupted(f"stopped at once; {says()}") from None
 
 
 @contextmanager

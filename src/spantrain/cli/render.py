@@ -81,7 +81,7 @@ class TerminalReporter:
 
     def note(self, text: str) -> None:
         """Print something that stays."""
-        self._console.print(text, soft_wrap=True, highlight=False)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def show_groups(self, groups: Groups, profile: Profile) -> None:
         """Print the two levels of groups."""

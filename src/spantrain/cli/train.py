@@ -1,7 +1,10 @@
 """`spantrain train`: a new run of a plan, or going on where an earlier one stopped."""
 
+import contextlib
 import datetime
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,16 +41,15 @@ from spantrain.config.files import check_can_make, is_file
 from spantrain.config.json_codec import to_json
 from spantrain.core.job import TrainJob
 from spantrain.core.outer_stages import OuterCluster
-from spantrain.errors import ConfigError, Interrupted, PlanError
+from spantrain.errors import ConfigError, Interrupted, PeerLostError, PlanError, WorkerError
 from spantrain.models.data_choice import user_functions
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.app.quick import QuickRequest
     from spantrain.app.session import SessionOptions
-    from spantrain.app.train import TrainRequest
+    from spantrain.app.train import StopRequest, TrainRequest
     from spantrain.app.train_outcome import TrainOutcome
-    from spantrain.core.plan import Plan
 
 __all__ = ["train"]
 
@@ -59,6 +61,10 @@ _QUICK_OPTIONS = (
     "preset", "cluster", "data", "tokenizer", "sequence_length", "global_batch", "dtype", "emulated_speed",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
+_WHERE_OPTIONS = (
+    "other_plan", "keep_checkpoints", "tensorboard", "no_network", "network_trace", "listen", "lost_after", "insecure",
+)  # fmt: skip
+"""Options that a run that goes on needs again: no checkpoint has them."""
 
 
 def train(
@@ -110,9 +116,9 @@ def train(
     trace = chosen_trace(network_trace, emulated=not no_network and listen is None)
     if model is not None:
         request = replace(_quick_request(context, model, out), network_trace=trace, outer=_outer_cluster())
-        _train_from_scratch(request, where, json_)
+        _train_from_scratch(context, request, where, json_)
     else:
-        _train(replace(_request(context), network_trace=trace, outer=_outer_cluster()), where, context)
+        _train(context, replace(_request(context), network_trace=trace, outer=_outer_cluster()), where, json_)
 
 
 def _outer_cluster() -> OuterCluster | None:
@@ -254,45 +260,83 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _train(request: "TrainRequest", session_options: "SessionOptions", context: typer.Context) -> None:
+def _train(context: typer.Context, request: "TrainRequest", session_options: "SessionOptions", json_: bool) -> None:
     from spantrain.app.old_run import remove_old_run
     from spantrain.app.session import open_session
-    from spantrain.app.train import StopRequest
     from spantrain.app.train import train as train_plan
     from spantrain.cli.render import TerminalReporter
 
-    stop, json_ = StopRequest(), context.params["json_"]
     run = request.plan
     if context.params["overwrite"]:
         remove_old_run(request.out, keep=context.params["plan_path"])
     session_options = replace(session_options, functions=user_functions(run.model))
-    with graceful_interrupt(stop.ask), TerminalReporter(tables=not json_) as reporter:
+    with _going_on(context, request.out) as stop, TerminalReporter(tables=not json_) as reporter:
         with open_session(run.cluster, run.devices, session_options, request.out / "logs", reporter) as session:
             outcome = train_plan(session, request, stop, reporter)
         reporter.show_training(outcome, run)
-    if json_:
-        print_json(to_json(outcome))
-    _say_how_it_ended(outcome, run)
+    _end(context, outcome, json_)
 
 
-def _train_from_scratch(request: "QuickRequest", session_options: "SessionOptions", json_: bool) -> None:
+def _train_from_scratch(
+    context: typer.Context, request: "QuickRequest", session_options: "SessionOptions", json_: bool
+) -> None:
     from spantrain.app.quick import quick_train
-    from spantrain.app.train import StopRequest
     from spantrain.cli.render import TerminalReporter
 
-    stop = StopRequest()
-    with graceful_interrupt(stop.ask), TerminalReporter(tables=not json_) as reporter:
+    with _going_on(context, request.out) as stop, TerminalReporter(tables=not json_) as reporter:
         outcome, run = quick_train(request, session_options, stop, reporter)
         reporter.show_training(outcome, run)
+    _end(context, outcome, json_)
+
+
+def _end(context: typer.Context, outcome: "TrainOutcome", json_: bool) -> None:
     if json_:
         print_json(to_json(outcome))
-    _say_how_it_ended(outcome, run)
-
-
-def _say_how_it_ended(outcome: "TrainOutcome", plan: "Plan") -> None:
     if outcome.interrupted:
-        functions = "".join(f" --function {name}" for name in user_functions(plan.model))
-        raise Interrupted(
-            f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: spantrain train --resume "
-            f"{Path(outcome.checkpoint).parent.parent}{functions} --steps N"
-        )
+        command = _command_to_resume(context, Path(outcome.checkpoint))
+        raise Interrupted(f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: {command}")
+
+
+@contextmanager
+def _going_on(context: typer.Context, out: Path) -> Iterator["StopRequest"]:
+    """Say from where to go on, if a run is interrupted or lost."""
+    from spantrain.app.train import StopRequest
+
+    stop = StopRequest()
+    try:
+        with graceful_interrupt(stop.ask, lambda: _where_to_go_on(context, out)):
+            yield stop
+    except (PeerLostError, WorkerError) as error:
+        if not stop.begun:
+            raise
+        raise type(error)(f"{error}\n{_where_to_go_on(context, out)}") from None
+
+
+def _where_to_go_on(context: typer.Context, out: Path) -> str:
+    from spantrain.runtime.checkpoint.manifest import latest_checkpoint
+
+    for folder in (out, context.params["resume"]):
+        with contextlib.suppress(ConfigError):
+            if folder is not None:
+                found = latest_checkpoint(folder)
+                moved = ("--out", str(out)) if folder != out else ()
+                return (
+                    f"the newest complete checkpoint is {found}; go on with: "
+                    f"{_command_to_resume(context, found, *moved)}"
+                )
+    return "there is no checkpoint to go on from; --checkpoint-every N writes them"
+
+
+def _command_to_resume(context: typer.Context, checkpoint: Path, *more: str) -> str:
+    """Return the command that goes on in the same way from the newest checkpoint of a run's folder."""
+    from spantrain.runtime.checkpoint.manifest import read_manifest
+
+    folder = checkpoint.parent.parent
+    words = ["spantrain", "train", "--resume", str(folder), *more, "--steps", str(context.params["steps"])]
+    for name in user_functions(read_manifest(checkpoint, check_files=False).model):
+        words += ["--function", name]
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if param.name in _WHERE_OPTIONS and _was_given(context, param.name):
+            words += [param.opts[0]] if value is True else [param.opts[0], str(value)]
+    return shlex.join(words)

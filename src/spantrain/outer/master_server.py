@@ -62,7 +62,7 @@ class MasterServer:
                 on_join=self._join,
                 max_peers=config.max_members,
                 credentials=self._files.credentials,
-                replacing=True,
+                may_replace=lambda _name: True,
             )
             stack.pop_all()
         self._changed = threading.Condition()

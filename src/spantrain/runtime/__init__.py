@@ -4,6 +4,7 @@ The coordinator's side
 
 coordinator     who is here, what each is to do, what became of it
 roster          what it knows of each worker
+worker_desk     what workers call: what each may say, and what it is told
 meeting         where the replicas of a stage meet
 training_run    what workers ask of the run that is under way
 barrier         the end of a step: all reports in, one verdict out
@@ -17,6 +18,9 @@ The worker's side
 
 worker          joins, carries out orders one by one, leaves
 worker_settings what a worker is told when it starts
+watch           what ends an order before it is done, and every wait in it
+connections     TCP connections that a library holds, found and cut
+stores          where devices of a stage meet before they form groups
 failure         what it tells of an order that failed
 own_functions   users' functions for data and loss: only those that a worker was started with
 trainer         one device's part of a training run

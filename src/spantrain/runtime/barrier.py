@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from threading import Condition
 
 from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
 from spantrain.runtime.advice import Advice, Advising
+from spantrain.runtime.meeting import HOLD_S
 from spantrain.runtime.orders import StepReport, Verdict
 from spantrain.runtime.outer_meetings import meeting_of
+from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["StepBarrier", "StepOutcome", "SwitchFigures"]
 
@@ -53,28 +56,39 @@ class StepOutcome:
 
 
 class StepBarrier:
-    """Collects the reports of all devices of a run, step by step."""
+    """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
 
     def __init__(
         self,
         *,
-        devices: frozenset[str],
+        plan: Plan,
         job: TrainJob,
-        global_batch: int,
         stop_requested: Callable[[], bool],
         on_step: Callable[[StepOutcome], None],
         can_checkpoint: bool,
+        first_step: int = 0,
         advising: Advising | None = None,
+        hold_s: float = HOLD_S,
     ) -> None:
-        self._devices = devices
+        self.plan = plan
+        """That runs: the last one that a verdict had."""
+        self._devices = frozenset(plan.devices)
         self._job = job
-        self._global_batch = global_batch
+        self._global_batch = plan.global_batch
         self._stop_requested = stop_requested
         self._on_step = on_step
         self._can_checkpoint = can_checkpoint
         self._advising = advising
-        self._reports: dict[int, dict[str, StepReport]] = {}
-        self._verdicts: dict[int, Verdict] = {}
+        self._hold_s = hold_s
+        self._step = first_step
+        """That all report next."""
+        self._reports: dict[str, StepReport] = {}
+        """Of that step."""
+        self._verdict: Verdict | None = None
+        """On the step before."""
+        self._stops = 0
+        """How often all were told to stop: where steps overlap, one that has begun still ends."""
+        self._to_save: set[int] = set()
         self._closed = Condition()
         self._aborted: str | None = None
         self._last_closed_s = time.monotonic()
@@ -83,25 +97,54 @@ class StepBarrier:
         """Count the first step's time from now on: all devices are ready for it, and none has begun."""
         self._last_closed_s = now_s
 
-    def report(self, device: str, report: StepReport) -> Verdict:
-        """Bring one device's report; wait for the others; return what all do next.
+    def wants_checkpoint(self, steps_done: int) -> bool:
+        """Whether a verdict has told all devices to save what they have after so many steps."""
+        return steps_done in self._to_save
+
+    def report(self, device: str, report: StepReport) -> Verdict | None:
+        """Bring one device's report; wait for the others; return what all do next, or None if it takes longer.
+
+        Who asks again brings its report again: the first one counts.
 
         Raises:
+            RemoteRefusal: it is no report of the step that is under way, or says what cannot be.
             Interrupted: the run was aborted meanwhile.
         """
         with self._closed:
-            assert device in self._devices, f"{device} has no part in this run"
-            if report.step in self._verdicts:
-                return self._verdicts[report.step]  # asked again: the answer was lost on its way
-            reports = self._reports.setdefault(report.step, {})
-            reports[device] = report
-            if len(reports) == len(self._devices):
-                self._close(report.step)
-            while report.step not in self._verdicts and self._aborted is None:
-                self._closed.wait(1.0)
-            if report.step not in self._verdicts:
-                raise Interrupted(self._aborted or "the run was aborted")
-            return self._verdicts[report.step]
+            if report.step == self._step - 1 and self._verdict is not None and device in self._devices:
+                return self._verdict  # asked again: the answer was lost on its way
+            refusal = self._why_not(device, report)
+            if refusal:
+                raise RemoteRefusal(refusal)
+            # Of links to devices of an earlier run it may still have news.
+            links = tuple(link for link in report.links if link.peer in self._devices)
+            self._reports.setdefault(device, replace(report, links=links))
+            if self._reports.keys() == self._devices:
+                self._close()
+            deadline_s = time.monotonic() + self._hold_s
+            while self._step == report.step and self._aborted is None and (left_s := deadline_s - time.monotonic()) > 0:
+                self._closed.wait(left_s)
+            if self._step > report.step:
+                return self._verdict
+            if self._aborted is not None:
+                raise Interrupted(self._aborted)
+            return None
+
+    def _why_not(self, device: str, report: StepReport) -> str:
+        """Return why a report is not taken, or nothing."""
+        if device not in self._devices:
+            return f"device {device} has no part in this run"
+        if (report.generation, report.step) != (self.plan.generation, self._step):
+            return (
+                f"device {device} reports step {report.step} under generation {report.generation}; under way is step "
+                f"{self._step} under generation {self.plan.generation}"
+            )
+        if self._stops > self._job.staleness and report.loss_sum is not None:
+            return f"device {device} reports step {report.step}; the run ended with step {self._step - 1}"
+        leaders = [name for name, other in self._reports.items() if other.outer and other.outer.order]
+        if report.outer and report.outer.order and leaders not in ([], [device]):
+            return f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done"
+        return ""
 
     def abort(self, reason: str) -> None:
         """Let everybody who waits go."""
@@ -109,20 +152,23 @@ class StepBarrier:
             self._aborted = reason
             self._closed.notify_all()
 
-    def _close(self, step: int) -> None:
-        reports = self._reports.pop(step)
+    def _close(self) -> None:
+        step, reports, self._reports = self._step, self._reports, {}
         now_s = time.monotonic()
         outcome = self._outcome(step, reports, now_s)
         self._last_closed_s = now_s
         verdict = replace(
-            self._verdict(step, outcome, _data_differs(reports)),
+            self._judge(step, outcome, _data_differs(reports)),
             outer=meeting_of({name: report.outer for name, report in reports.items()}),
         )
         advice = self._advice(step, reports) if outcome.loss is not None and not verdict.stop else None
         if advice is not None:
             verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
-        self._verdicts[step] = verdict
-        self._verdicts.pop(step - 2, None)
+            self.plan = advice.plan
+        if verdict.checkpoint:
+            self._to_save.add(step + 1)
+        self._verdict, self._step = verdict, step + 1
+        self._stops += verdict.stop
         self._closed.notify_all()
         self._on_step(outcome)
 
@@ -157,14 +203,14 @@ class StepBarrier:
         known = [value for value in sums if value is not None]
         return sum(known) / self._global_batch if known else None
 
-    def _verdict(self, step: int, outcome: StepOutcome, data_differs: str) -> Verdict:
+    def _judge(self, step: int, outcome: StepOutcome, data_differs: str) -> Verdict:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
         evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
         return Verdict(
             grad_norm=outcome.grad_norm,
-            checkpoint=self._can_checkpoint and (stop or regular),
+            checkpoint=self._can_checkpoint and outcome.loss is not None and (stop or regular),
             stop=stop,
             evaluate=evaluate,
             skip_update=outcome.skipped,

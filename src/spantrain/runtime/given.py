@@ -81,6 +81,11 @@ class BatchDesk:
             self._saves.add(step)
             self._changed.notify_all()
 
+    def wants_checkpoint(self, steps_done: int) -> bool:
+        """Whether the loop has told all devices to save what they have after so many steps."""
+        with self._changed:
+            return steps_done in self._saves
+
     def stop(self) -> None:
         """Have all devices end where they are to wait for a batch."""
         with self._changed:

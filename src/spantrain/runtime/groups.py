@@ -9,7 +9,7 @@ A group of one needs no network: `Alone`. `runtime.memory_groups` has groups of 
 
 import datetime
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,6 +148,11 @@ class _TorchMembers(TorchGroup):
         if landing is not tensor:
             tensor.copy_(landing)
 
+    @property
+    def process_group(self) -> ProcessGroup:
+        """What torch calls it."""
+        return self._group
+
     def forget_exchanges(self) -> None:
         """Begin to count exchanges anew."""
         self._seconds.clear()
@@ -212,10 +217,17 @@ class StageGroups:
     """Whether replicas hold the same parts, member by member: then every member sums its own."""
     in_first_replica: bool = True
 
+    def abort(self) -> None:
+        """Give up what is under way in the groups, from another thread; they are of no use afterwards."""
+        groups = (self.world, self.replica, self.ring)
+        for group in {group.process_group for group in groups if isinstance(group, _TorchMembers)}:
+            if "nccl" in dist.get_backend_config(group):
+                group.abort()  # Gloo cannot; its waits end with their connections (`runtime.connections`)
+
     def close(self) -> None:
         """Leave the groups; they end with their generation."""
-        if isinstance(self.world, _TorchMembers) and dist.is_initialized():
-            dist.destroy_process_group()
+        if isinstance(self.world, _TorchMembers):
+            _leave()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,16 +264,18 @@ def open_groups(
     if size == 1:
         return StageGroups(world=Alone(), replica=Alone(), ring=Alone(), parts_meet=True)
     assert store is not None, "the devices of a stage need a store to meet at"
-    with _blaming_peers():
+    timeout = datetime.timedelta(seconds=timeout_s)
+    with _blaming_peers(), ExitStack() as undo:
+        undo.callback(_leave)
         dist.init_process_group(
-            _backend(plan.cluster, stage, torch_device),
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            _backend(plan.cluster, stage, torch_device), store=store, rank=rank, world_size=size, timeout=timeout
         )
         # All devices form all groups in the same order, as torch wants it; those of others give nothing to use.
-        formed = {ranks: _formed(ranks, size) for ranks in (*layout.replicas, *layout.rings)}
+        formed = {ranks: _formed(ranks, size, timeout) for ranks in (*layout.replicas, *layout.rings)}
+        for group in (dist.group.WORLD, *formed.values()):
+            if group is not None:
+                _connect(group, torch_device)
+        undo.pop_all()
     own = next(formed[ranks] for ranks in layout.replicas if rank in ranks)
     ring = next((formed[ranks] for ranks in layout.rings if rank in ranks), None)
     assert dist.group.WORLD is not None
@@ -274,12 +288,24 @@ def open_groups(
     )
 
 
-def _formed(ranks: tuple[int, ...], size: int) -> ProcessGroup | None:
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _connect(group: ProcessGroup, torch_device: torch.device) -> None:
+    """Have the members connect now, where all of them are there for it, and not in the first step."""
+    carriers = [torch.device("cpu"), torch_device] if "nccl" in dist.get_backend_config(group) else [torch_device]
+    for device in carriers:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> ProcessGroup | None:
     if len(ranks) == 1:
         return None
     if len(ranks) == size:
         return dist.group.WORLD
-    group = dist.new_group(list(ranks))
+    group = dist.new_group(list(ranks), timeout=timeout)
     return group if isinstance(group, ProcessGroup) else None
 
 

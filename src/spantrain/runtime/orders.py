@@ -1,5 +1,6 @@
 """What the coordinator asks of a worker, and what the worker answers; JSON on the wire, dataclasses inside."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -189,6 +190,17 @@ class StepReport:
     """What it knows of the links to its peers, if it leads a replica."""
     outer: StageReport | None = None
     """Of the first device of a stage, where the run takes part in an outer optimizer."""
+
+    def __post_init__(self) -> None:
+        amounts = {
+            name: getattr(self, name) or 0 for name in ("grad_square", "busy_s", "peak_held_samples", "duration_s")
+        }
+        amounts |= {f"sent_bytes to {peer}": size for peer, size in self.sent_bytes.items()}
+        wrong = [f"{name} is {value}" for name, value in amounts.items() if not 0 <= value < math.inf]
+        losses = {"loss_sum": self.loss_sum, "evaluation_loss_sum": self.evaluation_loss_sum}
+        wrong += [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value or 0.0)]
+        if wrong:
+            raise ValueError(f"step {self.step}: {'; '.join(wrong)}")
 
 
 @dataclass(frozen=True, kw_only=True)

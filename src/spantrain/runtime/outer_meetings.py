@@ -1,10 +1,13 @@
 """Where the stages of a run that is one cluster of an outer optimizer meet before its steps and behind them."""
 
+import time
 from collections.abc import Mapping
 from threading import Condition
 
 from spantrain.core.outer_stages import StageMeeting, StageReport
 from spantrain.errors import Interrupted
+from spantrain.runtime.meeting import HOLD_S
+from spantrain.transport.control.protocol import RemoteRefusal
 
 __all__ = ["StageMeetings", "meeting_of"]
 
@@ -16,39 +19,53 @@ def meeting_of(reports: Mapping[str, StageReport | None]) -> StageMeeting | None
 
 
 class StageMeetings:
-    """Meetings by number; each of a run's devices comes to each, though only those that lead a stage say something."""
+    """Meetings one after another; each of a run's devices comes to each, though only those that lead a stage speak."""
 
-    def __init__(self, devices: frozenset[str]) -> None:
+    def __init__(self, devices: frozenset[str], *, hold_s: float = HOLD_S) -> None:
         self._devices = devices
-        self._reports: dict[int, dict[str, StageReport | None]] = {}
-        self._meetings: dict[int, StageMeeting] = {}
+        self._hold_s = hold_s
+        self._number = 0
+        """Of the meeting that all come to next."""
+        self._reports: dict[str, StageReport | None] = {}
+        self._meeting: StageMeeting | None = None
+        """The one before."""
         self._changed = Condition()
         self._aborted: str | None = None
 
-    def meet(self, device: str, number: int, report: StageReport | None) -> StageMeeting:
-        """Bring what a device says; wait for the others; return what all said. Asked again, it answers the same.
+    def meet(self, device: str, number: int, report: StageReport | None) -> StageMeeting | None:
+        """Bring what a device says; wait for the others; return what all said, or None if it takes longer.
+
+        Asked again, it answers the same.
 
         Raises:
+            RemoteRefusal: this device has no part in the run, or comes to a meeting that is not now.
             Interrupted: the run was aborted meanwhile.
         """
         with self._changed:
-            assert device in self._devices, f"{device} has no part in this run"
-            if number not in self._meetings:
-                self._come(device, number, report)
-            while number not in self._meetings and self._aborted is None:
-                self._changed.wait(1.0)
-            if number not in self._meetings:
-                raise Interrupted(self._aborted or "the run was aborted")
-            return self._meetings[number]
+            again = number == self._number - 1 and self._meeting is not None
+            if device not in self._devices or not (number == self._number or again):
+                raise RemoteRefusal(f"device {device} comes to meeting {number}; the next one is {self._number}")
+            if number == self._number:
+                self._come(device, report)
+            deadline_s = time.monotonic() + self._hold_s
+            while number == self._number and self._aborted is None and (left_s := deadline_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            if number < self._number:
+                return self._meeting
+            if self._aborted is not None:
+                raise Interrupted(self._aborted)
+            return None
 
-    def _come(self, device: str, number: int, report: StageReport | None) -> None:
-        reports = self._reports.setdefault(number, {})
-        reports[device] = report
-        if reports.keys() == self._devices:
-            meeting = meeting_of(self._reports.pop(number))
-            assert meeting is not None, "devices meet only if an outer optimizer is there"
-            self._meetings[number] = meeting
-            self._meetings.pop(number - 2, None)
+    def _come(self, device: str, report: StageReport | None) -> None:
+        self._reports.setdefault(device, report)
+        leaders = [name for name, said in self._reports.items() if said and said.order]
+        if len(leaders) > 1:
+            del self._reports[device]
+            raise RemoteRefusal(f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done")
+        if self._reports.keys() == self._devices:
+            self._meeting, self._reports = meeting_of(self._reports), {}
+            assert self._meeting is not None, "devices meet only if an outer optimizer is there"
+            self._number += 1
             self._changed.notify_all()
 
     def abort(self, reason: str) -> None:

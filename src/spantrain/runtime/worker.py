@@ -1,10 +1,9 @@
 """A worker: joins the coordinator with one device, carries out its orders one by one, and leaves."""
 
 import contextlib
-import datetime
 import logging
 import os
-import socket
+import sys
 import threading
 import time
 import traceback
@@ -13,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
 
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.core.outer_stages import StageMeeting
 from spantrain.core.plan import Plan
-from spantrain.errors import Interrupted, PeerLostError, WorkerError
+from spantrain.errors import PeerLostError, SpanTrainError, WorkerError
 from spantrain.models.device import Device, open_device, real_compute_ratio
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
@@ -27,6 +26,7 @@ from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.compare.order import FrameworkOrder
 from spantrain.runtime.compare.session import FrameworkSession
+from spantrain.runtime.connections import connections, cut
 from spantrain.runtime.emulation import law_of
 from spantrain.runtime.failure import told
 from spantrain.runtime.groups import StageGroups, open_groups
@@ -45,7 +45,9 @@ from spantrain.runtime.orders import (
 )
 from spantrain.runtime.own_functions import with_own_functions
 from spantrain.runtime.stale_session import session_of
+from spantrain.runtime.stores import hold_store, reach_store
 from spantrain.runtime.trainer import Colleagues
+from spantrain.runtime.watch import Standing, Watch
 from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
@@ -63,14 +65,15 @@ ORDER_TYPES: Mapping[str, type] = {
     "link": LinkOrder,
     "train": TrainOrder,
 }
-_LONG_POLL_S = 10.0
 _HEARTBEAT_S = 0.3
-_CALL_TIMEOUT_S = 30.0
-_BARRIER_TIMEOUT_S = 600.0
-_LAST_WORDS_S = 30.0
-"""A process that cannot go on has so long to say so to the coordinator, and to end by itself."""
+_LOOK_S = 0.25
+"""How often one who waits for the coordinator looks whether the order is still wanted."""
+_CALL_S = 600.0
+"""The longest that one call may take, far more than the coordinator holds any: waits end by the watch."""
+_GOODBYE_S = 1.0
+_LAST_WORDS_S = 30.0  # for a process that cannot go on, to say so and to end by itself
 _COLLECTIVE_TIMEOUT_S = 300.0
-"""How long a device waits for another of its stage; one that has ended or lost its network is noticed sooner."""
+"""How long a device waits for another of its stage that lives; the watch ends a wait for one that does not."""
 
 
 class Worker:
@@ -78,59 +81,107 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._groups: list[StageGroups] = []
+        """Those that were opened for the order under way."""
+        self._before: frozenset[tuple[int, str]] | None = None
+        """The sockets that there were before the first of them; None: there are no groups."""
         self._fault: str | None = None
         """What has ended a thread that this process cannot do without."""
+        self._dismissed = False
+        """Whether the coordinator has no more orders."""
         torch.set_num_threads(1)
 
     def run(self) -> None:
-        """Join, work, leave; returns when the coordinator has no more orders."""
+        """Join, work, leave; returns when the coordinator has no more orders.
+
+        Raises:
+            PeerLostError: the coordinator was lost, or has ended what was under way.
+        """
         settings = self._settings
         open_device(settings.backend)  # a device that is not there must be told before joining
-        self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
-        self._name = str(self._client.welcome["device"])
-        self._mailbox = Mailbox(
-            name=self._name,
-            bind=f"tcp://{settings.data_address}:0",
-            encrypted=settings.encrypted,
-            died=self._cannot_go_on,
-        )
-        self._software = Software(self._mailbox)
-        self._heartbeats = HeartbeatThread(
-            self._client,
-            interval_s=_HEARTBEAT_S,
-            # Neither side gives up on a silent network before the other.
-            timeout_s=max(settings.heartbeat_timeout_s, float(self._client.welcome["patience_s"])),
-            on_change=self._mailbox.wake,
-        )
-        self._heartbeats.start()
-        try:
-            facts = {
-                "endpoint": self._mailbox.endpoint,
-                "public_key": self._mailbox.public_key,
-                "backend": settings.backend,
-            }
-            self._client.call("introduce", facts, timeout_s=_CALL_TIMEOUT_S)
-            self._serve()
-        finally:
-            self._heartbeats.stop()
-            self._mailbox.close()
-            self._client.close()
+        with contextlib.ExitStack() as stack:
+            self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
+            stack.callback(self._client.close)
+            self._name = str(self._client.welcome["device"])
+            self._heartbeats = HeartbeatThread(
+                self._client,
+                interval_s=_HEARTBEAT_S,
+                # Neither side gives up on a silent network before the other.
+                timeout_s=float(self._client.welcome["patience_s"]),
+                on_change=self._hear,
+            )
+            self._watch = stack.enter_context(Watch(self._standing, interrupt=self._interrupt, give_up=_give_up))
+            self._mailbox = Mailbox(
+                name=self._name,
+                bind=f"tcp://{settings.data_address}:0",
+                encrypted=settings.encrypted,
+                died=self._cannot_go_on,
+            )
+            stack.callback(self._mailbox.close)
+            self._software = Software(self._mailbox)
+            self._heartbeats.start()
+            stack.callback(self._heartbeats.stop)
+            try:
+                self._introduce()
+                self._serve()
+            except BaseException as error:
+                self._say_goodbye(error)
+                raise
+
+    def _introduce(self) -> None:
+        self._ask("introduce", {"endpoint": self._mailbox.endpoint, "public_key": self._mailbox.public_key})
+
+    def _say_goodbye(self, error: BaseException) -> None:
+        """Have the name freed at once for another worker."""
+        self._heartbeats.stop()  # one that comes behind the goodbye would be refused, and taken for a loss
+        if self._dismissed or self._heartbeats.coordinator_lost is not None:
+            return
+        why = "it was stopped on its machine" if isinstance(error, KeyboardInterrupt) else str(error)
+        with contextlib.suppress(SpanTrainError):
+            self._client.call("leave", {"reason": why or type(error).__name__}, timeout_s=_GOODBYE_S)
 
     def _serve(self) -> None:
+        """Carry out one order after another.
+
+        Raises:
+            WorkerError, PeerLostError: the last one failed, here or elsewhere; or the coordinator is lost.
+        """
+        last = -1
         done: dict[str, Any] = {}
-        while True:
-            fault = self._fault  # after which the result is told, and no other order taken
-            wait_s = 0.0 if fault else _LONG_POLL_S
-            answer = self._client.call("next_order", {**done, "wait_s": wait_s}, timeout_s=wait_s + _CALL_TIMEOUT_S)
-            if fault:
-                raise WorkerError(f"{self._name}: {fault}")
-            done = {}
-            kind = answer.get("kind")
-            if kind == "leave":
-                return
-            if kind is None:
-                continue
-            done = {"done": answer["id"], **self._carry_out(kind, answer)}
+        while (answer := self._next_order({**done, "after": last}))["kind"] != "leave":
+            last = answer["id"]
+            done = {"done": last, **self._carry_out(answer["kind"], answer)}
+        self._dismissed = True
+        if done.get("caused_elsewhere"):
+            reason = answer["reason"] if last <= answer["ended_orders"] else done["error"]
+            raise PeerLostError(f"the run was ended: {reason}")
+        if "error" in done:
+            raise WorkerError(done["error"])
+
+    def _next_order(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Tell what became of the last order, and wait for the next; `leave` if none will come."""
+        try:
+            return self._ask("next_order", payload)
+        except PeerLostError:
+            standing = self._standing()
+            if standing.leave:
+                return {"kind": "leave", "ended_orders": standing.ended_orders, "reason": standing.reason}
+            raise
+
+    def _standing(self) -> Standing:
+        return Standing.of(self._heartbeats.answer, self._heartbeats.coordinator_lost)
+
+    def _hear(self) -> None:
+        """Pass on what a heartbeat has brought; called in the thread of heartbeats."""
+        self._mailbox.wake()
+        self._watch.news()
+
+    def _interrupt(self) -> None:
+        """End what waits inside of torch for devices of a stage, whose order is over."""
+        while self._groups:
+            self._groups.pop().abort()
+        if self._before is not None:
+            cut(self._before)
 
     def _cannot_go_on(self, fault: str) -> None:
         """Have the process end, with the order under way if that notices, and else all the same."""
@@ -140,15 +191,27 @@ class Worker:
         end.daemon = True
         end.start()
 
+    def _check(self) -> None:
+        """Raise what ends the order under way: a thread that has ended here, a lost coordinator, its word."""
+        if self._fault is not None:
+            raise WorkerError(f"{self._name}: {self._fault}")
+        self._watch.check()
+
     def _carry_out(self, kind: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         """Do one order; return its result, or the error for the coordinator to name."""
         order_id = answer["id"]
+        self._watch.begin(order_id)
         try:
             order = self._with_own_functions(from_json(ORDER_TYPES[kind], answer["body"], f"order {kind}"))
-            return {"result": to_json(self._perform(order, order_id))}
+            return {"result": to_json(self._perform(order))}
         except Exception as error:  # noqa: BLE001 - a worker's outermost loop: the coordinator names whatever it is
-            _log.error("order %s failed:\n%s", kind, traceback.format_exc())
-            return told(error)
+            # What fails because the order is over says nothing of why.
+            cause = self._watch.cause() or error
+            _log.error("order %s failed: %s", kind, cause if cause is not error else traceback.format_exc())
+            return told(cause)
+        finally:
+            self._watch.end()
+            self._groups, self._before = [], None
 
     def _with_own_functions(self, order: object) -> object:
         own = self._settings.functions
@@ -159,7 +222,7 @@ class Worker:
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
         return order
 
-    def _perform(self, order: object, order_id: int) -> object:
+    def _perform(self, order: object) -> object:
         match order:
             case ComputeOrder():
                 return self._measure_compute(order)
@@ -169,7 +232,7 @@ class Worker:
                 return {}
             case EchoOrder():
                 self._admit(order.generation, order.peers)
-                echo_probes(self._mailbox, should_stop=lambda: self._order_over(order_id), software=self._software)
+                echo_probes(self._mailbox, should_stop=self._order_over, software=self._software)
                 return {}
             case LinkOrder():
                 return self._measure_link(order)
@@ -179,19 +242,19 @@ class Worker:
                     self._name,
                     open_device(self._settings.backend),
                     meet=self._meet,
-                    check_abort=lambda: self._check_abort(order_id),
+                    check_abort=self._check,
                     begin=self._begin,
                     progress=self._progress,
                 ).run()
             case TrainOrder():
                 device = open_device(self._settings.backend)
-                return session_of(order, self._name, device, self._colleagues(order_id, device)).run()
+                return session_of(order, self._name, device, self._colleagues(device)).run()
         raise AssertionError(f"no such order: {order}")
 
     def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
         """Admit the peers of an order, and dial them when they have done the same."""
         self._mailbox.set_peers(generation, [peer.address for peer in peers], dial=False)
-        self._client.call("ready", {}, timeout_s=_BARRIER_TIMEOUT_S)
+        self._ask("ready", {})
         self._mailbox.dial()
 
     def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
@@ -224,24 +287,13 @@ class Worker:
         return LinkResult(links=links)
 
     def _progress(self, done: int, total: int, text: str) -> None:
-        with contextlib.suppress(PeerLostError):
-            self._client.call("progress", {"done": done, "total": total, "text": text}, timeout_s=_CALL_TIMEOUT_S)
+        self._ask("progress", {"done": done, "total": total, "text": text})
 
-    def _order_over(self, order_id: int) -> bool:
-        """Whether the coordinator has ended this order (echoing) or aborted it."""
-        return order_id <= int(self._heartbeats.answer.get("ended_orders", -1)) or self._lost() is not None
+    def _order_over(self) -> bool:
+        """Whether the coordinator has ended this order (echoing) or is lost."""
+        return self._watch.cause() is not None
 
-    def _lost(self) -> str | None:
-        return self._heartbeats.coordinator_lost
-
-    def _check_abort(self, order_id: int) -> None:
-        lost = self._lost()
-        if lost is not None:
-            raise PeerLostError(lost)
-        if order_id <= int(self._heartbeats.answer.get("ended_orders", -1)):
-            raise Interrupted(str(self._heartbeats.answer.get("reason", "the coordinator ended this run")))
-
-    def _colleagues(self, order_id: int, device: Device) -> Colleagues:
+    def _colleagues(self, device: Device) -> Colleagues:
         return Colleagues(
             mailbox=self._mailbox,
             admit=self._admit,
@@ -249,20 +301,41 @@ class Worker:
             open_groups=lambda plan, stage_index: self._open_groups(plan, stage_index, device),
             checkpoint_saved=self._checkpoint_saved,
             meet_stages=self._meet_stages,
-            ask_given=lambda question: self._client.call("given", question, timeout_s=_CALL_TIMEOUT_S),
-            check_abort=lambda: self._check_abort(order_id),
+            ask_given=lambda question: self._ask("given", question),
+            check_abort=self._check,
             begin=self._begin,
             clock_offset_s=self._clock_offset_s(),
         )
 
     def _ask(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Ask what may be asked twice; again while the network is away, until the coordinator is taken for lost."""
+        """Return the coordinator's answer; ask again while it says to, and while the network is away.
+
+        Whatever is asked may be asked twice: an answer may be lost on its way.
+
+        Raises:
+            RemoteRefusal: the coordinator refuses.
+            PeerLostError, Interrupted: it is lost, or has ended the order under way.
+        """
         while True:
             try:
-                return self._client.call(method, payload, timeout_s=_BARRIER_TIMEOUT_S)
+                answer = self._answer(method, payload)
             except PeerLostError:
-                if self._heartbeats.await_loss(_HEARTBEAT_S):
-                    raise
+                self._check()
+                self._heartbeats.await_loss(_HEARTBEAT_S)
+            else:
+                if not answer.get("again"):
+                    return answer
+                self._check()
+
+    def _answer(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
+        done = threading.Event()
+        call = self._client.begin(method, payload, timeout_s=_CALL_S, done=done.set)
+        try:
+            while not done.wait(_LOOK_S):
+                self._check()
+        finally:
+            call.cancel()
+        return call.result()
 
     def _begin(self) -> None:
         self._ask("begin", {})
@@ -275,15 +348,14 @@ class Worker:
         return from_json(StageMeeting, self._ask("meet_stages", to_json(call)), "meeting of stages")
 
     def _checkpoint_saved(self, saved: SavedFile) -> tuple[int, ...]:
-        answer = self._client.call("checkpoint_saved", to_json(saved), timeout_s=_CALL_TIMEOUT_S)
-        return tuple(int(step) for step in answer["dropped"])
+        return tuple(int(step) for step in self._ask("checkpoint_saved", to_json(saved))["dropped"])
 
     def _open_groups(self, plan: Plan, stage_index: int, device: Device) -> StageGroups:
         """Meet the other devices of a stage, if it has any."""
         stage, store = plan.stages[stage_index], None
         if len(stage.devices) > 1:
             store = self._meet(plan.generation, stage_index, stage.devices[0] == self._name)
-        return open_groups(
+        groups = open_groups(
             plan,
             stage_index,
             self._name,
@@ -291,28 +363,27 @@ class Worker:
             torch_device=device.torch_device,
             timeout_s=_COLLECTIVE_TIMEOUT_S,
         )
+        self._groups.append(groups)
+        return groups
 
     def _meet(self, generation: int, stage: int, leads: bool) -> Store:
         """Meet the other devices of a stage at a store that the first one holds."""
-        patience = datetime.timedelta(seconds=_CALL_TIMEOUT_S)
+        if self._before is None:
+            self._before = connections()
         place = {"generation": generation, "stage": stage}
         if leads:
-            store = _open_store(self._settings.data_address, patience)
-            self._client.call(
-                "meeting_point",
-                {**place, "host": self._settings.data_address, "port": store.port},
-                timeout_s=_CALL_TIMEOUT_S,
-            )
+            store = hold_store(self._settings.data_address)
+            self._ask("meeting_point", {**place, "host": self._settings.data_address, "port": store.port})
             return store
-        answer = self._client.call("meeting_point", place, timeout_s=_CALL_TIMEOUT_S)
-        return TCPStore(answer["host"], int(answer["port"]), is_master=False, timeout=patience)
+        answer = self._ask("meeting_point", place)
+        return reach_store(str(answer["host"]), int(answer["port"]))
 
     def _clock_offset_s(self) -> float:
         """Return what is added to this machine's monotonic clock to get the coordinator's (best of five)."""
         best: tuple[float, float] | None = None
         for _ in range(5):
             sent_s = time.monotonic()
-            answer = self._client.call("clock", {}, timeout_s=_CALL_TIMEOUT_S)
+            answer = self._ask("clock", {})
             received_s = time.monotonic()
             sample = (received_s - sent_s, float(answer["now_s"]) - (sent_s + received_s) / 2)
             best = sample if best is None else min(best, sample)
@@ -322,17 +393,8 @@ class Worker:
         return 0.0 if abs(offset_s) <= round_trip_s else offset_s
 
 
-def _open_store(address: str, patience: datetime.timedelta) -> TCPStore:
-    """Hold a meeting point on one address only; left alone, torch would listen on all of the machine's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=patience,
-            master_listen_fd=listener.detach(),
-        )
+def _give_up(cause: str) -> None:
+    """End this process, in which something waits that cannot be ended otherwise."""
+    sys.stderr.write(f"Error: {cause}\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -21,5 +21,3 @@ class WorkerSettings:
     encrypted: bool = True
     functions: tuple[str, ...] = ()
     """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
-    heartbeat_timeout_s: float = 8.0
-    """After what silence the coordinator is taken to be lost."""

@@ -43,6 +43,7 @@ class ControlClient:
     def __init__(self, *, address: Address, credentials: grpc.ChannelCredentials, welcome: dict[str, Any]) -> None:
         """Use `join` instead."""
         self._address = address
+        self._credentials = credentials
         self._channel = grpc.secure_channel(address.target, credentials, options=channel_options())
         self._closed = threading.Event()
         self.welcome = welcome
@@ -90,6 +91,15 @@ class ControlClient:
         )
         client._greet(where, deadline_s)
         return client
+
+    @property
+    def address(self) -> str:
+        """Of the coordinator's control port, as it was dialled."""
+        return str(self._address)
+
+    def another(self) -> "ControlClient":
+        """Return the same member on a connection of its own: what holds up this one does not hold up that one."""
+        return ControlClient(address=self._address, credentials=self._credentials, welcome=self.welcome)
 
     def call(self, method: str, payload: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Return the answer of the coordinator's handler.
@@ -174,6 +184,10 @@ class PendingCall:
     def ended(self) -> bool:
         """Whether there is an answer, or will be none."""
         return self._future.done()
+
+    def cancel(self) -> None:
+        """Wait for it no longer."""
+        self._future.cancel()
 
     def result(self) -> dict[str, Any]:
         """Wait for the answer and return it; errors are those of `ControlClient.call`."""

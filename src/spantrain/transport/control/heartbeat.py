@@ -6,13 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from spantrain.errors import PeerLostError, SpanTrainError
-from spantrain.transport.control.client import ControlClient
+from spantrain.transport.control.client import ControlClient, PendingCall
 from spantrain.transport.threads import ReliedOnThread
 
 __all__ = ["HEARTBEAT", "FailureDetector", "HeartbeatThread"]
 
 HEARTBEAT = "heartbeat"
 _COORDINATOR = "the coordinator"
+_PAUSE_S = 1.0
+"""Who has not looked for so long was not running: in that time nobody could be heard."""
+_GRACE_S = 2.0
+"""How long after such a pause everybody is given to be heard again."""
+_REDIAL_S = 1.0
+"""A beat that is not answered by then is sent on a new connection as well: TCP tries an old one again after times that
+double, so that after a silence of four seconds it may take as many more to find out that the network is back."""
+_LOOK_S = 0.25
+_MOST_TRIES = 4
+"""So many connections at once: each is given as many times `_REDIAL_S` for its handshake and the answer."""
 
 
 class FailureDetector:
@@ -22,12 +32,21 @@ class FailureDetector:
     >>> detector.on_heartbeat(0.0, "edge-1"); detector.on_heartbeat(3.0, "edge-2")
     >>> detector.lost(5.0), detector.lost(6.0)
     ((), (('edge-1', 'no heartbeat for 6.0 s, limit 5.0 s'),))
+
+    Ask often: who asks after a pause of its own, in which it heard nobody, gives everybody two seconds more.
+
+    >>> detector.on_heartbeat(6.0, "edge-1"); detector.on_heartbeat(6.0, "edge-2")
+    >>> detector.lost(20.0), detector.lost(21.0), detector.lost(21.9), [peer for peer, _ in detector.lost(22.1)]
+    ((), (), (), ['edge-1', 'edge-2'])
     """
 
     def __init__(self, timeout_s: float) -> None:
         assert timeout_s > 0
         self._timeout_s = timeout_s
         self._last_s: dict[str, float] = {}
+        self._not_before_s: float | None = None
+        """Before then nobody is lost."""
+        self._asked_s: float | None = None
 
     def on_heartbeat(self, now_s: float, peer: str) -> None:
         """Note a sign of life; the first one begins the watch, so note a peer when it joins."""
@@ -37,8 +56,17 @@ class FailureDetector:
         """Watch a peer no more: it has left, or its loss has been dealt with."""
         self._last_s.pop(peer, None)
 
+    def silence_s(self, now_s: float, peer: str) -> float:
+        """Return for how long nothing was heard of a peer; without end if it is not watched."""
+        return now_s - self._last_s[peer] if peer in self._last_s else float("inf")
+
     def lost(self, now_s: float) -> tuple[tuple[str, str], ...]:
         """Return who has been silent for longer than the limit and why that is so, longest first, until forgotten."""
+        if self._asked_s is not None and now_s - self._asked_s > _PAUSE_S:
+            self._not_before_s = now_s + min(_GRACE_S, self._timeout_s)
+        self._asked_s = now_s
+        if self._not_before_s is not None and now_s < self._not_before_s:
+            return ()
         silent = [(now_s - last_s, peer) for peer, last_s in self._last_s.items() if now_s - last_s > self._timeout_s]
         return tuple(
             (peer, f"no heartbeat for {silence_s:.1f} s, limit {self._timeout_s:.1f} s")
@@ -46,8 +74,56 @@ class FailureDetector:
         )
 
 
+class _Beat:
+    """One sign of life on its way, on as many connections as it takes."""
+
+    def __init__(self, client: ControlClient, *, timeout_s: float, wake: Callable[[], None]) -> None:
+        """`client` makes connections, each of which may take `timeout_s`; `wake` is called when one has ended."""
+        self._client = client
+        self._timeout_s = timeout_s
+        self._redial_s = min(_REDIAL_S, timeout_s / _MOST_TRIES)
+        self._wake = wake
+        self._tries: list[tuple[ControlClient, PendingCall]] = []
+        self.due_s = 0.0
+        """When to send it on a new connection as well."""
+        self.trouble = ""
+        """What became of the connection that failed last."""
+
+    def send(self, line: ControlClient | None, now_s: float) -> None:
+        """Send it on this connection, or on a new one."""
+        if len(self._tries) == _MOST_TRIES:
+            self._tries.pop(0)[0].close()
+        line = line or self._client.another()
+        self._tries.append((line, line.begin(HEARTBEAT, {}, timeout_s=self._timeout_s, done=self._wake)))
+        self.due_s = now_s + self._redial_s
+
+    def answer(self) -> tuple[ControlClient, dict[str, Any]] | None:
+        """Return the first answer and the connection that it came on, which is the caller's then; None: none yet.
+
+        Raises:
+            SpanTrainError: the coordinator refuses.
+        """
+        for one in [one for one in self._tries if one[1].ended]:
+            self._tries.remove(one)
+            line, call = one
+            try:
+                return line, call.result()
+            except PeerLostError as error:
+                self.trouble = str(error)
+                line.close()
+        return None
+
+    def close(self) -> None:
+        """Give up the other connections."""
+        for line, _ in self._tries:
+            line.close()
+
+
 class HeartbeatThread:
-    """Call `heartbeat` again and again, keep the last answer, and notice when the coordinator is gone."""
+    """Call `heartbeat` again and again, keep the last answer, and notice when the coordinator is gone.
+
+    Beats have a connection of their own, and a new one as soon as the one before does not answer.
+    """
 
     def __init__(
         self,
@@ -55,17 +131,21 @@ class HeartbeatThread:
         *,
         interval_s: float = 1.0,
         timeout_s: float = 8.0,
-        status: Callable[[], dict[str, Any]] = dict,
-        on_change: Callable[[], None] | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`status`: what to tell with each beat. `on_change`: called in this thread after each answer and on a loss."""
+        """`timeout_s`: after what silence the coordinator is lost. `on_change`: called in this thread after each
+        answer and on a loss.
+        """
         self._client = client
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._status = status
         self._on_change = on_change
         self._detector = FailureDetector(timeout_s)
+        self._line: ControlClient | None = None
+        """The connection that answered last."""
         self._stop = threading.Event()
+        self._news = threading.Event()
+        """Something that this thread waits for has happened."""
         self._gone = threading.Event()
         self._lock = threading.Lock()
         self._answer: dict[str, Any] = {}
@@ -78,8 +158,9 @@ class HeartbeatThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after the beat that is on its way; close the client first to cut that short."""
+        """End."""
         self._stop.set()
+        self._news.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -101,37 +182,53 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         due_s = time.monotonic()
-        while not self._stop.is_set():
-            self._beat()
-            if self.coordinator_lost is not None:
-                return
+        while not self._stop.is_set() and self.coordinator_lost is None:
+            beat = _Beat(self._client, timeout_s=self._timeout_s, wake=self._news.set)
+            try:
+                self._bring(beat)
+            except SpanTrainError as error:
+                self._lose(str(error))
+            finally:
+                beat.close()
             # To an absolute time, but never in a burst to make up for beats that a slow link has held.
             due_s = max(due_s + self._interval_s, time.monotonic())
             self._stop.wait(due_s - time.monotonic())
+        if self._line is not None:
+            self._line.close()
 
-    def _lose(self, why: str) -> None:
-        with self._lock:
-            self._lost = why
-        self._gone.set()
+    def _bring(self, beat: _Beat) -> None:
+        """Bring one beat through.
 
-    def _beat(self) -> None:
-        lost: str | None = None
-        try:
-            answer = self._client.call(HEARTBEAT, self._status(), timeout_s=self._timeout_s / 2)
-        except PeerLostError as error:
-            silent = self._detector.lost(time.monotonic())
-            if not silent:
+        Raises:
+            SpanTrainError: the coordinator refuses, or is lost.
+        """
+        line, self._line = self._line, None
+        beat.send(line, time.monotonic())
+        while not self._stop.is_set():
+            self._news.wait(min(_LOOK_S, max(0.0, beat.due_s - time.monotonic())))
+            self._news.clear()
+            found = beat.answer()
+            if found is not None:
+                self._line, answer = found
+                self._hear(answer)
                 return
-            lost = f"{silent[0][1]}: {error}"
-        except SpanTrainError as error:
-            lost = str(error)
-        else:
-            self._detector.on_heartbeat(time.monotonic(), _COORDINATOR)
-            with self._lock:
-                self._answer = answer
+            now_s = time.monotonic()
+            for _, reason in self._detector.lost(now_s):
+                said = beat.trouble or "it does not answer"
+                raise PeerLostError(f"the coordinator at {self._client.address} was lost: {reason}; {said}")
+            if now_s >= beat.due_s:
+                beat.send(None, now_s)
+
+    def _hear(self, answer: dict[str, Any]) -> None:
+        self._detector.on_heartbeat(time.monotonic(), _COORDINATOR)
+        with self._lock:
+            self._answer = answer
+        self._on_change()
+
+    def _lose(self, reason: str) -> None:
         if self._stop.is_set():
             return
-        if lost is not None:
-            self._lose(lost)
-        if self._on_change is not None:
-            self._on_change()
+        with self._lock:
+            self._lost = reason
+        self._gone.set()
+        self._on_change()

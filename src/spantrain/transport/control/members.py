@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spantrain.core.names import is_member_name
@@ -44,9 +44,11 @@ class Members:
     taken back from a holder that may still be running.
     """
 
-    def __init__(self, *, max_peers: int, calls_per_peer: int, replacing: bool = False) -> None:
-        """`replacing`: whether who joins under a name in use takes it from its holder; else it is refused."""
-        self._replacing = replacing
+    def __init__(
+        self, *, max_peers: int, calls_per_peer: int, may_replace: Callable[[str], bool] = lambda _name: False
+    ) -> None:
+        """`may_replace`: whether who joins under this name, which is in use, takes it from its holder."""
+        self._may_replace = may_replace
         self._max_peers = max_peers
         self._calls_per_peer = calls_per_peer
         self._seats: dict[str, Seat] = {}
@@ -61,7 +63,7 @@ class Members:
             RemoteRefusal: the name is in use, or there is no room.
         """
         with self._lock:
-            if self._replacing:
+            if name in self._seats and self._may_replace(name):
                 self._release(name)
             if name in self._seats:
                 raise RemoteRefusal(f"a worker has joined as {name} already and has not left")

@@ -4,7 +4,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -49,11 +49,11 @@ class ControlServer:
         on_join: Handler,
         max_peers: int = 64,
         credentials: Credentials | None = None,
-        replacing: bool = False,
+        may_replace: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         """`bind`: HOST:PORT (port 0 takes any two) or unix:/path. `on_join`: (name, facts) -> welcome;
         it should not wait for anything, since `stop` waits for it. `credentials`: new ones, if none are given.
-        `replacing`: whether who joins under a name in use takes it over; else the name must be released first.
+        `may_replace`: whether who joins under this name, which is in use, takes it over; else it is refused.
 
         Raises:
             UsageError: `bind` is not an address.
@@ -63,7 +63,7 @@ class ControlServer:
         self._control: Address | None = None
         self._join: Address | None = None
         self._refusals = RefusalCounter()
-        self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, replacing=replacing)
+        self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
         self._token = credentials.token
         self._calls = CallDesk(handlers=handlers, members=self._members, refusals=self._refusals)

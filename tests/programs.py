@@ -1,0 +1,115 @@
+"""Programs that a test starts as a user would: what they say, what they start, that nothing is left."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from patience import PATIENCE_S
+from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
+from spantrain.core.plan import Plan
+
+
+@dataclass
+class Program:
+    """A running `spantrain`, what it has said, and everything that it has started."""
+
+    process: subprocess.Popen[bytes]
+    temporary: Path
+    said: list[str] = field(default_factory=list)
+    _silent: bool = False
+    """Whether it will say nothing more: it has ended."""
+    _heard: threading.Condition = field(default_factory=threading.Condition)
+    _listener: threading.Thread | None = None
+
+    def listen(self) -> None:
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._heard:
+                self.said.append(line.decode())
+                self._heard.notify_all()
+        with self._heard:
+            self._silent = True
+            self._heard.notify_all()
+
+    def _said(self, text: str) -> bool:
+        return any(text in line for line in self.said)
+
+    def wait_to_hear(self, text: str) -> None:
+        with self._heard:
+            self._heard.wait_for(lambda: self._said(text) or self._silent, PATIENCE_S)
+            found = self._said(text)
+        assert found, f"never said {text!r}, but: {''.join(self.said)}"
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that live on this program's temporary folder: it and what it started."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != "zombie":
+                    found.append(process)
+        return found
+
+    def worker(self, device: str) -> psutil.Process:
+        """The process that writes this device's log."""
+        for process in self.family():
+            if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"/{device}.log"):
+                return process
+        raise AssertionError(f"no worker of {device}")
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; return its exit code and all that it has said."""
+        code = self.process.wait(PATIENCE_S)
+        assert self._listener is not None
+        self._listener.join(PATIENCE_S)
+        return code, "".join(self.said)
+
+
+@contextlib.contextmanager
+def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Program]]:
+    """Give what starts `spantrain` with some words; whatever still runs at the end is killed."""
+    found = []
+
+    def run(*words: object, listening: bool = True, **variables: str) -> Program:
+        temporary = make_folder("t")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spantrain", *map(str, words)],
+            stdout=(temporary.parent / f"{temporary.name}.out").open("wb"),
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", **variables},
+        )
+        program = Program(process, temporary)
+        found.append(program)
+        if listening:
+            program.listen()
+        return program
+
+    yield run
+    for program in found:
+        for process in program.family():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        program.process.wait()
+
+
+def written(plan: Plan, law_profile, folder: Path) -> Path:
+    """Write a plan and its profile; return the plan's path."""
+    write_profile(law_profile(plan.cluster, plan.model), folder / "profile.json")
+    reference = reference_to_profile(folder / "profile.json", folder / "plan.json")
+    write_plan(replace(plan, profile=reference), folder / "plan.json")
+    return folder / "plan.json"
+
+
+def nothing_is_left(program: Program) -> None:
+    assert program.family() == []
+    assert list(program.temporary.iterdir()) == []

@@ -1,0 +1,297 @@
+"""Workers that join from elsewhere, and what becomes of everybody when one of them, or the way to them, goes away."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from patience import PATIENCE_S
+from programs import Program, nothing_is_left, programs, written
+from relay import FAR, NEAR, Relay
+from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session
+from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.train_outcome import TrainOutcome
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.spans import Span
+from spantrain.errors import PeerLostError
+from spantrain.runtime.barrier import StepOutcome
+from spantrain.runtime.coordinator import Coordinator
+from spantrain.runtime.launcher import LocalWorkers, Placement
+from spantrain.runtime.worker_settings import WorkerSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FOREVER = 1_000_000
+
+
+def two_free_ports() -> int:
+    """Return a port that is free here and there, with the next one."""
+    while True:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            port = stack.enter_context(socket.create_server((NEAR, 0))).getsockname()[1]
+            for host, number in ((FAR, port), (NEAR, port + 1), (FAR, port + 1)):
+                stack.enter_context(socket.create_server((host, number)))
+            return port
+
+
+class Steps(SilentReporter):
+    """Says when what was waited for has come."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.notes: list[str] = []
+
+    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+        self.steps.append(outcome.step)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class Machines:
+    """A coordinator in this process, workers in others, a network between them."""
+
+    workers: LocalWorkers
+    coordinator: Coordinator
+    relay: Relay
+    profile_of: Callable[..., object]
+    out: Path
+    pool: ThreadPoolExecutor
+    told: Steps = field(default_factory=Steps)
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def join(self, plan: Plan, *devices: str) -> None:
+        """Start workers for some devices."""
+        for name in devices:
+            self.workers.log_of(name).unlink(missing_ok=True)
+        self.workers.start([self._placement(name, plan) for name in devices])
+
+    def start(self, plan: Plan) -> "Future[TrainOutcome]":
+        """Have workers join for all devices of a plan, and begin to train it."""
+        self.join(plan, *plan.devices)
+        self.coordinator.wait_for(plan.devices, PATIENCE_S, lambda _joined: None)
+        return self.train(plan)
+
+    def train(self, plan: Plan) -> "Future[TrainOutcome]":
+        """Begin to train a plan, for whose devices workers have joined."""
+        session = Session(
+            cluster=plan.cluster,
+            devices=plan.devices,
+            coordinator=self.coordinator,
+            network="real",
+            testbed=None,
+            workers=None,
+        )
+        request = TrainRequest(
+            plan=plan,
+            profile=self.profile_of(plan.cluster, plan.model),
+            profile_path="",
+            job=TrainJob(steps=FOREVER, adapter="off"),
+            out=self.out,
+        )
+
+        def run() -> TrainOutcome:
+            try:
+                return train(session, request, self.stop, self.told)
+            finally:
+                self.coordinator.stop()
+
+        return self.pool.submit(run)
+
+    def _placement(self, name: str, plan: Plan) -> Placement:
+        settings = WorkerSettings(
+            join=self.coordinator.join_address.replace(NEAR, FAR),
+            token=self.coordinator.token,
+            name=name,
+            backend=plan.cluster.device_by_name[name].backend,
+        )
+        return Placement(settings=settings, environment={"GLOO_SOCKET_IFNAME": "lo"})
+
+    def process(self, device: str) -> psutil.Process:
+        """Return a device's worker."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{process.pid}/fd/1") == str(self.workers.log_of(device)):
+                    return process
+        raise AssertionError(f"{device} has no worker")
+
+    def has_said(self, device: str) -> str:
+        """Return the last line of a worker that has ended."""
+        return self.workers.log_of(device).read_text().strip().splitlines()[-1]
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory) -> Iterator[LocalWorkers]:
+    with LocalWorkers(tmp_path_factory.mktemp("logs")) as found:
+        yield found
+
+
+@pytest.fixture
+def machines(workers, law_profile, tmp_path) -> Iterator[Callable[..., Machines]]:
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+
+        def make(plan: Plan, lost_after_s: float = 6.0) -> Machines:
+            port = two_free_ports()
+            coordinator = Coordinator(bind=f"{NEAR}:{port}", devices=plan.devices, heartbeat_timeout_s=lost_after_s)
+            coordinator.start()
+            relay = Relay(port, port + 1)
+            stack.callback(relay.close)
+            stack.callback(coordinator.stop)
+            return Machines(workers, coordinator, relay, law_profile, tmp_path, pool)
+
+        yield make
+
+
+def emulated(plan: Plan, speed: float) -> Plan:
+    devices = tuple(replace(device, backend="emulated") for device in plan.cluster.devices)
+    return replace(plan, cluster=replace(plan.cluster, devices=devices, emulated_speed=speed))
+
+
+@pytest.fixture(scope="module")
+def replicas(make_plan, spec_of) -> Plan:
+    """Two; the second has most of the samples, so that the first waits for it in the sum of a step that takes long."""
+    return emulated(make_plan(spec_of("gpt2"), [0, 5], [[1, 7]], [[Span(0, 8)]], "critical-path"), 1e-6)
+
+
+@pytest.fixture(scope="module")
+def divided(make_plan, spec_of) -> Plan:
+    """Two devices that divide tensors, s0r0 leads."""
+    plan = make_plan(spec_of("gpt2"), [0, 5], [[1, 1]], [[Span(0, 4)]], "critical-path")
+    (stage,) = plan.stages
+    group = replace(stage.replicas[0], devices=("s0r0", "s0r1"), tp_shares=(2.0, 1.0))
+    return replace(plan, stages=(replace(stage, replicas=(group,)),))
+
+
+@pytest.fixture(scope="module")
+def stages(make_plan, spec_of) -> Plan:
+    return make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1]], [[Span(0, 2), Span(2, 4)]] * 2, "critical-path")
+
+
+def test_a_worker_that_dies_in_the_first_step_ends_its_replica_too(machines, replicas):
+    """Which waits for it inside of torch, in the first sum of the run."""
+    run = machines(replicas)
+    result = run.start(replicas)
+    until(lambda: any("the first step begins" in note for note in run.told.notes))
+    other = run.process("s0r0")
+    run.process("s0r1").kill()
+    with pytest.raises(PeerLostError, match=r"device s0r1 was lost: no heartbeat for .*on its own machine"):
+        result.result(PATIENCE_S)
+    other.wait(PATIENCE_S)
+    assert "device s0r1 was lost: no heartbeat" in run.has_said("s0r0")
+
+
+@pytest.mark.tensor_parallel
+def test_a_worker_that_stands_still_holds_up_nobody_and_ends_when_it_goes_on(machines, divided):
+    """Its follower waits inside of torch for what it tells."""
+    run = machines(divided)
+    result = run.start(divided)
+    until(lambda: run.told.steps)
+    leader, follower = run.process("s0r0"), run.process("s0r1")
+    leader.send_signal(signal.SIGSTOP)
+    with pytest.raises(PeerLostError, match="device s0r0 was lost: no heartbeat"):
+        result.result(PATIENCE_S)
+    follower.wait(PATIENCE_S)
+    assert "the run was ended: device s0r0 was lost: no heartbeat" in run.has_said("s0r1")
+    leader.send_signal(signal.SIGCONT)
+    leader.wait(PATIENCE_S)
+    assert "was lost: no heartbeat" in run.has_said("s0r0")
+
+
+def test_an_outage_shorter_than_the_limit_ends_nothing_and_a_longer_one_ends_all(machines, stages):
+    """The connections from before the first are of use only later; in the second, workers see what they would see if
+    the coordinator had died.
+    """
+    run = machines(stages)
+    result = run.start(stages)
+    until(lambda: run.told.steps)
+    run.relay.hold_up()
+    time.sleep(4.0)  # the outage itself
+    run.relay.go_on(late_s=4.0)
+    steps = len(run.told.steps)
+    until(lambda: len(run.told.steps) > steps + 10)
+    assert not result.done()
+    processes = [run.process(name) for name in stages.devices]
+    run.relay.hold_up()
+    for process in processes:
+        process.wait(PATIENCE_S)
+    for name in stages.devices:
+        assert re.search(rf"the coordinator at {FAR}:\d+ was lost: no heartbeat", run.has_said(name))
+    with pytest.raises(PeerLostError, match="was lost: no heartbeat"):
+        result.result(PATIENCE_S)
+
+
+def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
+    run = machines(stages)
+    first, second = stages.devices
+    with ThreadPoolExecutor(1) as pool:
+        joined: list[int] = []
+        waiting = pool.submit(run.coordinator.wait_for, stages.devices, PATIENCE_S, joined.append, run.told.note)
+        run.join(stages, first)
+        until(lambda: run.told.notes == [f"Device {first} has joined, 1 of 2"])
+        run.process(first).kill()
+        until(lambda: len(run.told.notes) == 2)
+        assert re.fullmatch(
+            rf"Device {first} is gone: no heartbeat for \S+ s, limit 6.0 s. It is waited for again: "
+            rf"SPANTRAIN_TOKEN=st1\w+ spantrain worker --join {NEAR}:\d+ --name {first}",
+            run.told.notes[1],
+        )
+        run.join(stages, first, second)
+        waiting.result(PATIENCE_S)
+    assert len(run.told.notes) == 4
+    assert joined[-1] == 2
+    result = run.train(stages)
+    until(lambda: run.told.steps)
+    run.stop.ask()
+    assert result.result(PATIENCE_S).interrupted
+
+
+# As users start them.
+
+
+@pytest.fixture
+def start(tmp_path_factory) -> Iterator[Callable[..., Program]]:
+    with programs(tmp_path_factory.mktemp) as run:
+        yield run
+
+
+def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, tmp_path):
+    """A worker's frees its name at once; a coordinator's leaves nothing running."""
+    where = ("--listen", f"{NEAR}:{two_free_ports()}", "--out", tmp_path / "run")
+    coordinator = start("train", written(stages, law_profile, tmp_path), *where)
+    coordinator.wait_to_hear("spantrain worker --join")
+    found = re.search(r"SPANTRAIN_TOKEN=(st1\w+) spantrain (worker --join \S+ --name) ", "".join(coordinator.said))
+    assert found, coordinator.said
+    worker = start(*found[2].split(), "s0r0", "--backend", "cpu", SPANTRAIN_TOKEN=found[1])
+    coordinator.wait_to_hear("Device s0r0 has joined, 1 of 2")
+    worker.process.send_signal(signal.SIGINT)
+    coordinator.wait_to_hear(
+        "Device s0r0 is gone: it was stopped on its machine. It is waited for again: SPANTRAIN_TOK"
+    )
+    assert worker.end()[0] == 130, worker.said
+    coordinator.process.send_signal(signal.SIGTERM)
+    code, said = coordinator.end()
+    assert code == 130
+    assert "Stopped: stopped at once; there is no checkpoint to go on from" in said
+    assert "Stopping after this step" not in said
+    nothing_is_left(coordinator)
+    nothing_is_left(worker)
