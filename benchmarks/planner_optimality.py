@@ -23,20 +23,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from planner_cases import random_profile
+from spantrain.app.evaluate import Evaluator
 from spantrain.app.trainable import not_trained_yet
-from spantrain.core.plan import Plan
-from spantrain.core.profile import Profile
-from spantrain.cost.energy import energy_of_step
-from spantrain.cost.memory import MemoryCost
-from spantrain.cost.money import money_of_step
 from spantrain.errors import SpanTrainError
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Evaluation, PlanRequest
+from spantrain.planner.request import Constraints, PlanRequest
 from spantrain.planner.strategies.auto import auto
 from spantrain.planner.strategies.exhaustive import exhaustive
 from spantrain.planner.strategies.registry import STRATEGIES
-from spantrain.sim.costs import ProfileCosts
-from spantrain.sim.engine import SimulationOptions, simulate
 from worker_pool import follow_parent
 
 MEAN_BOUND, WORST_BOUND, SAME = 1.01, 1.05, 1 + 1e-9
@@ -75,38 +69,11 @@ class CaseResult:
         return whole + [name for name, seconds in self.others_divided_s.items() if seconds * SAME < self.auto_divided_s]
 
 
-def evaluator(profile: Profile, optimizer: str = "adamw"):
-    """Return a function that simulates a plan with a profile's costs."""
-
-    def evaluate(plan: Plan) -> Evaluation:
-        costs = ProfileCosts(profile, plan)
-        result = simulate(plan, costs, steps=1, options=SimulationOptions(trace=False))
-        peaks = MemoryCost(profile, optimizer, plan.dtype).plan_peak_bytes(plan)
-        own = {device.name: device.memory_bytes for device in profile.cluster.devices}
-        sent = dict(result.link_bytes)
-        for pair, size_bytes in costs.end_of_step_bytes().items():
-            sent[pair] = sent.get(pair, 0) + size_bytes
-        busy_s = {name: ratio * result.step_s for name, ratio in result.utilisation.items()}
-        energy = energy_of_step(plan.cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
-        money = money_of_step(plan.cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
-        return Evaluation(
-            step_s=result.step_s,
-            samples_per_s=result.samples_per_s,
-            usd_per_step=money.total_usd,
-            joules_per_sample=energy.total_j / plan.global_batch,
-            bubble_ratio=statistics.fmean(result.bubble_ratio.values()),
-            peak_bytes=peaks,
-            over_memory=tuple(name for name, size in peaks.items() if size > own[name]),
-        )
-
-    return evaluate
-
-
 def run_case(seed: int) -> CaseResult | str:
     """Plan one case by every strategy; a string says why it was left out."""
     profile, tight = random_profile(seed)
     job = JobSpec(global_batch=random.Random(seed + 1).choice((8, 12, 16)))
-    evaluate = evaluator(profile)
+    evaluate = Evaluator(profile, job)
     request = PlanRequest(profile=profile, job=job, evaluate=evaluate)
     started_s = time.process_time()
     try:

@@ -8,6 +8,7 @@ from spantrain.cost.collectives import Algorithm, Collectives, SumOptions
 from spantrain.cost.network import NetworkCost
 
 LATENCY_S = {"site": 1.0, "host": 0.1, "device": 0.01}
+MIB = 2**20
 S_PER_BYTE = {"site": 1.0, "host": 0.1, "device": 0.01}
 
 
@@ -121,6 +122,72 @@ def test_two_rings_from_one_host_share_its_port(cost_profile):
     assert cost.busy_together_s([("a0", "a1")], 1e6, beside=[("a0", "b0")]) == [pytest.approx(alone[0] / 0.99)]
 
 
-def test_buckets_must_hold_something():
+@pytest.mark.parametrize("name", ["bucket_bytes", "at_once"])
+def test_buckets_must_hold_something(name):
     with pytest.raises(ValueError, match="at least 1"):
-        SumOptions(bucket_bytes=0)
+        SumOptions(**{name: 0})
+
+
+class Hops:
+    """A ring of devices 0, 1, ...: the latency and the seconds of a MiB from each to the next."""
+
+    def __init__(self, latency_s: list[float], mib_s: list[float]) -> None:
+        self._latency_s, self.mib_s = latency_s, mib_s
+
+    def latency_s(self, source, target):
+        return self._latency_s[source]
+
+    def seconds(self, mib: float, at_once: int = 1) -> float:
+        options = SumOptions(waits_for_receiver=True, at_once=at_once)
+        return Collectives(self).seconds(range(len(self.mib_s)), mib * MIB, options=options)
+
+    def busy_together_s(self, pairs, size_bytes, beside):
+        return [size_bytes / MIB * self.mib_s[source] for source, _ in pairs]
+
+
+def alike(count: int, mbit: float, latency_s: float) -> Hops:
+    return Hops([latency_s] * count, [MIB / (mbit * 125e3)] * count)
+
+
+@pytest.mark.parametrize(
+    ("ring", "mib", "at_once", "live_s"),
+    [
+        (alike(2, 100, 0.08), 0.001, 1, 0.336),
+        (alike(3, 100, 0.16), 0.001, 1, 1.284),
+        (alike(2, 100, 0.02), 16.0, 1, 1.748),
+        (alike(3, 100, 0.02), 16.0, 1, 1.911),
+        (alike(3, 200, 0.04), 16.0, 1, 1.681),
+        (alike(3, 500, 0.02), 16.0, 1, 0.715),
+        (alike(2, 100, 0.02), 8.0, 2, 1.498),
+        (alike(2, 500, 0.02), 16.0, 2, 0.760),
+        (alike(3, 200, 0.04), 8.0, 2, 1.060),
+        (alike(3, 500, 0.02), 16.0, 2, 0.778),
+    ],
+)
+def test_a_ring_of_gloo_takes_what_it_took_live(ring, mib, at_once, live_s):
+    """On the testbed, beside other programs (`benchmarks/gradient_sums.py`)."""
+    assert ring.seconds(mib, at_once) == pytest.approx(live_s, rel=0.16)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    hops=st.lists(
+        st.tuples(st.sampled_from([2e-4, 0.005, 0.02, 0.025]), st.sampled_from([1e-3, 0.01, 0.08])),
+        min_size=2,
+        max_size=6,
+    ),
+    mib=st.floats(0.01, 300),
+    at_once=st.integers(1, 3),
+)
+def test_gloo_is_never_faster_with_more_bytes_more_latency_or_less_bandwidth(hops, mib, at_once):
+    latency_s, mib_s = (list(column) for column in zip(*hops, strict=True))
+    taken_s = Hops(latency_s, mib_s).seconds(mib, at_once)
+    more = 1 + 1e-9
+    assert taken_s <= Hops(latency_s, mib_s).seconds(mib * 1.3, at_once) * more
+    assert taken_s <= Hops([2 * seconds for seconds in latency_s], mib_s).seconds(mib, at_once) * more
+    assert taken_s <= Hops(latency_s, [2 * seconds for seconds in mib_s]).seconds(mib, at_once) * more
+    assert taken_s <= Hops(latency_s, mib_s).seconds(mib, at_once + 1) * more
+    # No hop carries more than it can; and every device's piece goes round twice, but for the last hop.
+    turns = 2 * (len(hops) - 1)
+    assert taken_s >= turns / len(hops) * mib * at_once * max(mib_s) / more
+    assert taken_s >= 2 * (sum(latency_s) - max(latency_s)) / more

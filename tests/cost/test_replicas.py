@@ -12,6 +12,7 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of
 from spantrain.core.spans import equal_spans
+from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
@@ -20,7 +21,7 @@ from spantrain.models.catalog import resolve_model
 GLOO = SumOptions(waits_for_receiver=True)
 
 
-def stage_of(*groups, end=3, sharding=StateSharding.NONE, micro_batches=4):
+def stage_of(*groups, end=3, sharding=StateSharding.NONE, micro_batches=4, sums=OWN_SUMS):
     """A stage with a replica for each mapping of device to tensor share."""
     return Stage(
         first_unit=0,
@@ -31,6 +32,7 @@ def stage_of(*groups, end=3, sharding=StateSharding.NONE, micro_batches=4):
         ),
         micro_batches=equal_spans(8, 8 // micro_batches),
         state_sharding=sharding,
+        sums=sums,
     )
 
 
@@ -78,13 +80,14 @@ def test_devices_alone_take_a_ring_sum_whatever_their_single_shares(divided):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
-def test_zero2_takes_the_time_and_bytes_of_the_sum_and_more_for_more_micro_batches(cost_profile, micro_batches):
+def test_zero2_takes_the_bytes_of_the_sum_and_more_for_more_micro_batches(cost_profile, micro_batches):
     cost = ReplicaCost(cost_profile)
     plain, sharded = (
         stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding, micro_batches=micro_batches)
         for sharding in (StateSharding.NONE, StateSharding.ZERO2)
     )
-    assert cost.end_of_step_s(sharded) == cost.end_of_step_s(plain)
+    half_s = cost.groups.network.collectives.gather_s(("a0", "a1"), 11000)
+    assert cost.end_of_step_s(sharded) == (half_s, half_s)
     halves = micro_batches + 1
     assert cost.sent_bytes(sharded) == {pair: size * halves // 2 for pair, size in cost.sent_bytes(plain).items()}
     for op in Op:
@@ -103,12 +106,11 @@ def test_zero3_takes_the_longer_of_compute_and_gathers(cost_profile):
     assert slow.action_s(stage, replica, Op.FORWARD, 4) == pytest.approx(gather_s)
     assert gather_s > compute_s
     assert slow.action_s(stage, replica, Op.BACKWARD_INPUT, 4) == pytest.approx(gather_s)
-    # Of four micro-batches' gradients three are summed beside the work, the last one's behind it.
-    assert slow.action_s(stage, replica, Op.BACKWARD_WEIGHT, 4) == pytest.approx(0.75 * gather_s)
-    assert slow.action_s(stage, replica, Op.BACKWARD, 4) == pytest.approx(1.75 * gather_s)
-    *sums, first_gather = slow.end_of_step_s(stage)
-    assert sum(sums) == pytest.approx(slow.groups.network.collectives.gather_s(("a0", "a1"), 11000))
-    assert first_gather == pytest.approx(slow.groups.network.collectives.gather_s(("a0", "a1"), 4000))
+    # Of four micro-batches' gradients all are summed beside the work, but for the last one's of the first unit.
+    first_s = slow.groups.network.collectives.gather_s(("a0", "a1"), 4000)
+    assert slow.action_s(stage, replica, Op.BACKWARD_WEIGHT, 4) == pytest.approx(gather_s - first_s / 4)
+    assert slow.action_s(stage, replica, Op.BACKWARD, 4) == pytest.approx(2 * gather_s - first_s / 4)
+    assert slow.end_of_step_s(stage) == pytest.approx((first_s, first_s))
     # Two gathers and a sum for each micro-batch, each to and from one other device.
     assert slow.sent_bytes(stage) == dict.fromkeys((("a0", "a1"), ("a1", "a0")), 4 * 3 * 11000 // 2)
 
@@ -141,9 +143,9 @@ def test_members_sum_their_parts_at_once_and_every_byte_once(laptop, shares):
 def test_buckets_are_whole_when_the_last_backward_is_through_their_units(cost_profile):
     """Units have 4000 bytes each, of which units 0 and 2 share 1000, counted at unit 0; W takes 1/4 of F + I + W."""
     cost = ReplicaCost(cost_profile)
-    stage = replace(stage_of({"a0": 1.0}, {"a1": 1.0}), sum_buckets=4)
+    stage = stage_of({"a0": 1.0}, {"a1": 1.0}, sums=GradientSums(bucket_bytes=2750))
     replica = stage.replicas[0]
-    sizes = fill_buckets((4000, 4000, 3000), 2750)
+    sizes = fill_buckets((4000, 4000, 3000), stage.sums)
     assert [bucket.last_unit for bucket in sizes] == [2, 1, 0, 0]
     times = [cost.groups.units_seconds((unit,), replica, Op.BACKWARD, 2) for unit in range(3)]
     ends = [times[2] / sum(times), (times[2] + times[1]) / sum(times), 1.0, 1.0]
@@ -154,23 +156,34 @@ def test_buckets_are_whole_when_the_last_backward_is_through_their_units(cost_pr
     assert cost.bucket_parts(again, replica, Op.BACKWARD_WEIGHT, 2)[0] == 0.0
 
 
-@pytest.mark.parametrize("sharding", [StateSharding.ZERO2, StateSharding.ZERO3])
-def test_nothing_is_summed_beside_work_where_state_is_divided_or_parts_do_not_meet(cost_profile, sharding):
-    cost = ReplicaCost(cost_profile)
+def test_sums_come_behind_the_work_where_parts_do_not_meet_or_the_framework_waits(cost_profile):
+    cost, small = ReplicaCost(cost_profile), GradientSums(bucket_bytes=4000)
     stages = (
-        replace(stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=sharding), sum_buckets=3),
-        replace(stage_of({"a0": 1.0, "a1": 1.0}, {"b0": 1.0}), sum_buckets=3),
+        stage_of({"a0": 1.0, "a1": 1.0}, {"b0": 1.0}, sums=small),
+        stage_of({"a0": 1.0}, {"a1": 1.0}, sums=replace(small, beside_backward=False)),
     )
     for stage in stages:
         assert set(cost.bucket_parts(stage, stage.replicas[0], Op.BACKWARD, 2)) == {1.0}
         assert cost.behind_s(stage) == pytest.approx(sum(cost.end_of_step_s(stage)))
 
 
+def test_of_divided_state_sums_go_beside_the_backward_and_the_gather_behind_it(cost_profile):
+    cost = ReplicaCost(cost_profile)
+    settings = GradientSums(bucket_bytes=3000)
+    stage = stage_of({"a0": 1.0}, {"a1": 1.0}, sharding=StateSharding.ZERO2, sums=settings)
+    parts = cost.bucket_parts(stage, stage.replicas[0], Op.BACKWARD, 2)
+    *sums, gather = cost.end_of_step_s(stage)
+    # The last two buckets are whole with the first unit; then comes the gather.
+    assert parts[0] < parts[1] < parts[2] == parts[3] == parts[4] == 1.0
+    assert len(sums) == 4
+    assert gather + sums[-1] <= cost.behind_s(stage) + 1e-12 < sum(sums) + gather
+
+
 def test_what_is_left_behind_the_last_backward_is_between_the_last_bucket_and_all(cost_profile):
     for bandwidth in (1e4, 1e6, 1e8):
         cost = ReplicaCost(slow_links(cost_profile, bandwidth))
-        for buckets in (1, 2, 8):
-            stage = replace(stage_of({"a0": 1.0}, {"a1": 1.0}), sum_buckets=buckets)
+        for size in (11000, 5500, 1375):
+            stage = stage_of({"a0": 1.0}, {"a1": 1.0}, sums=GradientSums(bucket_bytes=size))
             seconds = cost.end_of_step_s(stage)
             assert seconds[-1] <= cost.behind_s(stage) + 1e-12
             assert cost.behind_s(stage) <= sum(seconds) + 1e-12

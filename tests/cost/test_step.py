@@ -46,8 +46,8 @@ def test_stage_pairs_on_one_link_add_up(cost_profile, make_cost_plan):
 
 
 def ring_s(size_bytes: float) -> float:
-    """Between two devices, 1 ms apart: a receiver's word, half of a half, the word that it came, the other half."""
-    return 2e-3 + size_bytes / 4 / 1e8 + 2e-3 + size_bytes / 2 / 1e8 + 1e-3
+    """Between two devices, 1 ms apart: for each half a receiver's word, and half of the bytes in two segments."""
+    return 2 * (1e-3 + size_bytes / 2 / 1e8 + 1e-3)
 
 
 def test_replicas_share_the_work_and_pay_the_sum(cost_profile, make_cost_plan):
@@ -87,8 +87,8 @@ def test_the_estimate_counts_sharded_state(cost_profile, make_cost_plan):
         for sharding in StateSharding
     }
     none, two, three = (terms[sharding] for sharding in StateSharding)
-    assert two == none
-    # Gradients go half the way, and the first unit's parameters are gathered with nothing to hide it.
     assert none.sync_s == pytest.approx(ring_s(11000))
-    assert three.sync_s == pytest.approx((11000 + 4000) / 2 / 1e8 + 2 * 1e-3)
+    # Gradients go half the way, and all new parameters are gathered; or the first unit's of both.
+    assert two.sync_s == pytest.approx((11000 + 11000) / 2 / 1e8 + 2 * 1e-3)
+    assert three.sync_s == pytest.approx((4000 + 4000) / 2 / 1e8 + 2 * 1e-3)
     assert three.run_s == none.run_s

@@ -14,6 +14,7 @@ from gloo_members import CLASSES, WIDTH, Classes, Tokens
 from patience import PATIENCE_S
 from spantrain.core.action import Action, Op
 from spantrain.core.spans import Span
+from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.device import EmulatedDevice
@@ -46,8 +47,15 @@ def sums_of(
     beside: Sequence[Sequence[str]],
     reduce: Callable[[Sequence[Tensor]], None],
     background: Background,
+    sums: GradientSums = OWN_SUMS,
 ) -> StepSums:
-    return StepSums(parameters, beside=beside, reduce=reduce, background=background, behind=None)
+    """Sums of which nothing is left to wait for when they have begun."""
+
+    def begin_sum(gradients: Sequence[Tensor]) -> Callable[[], None]:
+        reduce(gradients)
+        return never
+
+    return StepSums(parameters, beside=beside, begin_sum=begin_sum, background=background, behind=None, sums=sums)
 
 
 @given(data=st.data(), count=st.integers(1, 8))
@@ -68,8 +76,59 @@ def test_buckets_leave_in_one_order_whatever_comes_first(data, count):
     assert len(sums.intervals) == len(buckets)
 
 
-@given(sizes=st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), most=st.integers(1, 20))
-def test_buckets_are_whole_with_the_units_that_the_simulator_says(sizes, most):
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_so_many_buckets_are_under_way_at_once_and_end_in_their_order(at_once):
+    parameters = parameters_of(*[1] * 7)
+    background, held = Background("test sums"), threading.Event()
+    log: list[str] = []
+
+    def begin_sum(gradients: Sequence[Tensor]) -> Callable[[], None]:
+        held.wait(PATIENCE_S)
+        number = sum(entry.startswith("+") for entry in log)
+        log.append(f"+{number}")
+        return lambda: log.append(f"-{number}")
+
+    sums = StepSums(
+        parameters,
+        beside=[[name] for name in parameters],
+        begin_sum=begin_sum,
+        background=background,
+        behind=None,
+        sums=GradientSums(at_once=at_once),
+    )
+    sums.all_final()
+    held.set()
+    sums.finish(never)
+    background.close()
+    assert [entry for entry in log if entry[0] == "+"] == [f"+{number}" for number in range(7)]
+    assert [entry for entry in log if entry[0] == "-"] == [f"-{number}" for number in range(7)]
+    under_way = [sum(1 if e[0] == "+" else -1 for e in log[: place + 1]) for place in range(len(log))]
+    assert max(under_way) == at_once
+    assert len(sums.intervals) == 7
+
+
+def test_where_the_plan_says_so_nothing_is_summed_before_the_backward_is_over(background):
+    summed: list[int] = []
+    sums = sums_of(
+        parameters_of(1, 2),
+        [["p0"], ["p1"]],
+        lambda gradients: summed.append(gradients[0].numel()),
+        background,
+        GradientSums(beside_backward=False),
+    )
+    sums.final(["p0"])
+    background.wait(background.begin(never), never)
+    assert summed == []
+    sums.finish(never)
+    assert summed == [1, 2]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6),
+    most=st.integers(1, 20),
+    first=st.none() | st.integers(1, 20),
+)
+def test_buckets_are_whole_with_the_units_that_the_simulator_says(sizes, most, first):
     """Units from the last on, each with parameters of so many numbers; a number has four bytes."""
     parameters = {
         f"{unit}.{number}": nn.Parameter(torch.zeros(size))
@@ -78,10 +137,11 @@ def test_buckets_are_whole_with_the_units_that_the_simulator_says(sizes, most):
         if size
     }
     elements = {name: parameter.numel() for name, parameter in parameters.items()}
-    buckets = buckets_of(parameters.items(), elements, 4 * most)
+    sums = GradientSums(bucket_bytes=4 * most, first_bucket_bytes=None if first is None else 4 * first)
+    buckets = buckets_of(parameters.items(), elements, sums)
     assert [name for bucket in buckets for name in bucket] == list(parameters)
     found = [int(bucket[-1].partition(".")[0]) for bucket in buckets]
-    said = [bucket.last_unit for bucket in fill_buckets([4 * sum(row) for row in sizes], 4 * most)]
+    said = [bucket.last_unit for bucket in fill_buckets([4 * sum(row) for row in sizes], sums)]
     # A large parameter is one bucket here, and several that are whole together there.
     assert set(found) == set(said)
     assert len(found) <= len(said)

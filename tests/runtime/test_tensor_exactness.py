@@ -15,6 +15,7 @@ from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.spans import Span
+from spantrain.core.sums import GradientSums
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.data import open_dataset
@@ -37,8 +38,8 @@ TOLERANCE = 1e-5
 FLOOR = 1e-4
 """Gradients this much smaller than the largest are rounding (the key bias of attention has none at all)."""
 
-BUCKETS = 6
-"""In which gradients are summed, the first of them while the last backward goes on."""
+SUMS = GradientSums(bucket_bytes=2**11, first_bucket_bytes=2**9)
+"""Several buckets, the first of them while the last backward goes on."""
 
 RANDOM = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.explicit, Phase.generate]}
 """Nothing is made smaller: a plan that fails is small enough to look at, and each takes a second."""
@@ -105,7 +106,7 @@ class Cast:
             check_abort=self._check_abort,
         )
         evaluation = actions.evaluate(0, feed)
-        stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, buckets=BUCKETS)
+        stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, sums=SUMS)
         sums = stage_sum.begin(member.executor.named_parameters())
         loss_sum = actions.run_step(0, sums.final)
         sums.finish(self._check_abort)

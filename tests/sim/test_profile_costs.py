@@ -119,9 +119,8 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     assert (back.size_bytes, back.occupancy_s) == (20, pytest.approx(0.2))  # the mask has no gradient
     assert there.link == costs.transfer("a", "c", Direction.FORWARD, 0, Span(1, 2)).link != back.link
     assert costs.gradient_sum_s(0) == 0.0
-    # The word of the receiver; a piece; and the next, which waits for the word that half of the first is there.
-    half_s = 60 / 2 / 1000
-    assert costs.gradient_sum_s(1) == pytest.approx(0.2 + (0.2 + half_s / 2) + (half_s + 0.1))
+    # Twice: the word of the receiver, and half of the bytes.
+    assert costs.gradient_sum_s(1) == pytest.approx(2 * (0.1 + 60 / 2 / 1000 + 0.1))
     # Stages 0 and 1 exchange; then b hands the sum to c.
     (tied,) = costs.tied_sums()
     assert tied.stages == (0, 1)

@@ -16,6 +16,8 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.spans import apportion, equal_spans
+from spantrain.core.sums import SumModel
+from spantrain.cost.sum_models import default_sums
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.runtime.compare.order import Framework, FrameworkOrder
 
@@ -147,6 +149,7 @@ def _whole(
         replicas=tuple(Replica(devices=(name,), sample_share=1.0, in_flight_limit=own) for name in devices),
         micro_batches=equal_spans(global_batch, global_batch),
         state_sharding=StateSharding.NONE if framework is Framework.DDP else StateSharding.ZERO3,
+        sums=default_sums(SumModel.TORCH_DDP if framework is Framework.DDP else SumModel.TORCH_FSDP),
     )
     return Layout(
         framework=framework,

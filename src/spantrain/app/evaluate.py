@@ -16,7 +16,7 @@ from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import ProfileError
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation
-from spantrain.planner.sum_buckets import with_sum_buckets
+from spantrain.planner.sum_buckets import with_best_sums
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.fold import FoldedResult, simulate_whole
 
@@ -28,7 +28,7 @@ _FEW = 64
 
 
 class Evaluator:
-    """Evaluates plans of one profile and job, each only once, with the buckets of gradients that suit it best.
+    """Evaluates plans of one profile and job, each only once, with the settings of gradient sums that suit it best.
 
     Raises:
         PlanError: an in-flight limit is too small for the plan's static order (when called).
@@ -51,15 +51,17 @@ class Evaluator:
         return self._found(plan)[1]
 
     def bucketed(self, plan: Plan) -> Plan:
-        """Return the plan as it was evaluated: with the best number of buckets in each stage."""
+        """Return the plan as it was evaluated: with the best buckets in each stage."""
         return replace(plan, stages=self._found(plan)[0].stages)
 
     def _found(self, plan: Plan) -> tuple[Plan, Evaluation]:
         key = _key(plan)
         found = self._seen.get(key)
         if found is None:
-            bucketed = with_sum_buckets(plan, self._replicas_of(plan))
-            found = self._seen[key] = (bucketed, self._evaluate(bucketed))
+            peaks = self._memory.plan_peak_bytes(plan)
+            free_bytes = {device: self._own_bytes[device] - size for device, size in peaks.items()}
+            bucketed = with_best_sums(plan, self._replicas_of(plan), free_bytes)
+            found = self._seen[key] = (bucketed, self._evaluate(bucketed, peaks))
         return found
 
     def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
@@ -77,7 +79,7 @@ class Evaluator:
             replicas = self._replicas[plan.dtype] = ReplicaCost(self._profile, plan.dtype)
         return replicas
 
-    def _evaluate(self, plan: Plan) -> Evaluation:
+    def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
         costs = _costs(plan, self._profile, self._replicas_of(plan))
         # Without updates that take time, all steps are alike, so one is enough (sim.engine).
         steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
@@ -87,7 +89,6 @@ class Evaluator:
         busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
         energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
         money = money_of_step(cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
-        peaks = self._memory.plan_peak_bytes(plan)
         return Evaluation(
             step_s=result.step_s,
             samples_per_s=result.samples_per_s,

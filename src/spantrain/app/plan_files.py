@@ -17,6 +17,8 @@ from spantrain.schedule.registry import check_schedule
 __all__ = ["check_fits_profile", "open_plan", "under_schedule"]
 
 _AGAIN = "put the plan and the profile that it was made from together, or plan again with `spantrain plan`"
+_MAX_BUCKETS = 4096
+"""In which a stage sums gradients."""
 _SAME = ("family", "sequence_length", "objective", "source_sha256")
 """Fields of a model that decide what its units are, beside its configuration."""
 
@@ -71,6 +73,7 @@ def check_fits_profile(plan: Plan, profile: Profile, *, where: str = "") -> None
         told = ", ".join(f"{name} {_shown(mine, name)} (profile: {_shown(theirs, name)})" for name in differ[:5])
         raise PlanError(f"{where}the plan is for another {plan.model.name} than the profile: {told}; {_AGAIN}")
     _check_devices(plan, profile, where)
+    _check_buckets(plan, profile, where)
 
 
 def _check_units(profile: Profile) -> None:
@@ -83,6 +86,16 @@ def _check_units(profile: Profile) -> None:
             f"the profile has {len(profile.graph.units)} units, but {model.name} as it is configured there has "
             f"{len(unit_names(model))}; profile and plan again"
         )
+
+
+def _check_buckets(plan: Plan, profile: Profile, where: str) -> None:
+    for number, stage in enumerate(plan.stages):
+        size_bytes = sum(profile.graph.units[unit].parameter_bytes for unit in stage.units)
+        if size_bytes > _MAX_BUCKETS * stage.sums.bucket_bytes:
+            raise PlanError(
+                f"{where}stages[{number}].sums.bucket_bytes: {stage.sums.bucket_bytes} makes over {_MAX_BUCKETS} "
+                f"buckets of the {size_bytes} bytes of its gradients; give larger ones"
+            )
 
 
 def _identity(model: ModelSpec) -> dict[str, object]:

@@ -18,6 +18,7 @@ outer_layers    which layers of the model the outer optimizer's shards hold
 outer_events    what the outer optimizer's master hears
 outer_commands  what it commands
 outer_stages    what the stages of a pipeline that is a cluster tell each other
+sums        how the replicas of a stage sum gradients: whose way, which buckets
 plan        stages, replicas, spans, predictions
 checkpoint  what a checkpoint holds, and the samples that were consumed
 links       what a device knows of the links to its peers while it trains

@@ -11,6 +11,7 @@ from spantrain.core.hints import DispatchHints
 from spantrain.core.outer import OuterPlan
 from spantrain.core.precision import check_dtype
 from spantrain.core.spans import Span, split_by_shares
+from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 
 __all__ = [
@@ -109,7 +110,6 @@ class WireFormat(StrEnum):
 
 ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 """Types of tensors that may be sent in rows, with the bytes of a number."""
-_MAX_BUCKETS = 1024
 SCALE_BYTES = 2
 """Of the bfloat16 that a block is multiplied by."""
 
@@ -161,13 +161,10 @@ class Stage:
     sequence_parallel: bool = False
     """Whether members of a tensor-parallel group hold slices of the sequence between divided layers, where they can
     (`docs/tensor-parallel.md`)."""
-    sum_buckets: int = 1
-    """In how many buckets at least its replicas sum gradients: the more, the earlier the first sum begins beside the
-    last backward, and the more often the network's latency is paid."""
+    sums: GradientSums = OWN_SUMS
+    """How its replicas sum gradients."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.sum_buckets <= _MAX_BUCKETS:
-            raise ValueError(f"sum_buckets must be from 1 to {_MAX_BUCKETS}, got {self.sum_buckets}")
         if list(self.recompute) != sorted(set(self.recompute)):
             raise ValueError(f"recompute must name units once and in rising order, got {self.recompute}")
         outside = [unit for unit in self.recompute if unit not in self.units]

@@ -7,6 +7,7 @@ network      seconds of transfers, and what they share: links between places, po
 fairness     how flows that take several links share them
 sharing      which of the links on their ways pairs of devices make scarce for each other
 collectives  seconds of sums over devices: ring, tree, hierarchical; in buckets
+sum_models   how frameworks sum gradients: their settings, what carries them
 buckets      gradient sums in buckets beside the last backward: which are ready when, what is left behind it
 contention   how gradient sums of several stages slow each other down
 recompute    what a unit does in an action if its activations are computed again

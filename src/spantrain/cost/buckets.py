@@ -5,17 +5,13 @@ buckets are filled in it (`runtime.background_sums`). Buckets are summed one by 
 first sum begins earlier, and each one costs the ring's latency once more.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
+from spantrain.core.sums import GradientSums
 
-__all__ = ["MOST_BUCKETS", "SumBucket", "behind_s", "bucket_bytes", "fill_buckets"]
-
-MOST_BUCKETS = 16
-"""Into how many buckets a stage's gradients are divided at most, but for those that a full one cannot hold."""
+__all__ = ["SumBucket", "behind_s", "fill_buckets"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +23,10 @@ class SumBucket:
     """Position in the stage of the unit whose gradients come last: with it the bucket is whole."""
 
 
-def bucket_bytes(total_bytes: float, buckets: int) -> int:
-    """Return the size of buckets if there shall be at least so many (`core.plan.Stage.sum_buckets`).
-
-    >>> bucket_bytes(10, 4), bucket_bytes(1e9, 4) == RUNTIME_BUCKET_BYTES
-    (3, True)
-    """
-    return max(1, min(RUNTIME_BUCKET_BYTES, math.ceil(total_bytes / buckets)))
-
-
-def fill_buckets(unit_bytes: Sequence[float], size_bytes: int) -> tuple[SumBucket, ...]:
+def fill_buckets(unit_bytes: Sequence[float], sums: GradientSums) -> tuple[SumBucket, ...]:
     """Fill buckets with the gradients of a stage's units, from the last one on.
 
-    >>> [(bucket.size_bytes, bucket.last_unit) for bucket in fill_buckets((2, 5, 0, 3), 4)]
+    >>> [(bucket.size_bytes, bucket.last_unit) for bucket in fill_buckets((2, 5, 0, 3), GradientSums(bucket_bytes=4))]
     [(4.0, 1), (4.0, 1), (2.0, 0)]
     """
     ends = list(accumulate(reversed(unit_bytes)))
@@ -47,7 +34,7 @@ def fill_buckets(unit_bytes: Sequence[float], size_bytes: int) -> tuple[SumBucke
     found: list[SumBucket] = []
     unit, begin = 0, 0.0
     while begin < total:
-        end = min(begin + size_bytes, total)
+        end = min(sums.bucket_end(begin), total)
         while ends[unit] < end:
             unit += 1
         found.append(SumBucket(size_bytes=end - begin, last_unit=len(ends) - 1 - unit))

@@ -12,23 +12,30 @@ Signs: k devices, n bytes, for a pair of neighbours its latency and b(x), the se
   sites' first devices, each of all n bytes (the two halves of a ring, summing and handing round, lie before and behind
   what is done between). Only the last ring crosses sites.
 
-A ring of Gloo waits for its receivers (`SumOptions.waits_for_receiver`): of three emulated devices with 10 to 31 ms
-between them, sums of 0.3, 0.6 and 2.5 MB took 0.39, 0.50 and 1.48 s; so reckoned it is 0.38, 0.49 and 1.48 s, without
-0.23, 0.38 and 1.42 s.
+A ring of Gloo waits for its receivers (`SumOptions.waits_for_receiver`). As its source has it (`gloo/allreduce.cc`), a
+device's n/k bytes go in at least two segments, of 1 MiB at most; two are under way at once, and each waits for the word
+of its receiver, which comes when the last but one before it is there. So a link of much latency is never full, however
+large the sum, unless several sums run at once (`at_once`; torch's Gloo runs two). `benchmarks/gradient_sums.py`
+compares it with live sums. NCCL's receivers have room ahead of time, so its rings just stream.
 
 Sums are cut into buckets. They run one after the other (`pipelined=False`, what our runtime does), or each follows the
 one before through the same devices without waiting for its end.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
-__all__ = ["RUNTIME_BUCKET_BYTES", "Algorithm", "Collectives", "SumOptions", "Wires"]
+import numpy as np
 
-RUNTIME_BUCKET_BYTES = 8 * 2**20
-"""Size of the buckets in which the runtime sums gradients."""
+__all__ = ["Algorithm", "Collectives", "SumOptions", "Wires"]
+
+_SEGMENT_BYTES = 2**20
+"""Most that Gloo sends at once (`kMaxSegmentSize`)."""
+_TURNS_ROUND = 16
+"""Turns of a ring's length after which segments come in a steady rhythm, which goes on."""
 
 Pair = tuple[str, str]
 Place = tuple[str, str]
@@ -65,11 +72,15 @@ class SumOptions:
     beside: tuple[tuple[str, ...], ...] = ()
     """Devices of other rings that sum at the same time, each in its order: links that they use too are shared."""
     waits_for_receiver: bool = False
-    """Whether a ring's pieces wait for the word that their receiver is ready, as those of Gloo do, half by half."""
+    """Whether a ring's pieces wait, segment by segment, for the word that their receiver is ready, as those of Gloo."""
+    at_once: int = 1
+    """Buckets of this size that rings sum at the same time; the seconds are those of all of them."""
 
     def __post_init__(self) -> None:
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes must be at least 1, got {self.bucket_bytes}")
+        for name in ("bucket_bytes", "at_once"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
     def buckets(self, size_bytes: float) -> list[float]:
         """Return the sizes of the buckets; the last one holds the rest.
@@ -128,24 +139,35 @@ class Collectives:
     def gather_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions | None = None) -> float:
         """Return the seconds in which devices that hold a part each get all of it: half of a ring's turns.
 
-        The other half, in which each gets its part of the sum (reduce-scatter), takes as long.
+        The other half, in which each gets its part of the sum (reduce-scatter), takes as long. Neither waits for its
+        receivers.
         """
         return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
 
     def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions, halves: int = 2) -> float:
-        pairs = list(_around(devices))
-        latency_s = [self._wires.latency_s(*pair) for pair in pairs]
-        beside = [pair for other in options.beside for pair in _around(other)]
-        turns = halves * (len(devices) - 1)
         total_s, known_s = 0.0, dict[float, tuple[float, float]]()
         for number, bucket in enumerate(options.buckets(size_bytes)):
             if bucket not in known_s:
-                busy_s = self._wires.busy_together_s(pairs, bucket / len(devices), beside)
-                turn = _waiting_turns_s if options.waits_for_receiver else _ring_turns_s
-                known_s[bucket] = (turn(latency_s, busy_s, turns), turns * max(busy_s))
+                known_s[bucket] = self._ring_times_s(devices, bucket, options, halves)
             whole_s, slowest_hop_s = known_s[bucket]
             total_s += slowest_hop_s if options.pipelined and number else whole_s
         return total_s
+
+    def _ring_times_s(
+        self, devices: Sequence[str], bucket: float, options: SumOptions, halves: int
+    ) -> tuple[float, float]:
+        """Return the seconds of a bucket, and for how long its slowest hop is busy."""
+        pairs = list(_around(devices))
+        beside = [pair for other in options.beside for pair in _around(other)]
+        latency_s = [self._wires.latency_s(*pair) for pair in pairs]
+        piece, turns = bucket / len(devices), halves * (len(devices) - 1)
+        segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
+        busy_s = [options.at_once * seconds for seconds in self._wires.busy_together_s(pairs, piece / segments, beside)]
+        if options.waits_for_receiver:
+            whole_s = halves * _waiting_s(latency_s, busy_s, segments * (len(devices) - 1))
+        else:
+            whole_s = _ring_turns_s(latency_s, busy_s, turns)
+        return whole_s, turns * segments * max(busy_s)
 
     def _tree_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions) -> float:
         beside = [pair for other in options.beside for pair in _around(other)]
@@ -213,27 +235,49 @@ def _ring_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: in
     """
     if len(set(latency_s)) == len(set(busy_s)) == 1:
         return turns * (latency_s[0] + busy_s[0])
-    return _paced_turns_s(latency_s, busy_s, busy_s, turns)
-
-
-def _waiting_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], turns: int) -> float:
-    """Return the same where a piece goes in two halves, each when its receiver has said that it is ready.
-
-    The word for a half is sent when the half before it has come, so between two pieces of a pair lie at least its
-    latency there and back and half a piece; and the first word of all comes before anything.
-    """
-    pace_s = [
-        max(busy, 2 * latency + busy / 2) if busy else 0.0 for latency, busy in zip(latency_s, busy_s, strict=True)
-    ]
-    return 2 * max(latency_s) + _paced_turns_s(latency_s, busy_s, pace_s, turns)
-
-
-def _paced_turns_s(latency_s: Sequence[float], busy_s: Sequence[float], pace_s: Sequence[float], turns: int) -> float:
-    """Return the end of the last turn where the pieces of a pair begin so far from each other at least."""
-    ready_s, free_s = [0.0] * len(busy_s), [0.0] * len(busy_s)
+    latency, busy = np.array(latency_s), np.array(busy_s)
+    ready = free = np.zeros(len(busy))
     for _ in range(turns):
-        starts_s = [max(ready, free) for ready, free in zip(ready_s, free_s, strict=True)]
-        there_s = [start + busy + latency for start, busy, latency in zip(starts_s, busy_s, latency_s, strict=True)]
-        free_s = [start + pace for start, pace in zip(starts_s, pace_s, strict=True)]
-        ready_s = [there_s[-1], *there_s[:-1]]
-    return max(ready_s)
+        free = np.maximum(ready, free) + busy
+        ready = np.roll(free + latency, 1)
+    return float(ready.max())
+
+
+def _waiting_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> float:
+    """Return the end of half a ring of Gloo, in which each device sends so many segments.
+
+    A device makes room for a segment, and sends one of its own, when the last but one that it awaits has come. What it
+    sends leaves when the word of that room is there and the link is free. Two devices send each other data and words
+    over one connection, so that a word goes behind the data before it.
+
+    >>> _waiting_s([1.0, 1.0], [10.0, 10.0], 2), _waiting_s([1.0, 1.001], [10.0, 10.0], 2)
+    (22.0, 22.002)
+    """
+    if len(set(latency_s)) == len(set(busy_s)) == 1:
+        way, busy = latency_s[0], busy_s[0]
+        if len(busy_s) == 2 and busy >= way:
+            return count * (way + busy)
+        first_s = way if count % 2 else way + busy
+        return first_s + (count - 1) // 2 * max(2 * busy, 2 * way + busy) + busy + way
+    around, most = 2 * len(busy_s), _TURNS_ROUND * len(busy_s)
+    ends_s = _segments_s(latency_s, busy_s, min(count, most))
+    if count <= most:
+        return ends_s[-1]
+    times, place = divmod(count - 1 - (most - around), around)
+    return ends_s[most - around + place] + times * (ends_s[most - 1] - ends_s[most - 1 - around])
+
+
+def _segments_s(latency_s: Sequence[float], busy_s: Sequence[float], count: int) -> list[float]:
+    """Return by when all of the first segments are there, for each number of them up to `count`."""
+    latency, busy = np.array(latency_s), np.array(busy_s)
+    posted = free = before_last = last = np.zeros(len(busy))
+    starts = np.full(len(busy), np.inf)
+    ends_s: list[float] = []
+    for _ in range(count):
+        posted = np.maximum(posted, before_last)
+        word = np.where(starts <= posted, np.maximum(posted, free), posted) if len(busy) == 2 else posted
+        starts = np.maximum(np.maximum(posted, np.roll(word, -1) + latency), free)
+        free = starts + busy
+        before_last, last = last, np.roll(free + latency, 1)
+        ends_s.append(max(float(last.max()), ends_s[-1] if ends_s else 0.0))
+    return ends_s

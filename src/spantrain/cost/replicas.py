@@ -7,19 +7,22 @@ group's parts and hand them round again, and leaves out the seconds of that.
 
 State sharding (Rajbhandari et al., ZeRO, 2020) divides a stage's state evenly among its replicas:
 
-- `zero2`: each micro-batch's gradients are summed to their holders (reduce-scatter, half of a ring sum), the last one's
-  at the end of the step; then the new parameters are gathered (the other half). With one micro-batch that is the ring
-  sum itself.
+- `zero2`: each micro-batch's gradients are summed to their holders (reduce-scatter, half of a ring sum); at the end of
+  the step the new parameters are gathered (the other half).
 - `zero3`: the parameters are gathered for every F and again for every I or B, unit by unit and one unit ahead, in the
   type that is computed with; gradients as in zero2.
 
-What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. Not hidden are
-the last gradients' sum and the first unit's first gather of a step, which are counted at its end. Other traffic on the
-links is not looked at, and a device that waits for its traffic counts as busy. Kept of the paper: who holds what, and
-the bytes that are sent. Not kept: its partitioned activations and offloading.
+What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. The last
+micro-batch's gradients are summed as the stage's `sums` say: bucket by bucket beside its backward (`cost.buckets`), if
+parts meet, or behind it. With zero3 they are traffic of the backward unit by unit, as the gathers on the same links
+are, but for the first unit's, the last to come. Not hidden are zero2's gather of new parameters, and the first unit's
+sum and first gather of zero3, which are counted at the end of a step. Other traffic on the links is not looked at, and
+a device that waits for its traffic counts as busy. Kept of the paper: who holds what, and the bytes that are sent. Not
+kept: its partitioned activations and offloading.
 
-Whole sums wait for their receivers, as our runtime's do; gathers, which only other frameworks do, are taken not to.
-Where nothing is divided, sums begin beside the last backward, bucket by bucket (`cost.buckets`), if parts meet.
+Whole sums wait for their receivers where Gloo carries them, and stream where NCCL does (`cost.sum_models`). Halves
+stream: gathers do with Gloo, too (16 MiB over three hops of 200 Mbit/s and 40 ms live in 0.56 s, so reckoned 0.53), and
+sums to holders are taken to, though Gloo makes whole sums of them (1.8 s).
 """
 
 from collections import Counter
@@ -33,9 +36,11 @@ from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
-from spantrain.cost.buckets import SumBucket, behind_s, bucket_bytes, fill_buckets
+from spantrain.core.sums import GradientSums
+from spantrain.cost.buckets import SumBucket, behind_s, fill_buckets
 from spantrain.cost.collectives import Collectives, SumOptions
 from spantrain.cost.recompute import operations_of
+from spantrain.cost.sum_models import nccl_between
 from spantrain.cost.tensor import GroupCost, normalised
 
 __all__ = ["ReplicaCost", "Ring", "rings_of"]
@@ -79,6 +84,7 @@ class ReplicaCost:
     def __init__(self, profile: Profile, dtype: str | None = None) -> None:
         self.groups = GroupCost(profile, dtype)
         self._graph = profile.graph
+        self._device = profile.cluster.device_by_name
         self._unit_traffic_s = cache(self._unit_traffic_of)
         self._buckets = cache(self._buckets_of)
         self._buckets_s = cache(self._seconds_of_buckets)
@@ -117,12 +123,17 @@ class ReplicaCost:
         one_s = sum(self._unit_traffic_s(stage.units, rings_of(stage)))
         count, traffic_s = len(stage.micro_batches), 0.0
         if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-            # All micro-batches are alike here, but the last one's sum comes at the end of the step.
-            traffic_s += one_s * (count - 1) / count
+            # All micro-batches are alike here, but what is behind the last one's work comes at the end of the step.
+            traffic_s += one_s - self._sum_behind_s(stage) / count
         if stage.state_sharding is StateSharding.ZERO3 and op is not Op.BACKWARD_WEIGHT:
             gathered = self._unit_traffic_s(stage.units, rings_of(stage), self._gathered_ratio)
             traffic_s += sum(gathered)
         return traffic_s
+
+    def _sum_behind_s(self, stage: Stage) -> float:
+        """Return the seconds of what of the last micro-batch's gradients is not traffic beside its backward."""
+        by_unit = self._unit_traffic_s(stage.units, rings_of(stage))
+        return by_unit[0] if stage.state_sharding is StateSharding.ZERO3 else sum(by_unit)
 
     def _unit_traffic_of(self, units: range, rings: tuple[Ring, ...], ratio: float = 1.0) -> tuple[float, ...]:
         """Return, by unit, the seconds of a gather of parameters; a sum of gradients to their holders is one, too."""
@@ -136,28 +147,42 @@ class ReplicaCost:
         return tuple(map(max, zip(*by_ring, strict=True)))
 
     def _gather_s(self, ring: Ring, rings: tuple[Ring, ...], size_bytes: float) -> float:
-        return self._collectives.gather_s(ring.devices, size_bytes, _beside(ring, rings)) if size_bytes else 0.0
+        if not size_bytes:
+            return 0.0
+        return self._collectives.gather_s(ring.devices, size_bytes, _beside(ring, rings))
 
     def end_of_step_s(self, stage: Stage) -> tuple[float, ...]:
-        """Return the seconds of what a stage's replicas exchange when all their work is done, bucket by bucket."""
+        """Return the seconds of what a stage's replicas exchange for the end of a step: each bucket, then any gather.
+
+        Buckets may be summed beside the last backward (`buckets_beside`); a gather comes behind all work.
+        """
         rings = rings_of(stage)
         if not rings:
             return ()
-        _, slowest = self._slowest_ring(stage, rings)
-        if stage.state_sharding is not StateSharding.ZERO3:
-            return slowest
-        # What the next step begins with: nothing is computed that could hide it.
-        return (*slowest, self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0])
+        if stage.state_sharding is StateSharding.ZERO3:
+            # What this step ends with, and what the next one begins with: nothing is computed that could hide it.
+            return (
+                self._sum_behind_s(stage),
+                self._unit_traffic_s(stage.units, rings, self._gathered_ratio)[0],
+            )
+        slowest, seconds = self._slowest_ring(stage, rings)
+        if stage.state_sharding is StateSharding.NONE:
+            return seconds
+        # What was updated goes round.
+        size_bytes = sum(self._graph.held_parameter_bytes(stage.units, slowest.tp_share))
+        return (*seconds, self._gather_s(slowest, rings, size_bytes))
 
     def _slowest_ring(self, stage: Stage, rings: tuple[Ring, ...]) -> tuple[Ring, tuple[float, ...]]:
-        whole = stage.state_sharding is not StateSharding.ZERO3
-        by_ring = {ring: self._buckets_s(stage.units, ring, rings, whole, stage.sum_buckets) for ring in rings}
+        whole = stage.state_sharding is StateSharding.NONE
+        # Leaders that put their groups' parts together sum one by one.
+        sums = stage.sums if _meet(stage, rings) else replace(stage.sums, at_once=1)
+        by_ring = {ring: self._buckets_s(stage.units, ring, rings, whole, sums) for ring in rings}
         return max(by_ring.items(), key=lambda entry: sum(entry[1]))
 
     def bucket_parts(self, stage: Stage, replica: Replica, op: Op, samples: int) -> tuple[float, ...]:
-        """Return by bucket after which part of a stage's last backward action, on a replica, it may be summed.
+        """Return by what `end_of_step_s` has after which part of a stage's last backward action it may begin.
 
-        All of it where leaders sum for their groups, and where state is divided.
+        All of it where sums come behind, and where leaders sum for their groups.
         """
         buckets = self.buckets_beside(stage)
         if buckets is None:
@@ -176,11 +201,18 @@ class ReplicaCost:
         return tuple(ends[bucket.last_unit] for bucket in buckets)
 
     def buckets_beside(self, stage: Stage) -> tuple[SumBucket, ...] | None:
-        """Return the buckets of the slowest ring, if they may be summed beside the last backward."""
+        """Return what `end_of_step_s` has the seconds of, if it may be summed beside the last backward.
+
+        The buckets are the slowest ring's; a gather comes behind all units, as a bucket does that ends with the first.
+        """
         rings = rings_of(stage)
-        if not rings or stage.state_sharding is not StateSharding.NONE or not _meet(stage, rings):
+        beside = stage.sums.beside_backward and stage.state_sharding is not StateSharding.ZERO3
+        if not rings or not beside or not _meet(stage, rings):
             return None
-        return self._buckets(stage.units, self._slowest_ring(stage, rings)[0], stage.sum_buckets)
+        buckets = self._buckets(stage.units, self._slowest_ring(stage, rings)[0], stage.sums)
+        if stage.state_sharding is StateSharding.NONE:
+            return buckets
+        return (*buckets, SumBucket(size_bytes=0.0, last_unit=0))
 
     def behind_s(self, stage: Stage) -> float:
         """Return the least seconds of what replicas exchange that are left behind the stage's last backward action.
@@ -219,23 +251,38 @@ class ReplicaCost:
         whole_s = ends[-1]
         return tuple(min(1.0, end / whole_s) if whole_s > 0 else 1.0 for end in reversed(ends))
 
-    def _buckets_of(self, units: range, ring: Ring, buckets: int) -> tuple[SumBucket, ...]:
-        by_unit = self._graph.held_parameter_bytes(units, ring.tp_share)
-        return fill_buckets(by_unit, bucket_bytes(sum(by_unit), buckets))
+    def summed_bytes(self, stage: Stage) -> float:
+        """Return the bytes of gradients that a ring of a stage sums, the largest of them; 0 if there is none."""
+        rings = rings_of(stage)
+        return max((sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share)) for ring in rings), default=0)
+
+    def largest_bucket_bytes(self, stage: Stage, ring: Ring) -> float:
+        """Return the bytes of the largest bucket that a ring sums; 0 if there is nothing to sum."""
+        return max((bucket.size_bytes for bucket in self._buckets(stage.units, ring, stage.sums)), default=0.0)
+
+    def _buckets_of(self, units: range, ring: Ring, sums: GradientSums) -> tuple[SumBucket, ...]:
+        return fill_buckets(self._graph.held_parameter_bytes(units, ring.tp_share), sums)
 
     def _seconds_of_buckets(
-        self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool, buckets: int
+        self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool, sums: GradientSums
     ) -> tuple[float, ...]:
-        """Return the seconds of each bucket: of a whole sum, or of its first half."""
-        beside = _beside(ring, rings)
-        seconds = cache(
-            lambda size: (
-                self._collectives.seconds(ring.devices, size, options=replace(beside, waits_for_receiver=True))
-                if whole
-                else self._collectives.gather_s(ring.devices, size, beside)
-            )
+        """Return the seconds of each bucket: of a whole sum, or of its first half; of those at once an equal part."""
+        beside, buckets = _beside(ring, rings), self._buckets(units, ring, sums)
+        if not whole:
+            gather_s = cache(lambda size: self._collectives.gather_s(ring.devices, size, beside))
+            return tuple(gather_s(bucket.size_bytes) for bucket in buckets)
+        waits = not nccl_between([self._device[name] for one in rings for name in one.devices])
+        most = sums.at_once if waits else 1
+
+        @cache
+        def sum_s(size: float, at_once: int) -> float:
+            options = replace(beside, waits_for_receiver=waits, at_once=at_once)
+            return self._collectives.seconds(ring.devices, size, options=options) / at_once
+
+        return tuple(
+            sum_s(bucket.size_bytes, min(most, len(buckets) - number // most * most))
+            for number, bucket in enumerate(buckets)
         )
-        return tuple(seconds(bucket.size_bytes) for bucket in self._buckets(units, ring, buckets))
 
     def sent_bytes(self, stage: Stage) -> Counter[tuple[str, str]]:
         """Return what a stage's devices send each other in a step: gradients, gathers, sums inside replicas."""

@@ -14,7 +14,7 @@ assemble    stages and a static schedule as a Plan that fits: what other papers'
 build       a candidate as a Plan, with whole-sample shares and in-flight limits
 recompute   units to compute again where memory is short
 sequence    slices of the sequence in tensor-parallel groups, where they are asked for
-sum_buckets in how many buckets stages sum their gradients
+sum_buckets the settings of gradient sums that suit a plan best
 outer       which sites an outer optimizer should join, and what its exchanges take
 explain     reasons in sentences; refusals with numbers
 pools       the search over counts of alike devices: large clusters, Megatron-like frameworks

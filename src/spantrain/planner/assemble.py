@@ -12,10 +12,12 @@ from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
 from spantrain.core.spans import Span, equal_spans
+from spantrain.core.sums import SumModel
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.step import StepCost
+from spantrain.cost.sum_models import default_sums
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.shares import SampleShares
@@ -49,9 +51,13 @@ class StageShape:
 
 
 class Assembler:
-    """Makes plans for one request with static schedules, and says by how much one does not fit."""
+    """Makes plans for one request with static schedules, and says by how much one does not fit.
 
-    def __init__(self, request: PlanRequest) -> None:
+    Their gradients are summed as a framework does it by default; what can be chosen is tuned when they are evaluated.
+    """
+
+    def __init__(self, request: PlanRequest, sums: SumModel = SumModel.SPANTRAIN) -> None:
+        self._sums = sums
         self.profile, self.job = request.profile, request.job
         self.step_cost = StepCost(self.profile, self.job.dtype)
         self.memory = MemoryCost(self.profile, self.job.optimizer, self.compute.dtype)
@@ -141,7 +147,7 @@ class Assembler:
                     what = f"units {shape.units.start}-{shape.units.stop - 1}"
                     misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
             limits.append(in_flight)
-        return _stage_of(shape, spans, shares, tuple(limits))
+        return replace(_stage_of(shape, spans, shares, tuple(limits)), sums=default_sums(self._sums))
 
     def best(
         self,

@@ -1,38 +1,51 @@
-"""In how many buckets stages sum their gradients: enough to begin early, not so many that latency outweighs it.
+"""The settings of gradient sums that suit a plan best: buckets large enough for the link, small enough to begin early.
 
-Buckets are summed while the last backward of a step goes on, as soon as their gradients are whole (`cost.buckets`). The
-number with which the sum ends first is taken, by the seconds of the work and of the ring; of equal ones the least.
+Of what a stage's framework lets one choose (`cost.sum_models`), the setting is taken with which the sum ends first, by
+the seconds of the work and of the ring; of equal ones the first. Our own sums copy a bucket to send it, so buckets over
+the default size must fit beside what the stage's devices hold.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.cost.buckets import MOST_BUCKETS
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.sums import DEFAULT_BUCKET_BYTES, SumModel
 from spantrain.cost.replicas import ReplicaCost
+from spantrain.cost.sum_models import sum_options
 
-__all__ = ["with_sum_buckets"]
+__all__ = ["with_best_sums"]
 
-_TRIED = tuple(2**power for power in range(MOST_BUCKETS.bit_length()))
+_ALWAYS_BYTES = 2 * DEFAULT_BUCKET_BYTES
+"""Copies of buckets that are not counted as memory."""
 
 
-def with_sum_buckets(plan: Plan, costs: ReplicaCost) -> Plan:
-    """Return the plan with the best number of buckets in each stage; stages without sums stay as they are."""
-    stages = tuple(_bucketed(plan, index, costs) for index in range(len(plan.stages)))
+def with_best_sums(plan: Plan, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Plan:
+    """Return the plan with the best setting in each stage; stages without sums stay as they are.
+
+    `free_bytes`: what the plan leaves free, by device.
+    """
+    stages = tuple(_tuned(plan, index, costs, free_bytes) for index in range(len(plan.stages)))
     return plan if stages == plan.stages else replace(plan, stages=stages)
 
 
-def _bucketed(plan: Plan, index: int, costs: ReplicaCost) -> Stage:
+def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Stage:
     stage = plan.stages[index]
-    if costs.buckets_beside(stage) is None:
+    total = costs.summed_bytes(stage)
+    if not total or stage.state_sharding is StateSharding.ZERO3:
         return stage
+    options = sum_options(stage.sums.model, total)
+    if stage.sums.model is SumModel.SPANTRAIN:
+        room = max(_ALWAYS_BYTES, min(free_bytes[device] for device in stage.devices))
+        options = tuple(sums for sums in options if sums.copied_bytes <= room)
+    tried = [replace(stage, sums=sums) for sums in options]
+    if len(tried) == 1:
+        return tried[0]
     op = Op.BACKWARD_WEIGHT if plan.splits_backward and index else Op.BACKWARD
     works = _works(stage, op, costs)
-    options = [replace(stage, sum_buckets=count) for count in _TRIED]
-    return min(options, key=lambda option: (_summed_s(option, op, works, costs), option.sum_buckets))
+    return min(tried, key=lambda option: _summed_s(option, op, works, costs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +78,16 @@ def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_Work]:
 
 def _summed_s(stage: Stage, op: Op, works: Sequence[_Work], costs: ReplicaCost) -> float:
     """Return when the sum ends if replicas wait for nobody and end with their last micro-batch's backward."""
-    buckets = costs.buckets_beside(stage)
-    assert buckets is not None, "a stage whose sums wait has no choice"
-    ready_s = [0.0] * len(buckets)
+    buckets, seconds = costs.buckets_beside(stage), costs.end_of_step_s(stage)
+    ready_s = [0.0] * len(seconds)
     for work in works:
-        parts = costs.parts_until_whole(buckets, stage, work.replica, op, work.samples)
+        parts: Sequence[float] = [1.0] * len(seconds)
+        if buckets is not None:
+            parts = costs.parts_until_whole(buckets, stage, work.replica, op, work.samples)
         ready_s = [
             max(before, work.all_s - (1 - part) * work.last_s) for before, part in zip(ready_s, parts, strict=True)
         ]
     end_s = 0.0
-    for ready, bucket_s in zip(ready_s, costs.end_of_step_s(stage), strict=True):
+    for ready, bucket_s in zip(ready_s, seconds, strict=True):
         end_s = max(end_s, ready) + bucket_s
     return end_s

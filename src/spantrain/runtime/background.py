@@ -46,6 +46,11 @@ class Background:
         self._pieces.put(piece)
         return piece
 
+    @property
+    def has_more(self) -> bool:
+        """Whether work waits behind that which is done now."""
+        return not self._pieces.empty()
+
     def wait(self, piece: Piece, check_abort: Callable[[], None]) -> None:
         """Wait until a piece is done.
 

@@ -4,21 +4,26 @@ A backward pass goes through the units from the last to the first, so gradients 
 are filled in it: which gradients share a bucket, and which bucket is summed first, depends on the stage alone and is
 the same on all devices of a ring, whenever each of them gets that far. (Li et al., "PyTorch Distributed", VLDB 2020,
 section 3.2.3 has buckets in reverse order, summed beside the backward pass. Kept: that. Not kept: hooks in the model's
-forward pass, and buckets that are rebuilt by the order in which gradients came.)
+forward pass, and buckets that are rebuilt by the order in which gradients came.) How large buckets are, and how many
+are under way at once, is the plan's (`core.sums`).
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.runtime.background import Background, Piece
 
-__all__ = ["StepSums", "buckets_of", "gradient_of"]
+__all__ = ["BeginSum", "StepSums", "buckets_of", "gradient_of"]
 
 Parameters = Mapping[str, nn.Parameter]
+BeginSum = Callable[[Sequence[Tensor]], Callable[[], None]]
+"""Begins to sum a bucket, in place, and returns what waits until that is done."""
 
 
 class StepSums:
@@ -32,22 +37,24 @@ class StepSums:
         parameters: Parameters,
         *,
         beside: Sequence[Sequence[str]],
-        reduce: Callable[[Sequence[Tensor]], None],
+        begin_sum: BeginSum,
         background: Background,
         behind: Callable[[Mapping[str, Tensor]], None] | None,
+        sums: GradientSums = OWN_SUMS,
     ) -> None:
         """Begin with nothing final.
 
         Args:
             parameters: of the stage, by name.
             beside: names of the gradients of each bucket that is summed in the background, in the order of the sums.
-            reduce: sums a bucket, in place.
+            begin_sum: begins to sum a bucket.
             background: does so.
             behind: takes all gradients and does what must wait for the end of the pass, in the calling thread.
+            sums: whether buckets leave beside the pass, and how many are under way at once.
         """
         self._parameters = parameters
         self._beside = beside
-        self._reduce = reduce
+        self._begin_sum, self._sums = begin_sum, sums
         self._background = background
         self._behind = behind
         self._missing = [set(names) for names in beside]
@@ -55,23 +62,29 @@ class StepSums:
         self._left = 0
         """How many buckets have left."""
         self._last: Piece | None = None
+        self._under_way: deque[tuple[float, Callable[[], None]]] = deque()
+        """When each sum began that is not known to have ended, and what waits for it; the background's own."""
         self._gradients: dict[str, Tensor] = {}
         self.intervals: list[tuple[float, float]] = []
         """When each sum began and ended, by this machine's monotonic clock; to be read when all is done."""
 
     def final(self, names: Iterable[str]) -> None:
         """Take in that nothing more is added to these gradients; whole buckets leave, in their order."""
+        if self._sums.beside_backward:
+            self._leave_whole(names)
+
+    def _leave_whole(self, names: Iterable[str]) -> None:
         for name in names:
             number = self._bucket_of.get(name)
             if number is not None:
                 self._missing[number].discard(name)
         while self._left < len(self._beside) and not self._missing[self._left]:
-            self._leave(self._beside[self._left])
             self._left += 1
+            self._leave(self._beside[self._left - 1])
 
     def all_final(self) -> None:
         """Take in that nothing more is added to any gradient: all that goes into the background leaves."""
-        self.final(self._parameters)
+        self._leave_whole(self._parameters)
         for name, parameter in self._parameters.items():
             if name not in self._gradients:
                 self._gradients[name] = gradient_of(parameter)
@@ -93,13 +106,17 @@ class StepSums:
     def _leave(self, names: Collection[str]) -> None:
         gradients = [gradient_of(self._parameters[name]) for name in names]
         self._gradients |= dict(zip(names, gradients, strict=True))
-        ready = _ready(gradients[0].device)
+        device, is_last = gradients[0].device, self._left == len(self._beside)
+        ready = _ready(device)
+        at_once = self._sums.at_once if ready is None else 1
 
         def work() -> None:
-            start_s = time.monotonic()
-            with _beside_computing(gradients[0].device, ready):
-                self._reduce(gradients)
-            self.intervals.append((start_s, time.monotonic()))
+            with _beside_computing(device, ready):
+                self._under_way.append((time.monotonic(), self._begin_sum(gradients)))
+                while self._under_way and (is_last or len(self._under_way) >= at_once or not self._background.has_more):
+                    start_s, wait = self._under_way.popleft()
+                    wait()
+                    self.intervals.append((start_s, time.monotonic()))
 
         self._last = self._background.begin(work)
 
@@ -112,9 +129,9 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 
 def buckets_of(
-    gradients: Iterable[tuple[str, Tensor]], elements: Mapping[str, int], size_bytes: int
+    gradients: Iterable[tuple[str, Tensor]], elements: Mapping[str, int], sums: GradientSums
 ) -> list[list[str]]:
-    """Group gradients, of so many elements each, in buckets of about a size and of one dtype; each is in exactly one.
+    """Group gradients, of so many elements each, in buckets of one dtype; each is in exactly one.
 
     A gradient belongs to the bucket that it begins in, so that a bucket is whole with the unit that fills it
     (`cost.buckets.fill_buckets`); a large one takes up the buckets that it reaches into.
@@ -122,7 +139,7 @@ def buckets_of(
     buckets: dict[tuple[int, torch.dtype], list[str]] = {}
     begin = 0
     for name, tensor in gradients:
-        buckets.setdefault((begin // size_bytes, tensor.dtype), []).append(name)
+        buckets.setdefault((sums.bucket_of(begin), tensor.dtype), []).append(name)
         begin += elements[name] * tensor.element_size()
     return list(buckets.values())
 

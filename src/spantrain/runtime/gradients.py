@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from spantrain.cost.buckets import bucket_bytes
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
+from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.runtime.background import Background
 from spantrain.runtime.background_sums import StepSums, buckets_of, gradient_of
 from spantrain.runtime.groups import MemberGroup, StageGroups
@@ -35,7 +34,7 @@ class StageSum:
         *,
         levels: bool = False,
         partial: Sequence[str] = (),
-        buckets: int = 1,
+        sums: GradientSums = OWN_SUMS,
     ) -> None:
         """Sum over these groups.
 
@@ -44,13 +43,13 @@ class StageSum:
             parts: what the members of its replica hold.
             levels: members round unlike, so gradients of what all hold whole are made the leader's.
             partial: names of parameters that all hold whole, each with a part of the sum only.
-            buckets: in which gradients are summed, at least.
+            sums: the plan's settings: buckets, when they leave, how many at once.
         """
         self._groups = groups
         self._parts = parts
         self._levels = levels and groups.replica.size > 1
         self._partial = tuple(partial)
-        self._buckets = buckets
+        self._settings = sums
         self._background = Background("gradient sums")
 
     @property
@@ -70,14 +69,14 @@ class StageSum:
             # The last unit's gradients are final first.
             names = [name for name in reversed(list(parameters)) if name not in self._partial]
             sizes = {name: parameters[name].numel() for name in names}
-            most = bucket_bytes(sum(parameters[name].nbytes for name in names), self._buckets)
-            beside = buckets_of(((name, parameters[name]) for name in names), sizes, most)
+            beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
         return StepSums(
             parameters,
             beside=beside,
-            reduce=lambda gradients: _reduce(gradients, self._groups.ring),
+            begin_sum=lambda gradients: _begin_sum(gradients, self._groups.ring),
             background=self._background,
             behind=self._behind(),
+            sums=self._settings,
         )
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class StageSum:
     def _sum_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
         # Replicas of other degrees have their parameters in another order, and other sizes of parts.
         full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
-        for bucket in buckets_of(sorted(gradients.items()), full_sizes, RUNTIME_BUCKET_BYTES):
+        for bucket in buckets_of(sorted(gradients.items()), full_sizes, self._settings):
             own = {name: gradients[name] for name in bucket}
             whole = self._parts.gather(own)
             if whole:
@@ -129,13 +128,22 @@ class StageSum:
 
 
 def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
+    _begin_sum(gradients, group)()
+
+
+def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], None]:
+    """Begin to sum gradients, in place; return what waits until that is done."""
     if len(gradients) == 1 and gradients[0].is_contiguous():
-        group.all_reduce(gradients[0])
-        return
+        return group.begin_all_reduce(gradients[0])
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    group.all_reduce(flat)
-    for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(piece.view_as(gradient))
+    wait = group.begin_all_reduce(flat)
+
+    def finish() -> None:
+        wait()
+        for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+    return finish
 
 
 def gradient_square(parameters: Parameters, *, leave_out: frozenset[str]) -> float:

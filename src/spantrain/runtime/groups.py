@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup, Store
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
+from spantrain.cost.sum_models import nccl_between
 from spantrain.errors import PeerLostError
 from spantrain.models.tensor.group import TensorGroup, TorchGroup
 
@@ -29,6 +30,9 @@ __all__ = ["Alone", "MemberGroup", "StageGroups", "broadcast_bytes", "group_rank
 
 class MemberGroup(TensorGroup, Protocol):
     """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need, and more."""
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""
@@ -67,6 +71,10 @@ class Alone:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Leave the tensor: it is its own sum."""
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
+        """Leave the tensor; there is nothing to wait for."""
+        return lambda: None
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
         """Return the tensor: it is all there is."""
@@ -112,6 +120,17 @@ class _TorchMembers(TorchGroup):
         """Replace a tensor by its sum over the members."""
         self._like = ("all_reduce", tensor.nbytes)
         super().all_reduce(tensor)
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
+        with _blaming_peers():
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+
+        def wait() -> None:
+            with _blaming_peers():
+                work.wait()
+
+        return wait
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return all members' tensors behind each other."""
@@ -267,9 +286,7 @@ def open_groups(
     timeout = datetime.timedelta(seconds=timeout_s)
     with _blaming_peers(), ExitStack() as undo:
         undo.callback(_leave)
-        dist.init_process_group(
-            _backend(plan.cluster, stage, torch_device), store=store, rank=rank, world_size=size, timeout=timeout
-        )
+        dist.init_process_group(_backend(plan.cluster, stage), store=store, rank=rank, world_size=size, timeout=timeout)
         # All devices form all groups in the same order, as torch wants it; those of others give nothing to use.
         formed = {ranks: _formed(ranks, size, timeout) for ranks in (*layout.replicas, *layout.rings)}
         for group in (dist.group.WORLD, *formed.values()):
@@ -313,11 +330,7 @@ def _member(group: ProcessGroup | None) -> MemberGroup:
     return Alone() if group is None else _TorchMembers(group)
 
 
-def _backend(cluster: Cluster, stage: Stage, torch_device: torch.device) -> str:
-    """Return what carries tensors: NCCL between CUDA devices, which must be different ones; Gloo elsewhere."""
-    if torch_device.type != "cuda":
-        return "gloo"
-    cards = [cluster.device_by_name[name] for name in stage.devices]
-    if len({(card.host, card.backend) for card in cards}) < len(cards):
-        return "gloo"
-    return "cpu:gloo,cuda:nccl"
+def _backend(cluster: Cluster, stage: Stage) -> str:
+    """Return what carries tensors, the same for all of a stage: NCCL between CUDA devices, Gloo elsewhere."""
+    devices = [cluster.device_by_name[name] for name in stage.devices]
+    return "cpu:gloo,cuda:nccl" if nccl_between(devices) else "gloo"

@@ -1,7 +1,7 @@
 """Groups of threads in one process: the fake of `runtime.groups`, for tests of a stage's devices together."""
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -32,6 +32,11 @@ class ThreadMembers(ThreadGroup):
         for member in members:
             member.mail = mail
         return list(members)
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Replace a tensor by its sum at once; there is nothing to wait for."""
+        self.all_reduce(tensor)
+        return lambda: None
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""

@@ -104,7 +104,7 @@ def own_part(
         member.parts,
         levels=member.unlike,
         partial=member.partial,
-        buckets=plan.stages[member.stage_index].sum_buckets,
+        sums=plan.stages[member.stage_index].sums,
     )
     tied_sums = TiedSums(
         tied_across_stages(plan, member.stage_index, member.graph, member.units),

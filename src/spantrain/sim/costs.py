@@ -12,7 +12,6 @@ from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.shares import shares_of
 from spantrain.core.spans import Span
-from spantrain.cost.buckets import bucket_bytes
 from spantrain.cost.contention import StageRings, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import Uses, scarce_links
@@ -79,7 +78,7 @@ class EndOfStep(Protocol):
 class OverlappedSums(EndOfStep, Protocol):
     """What costs may say besides: when buckets may be summed. Sums of costs that do not begin behind the last action.
 
-    Our runtime sums a bucket as soon as its gradients are whole (`runtime.background_sums`); other frameworks may not.
+    A stage's `sums` say whether a bucket is summed as soon as its gradients are whole (`core.sums`).
     """
 
     def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
@@ -269,11 +268,9 @@ class ProfileCosts:
         found = {}
         for index, stage in enumerate(self._plan.stages):
             rings = rings_of(stage)
-            sizes = [sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share)) for ring in rings]
-            if any(sizes):
-                devices = tuple(ring.devices for ring in rings)
-                size = bucket_bytes(max(sizes), stage.sum_buckets)
-                found[index] = StageRings(rings=devices, bucket_bytes=size)
+            size = max((self._replicas.largest_bucket_bytes(stage, ring) for ring in rings), default=0.0)
+            if size:
+                found[index] = StageRings(rings=tuple(ring.devices for ring in rings), bucket_bytes=size)
         return found
 
     @property

@@ -5,7 +5,6 @@ stand for all. What is left out, against the simulator: replicas of one host tha
 that share a link, and that a link is not always asked by all pipelines at the same time.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby, pairwise
@@ -16,7 +15,6 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage, splits_backward
 from spantrain.core.shares import even_share
 from spantrain.core.spans import equal_spans
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.tensor import GroupCost
 from spantrain.planner.pools.costs import Array, Hop
@@ -120,7 +118,7 @@ class ProfilePools:
         return self._network.transfer_seconds(*self._apart(a, b), _MEBIBYTE)
 
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
-        """Return about what rings take: the slowest hop decides, in buckets as the runtime sums."""
+        """Return about what rings take: the slowest hop decides."""
         return [self._ring_s(stage.members, stage.units) for stage in plan.stages]
 
     def update_s(self, stage: PoolStage, size: int) -> float:  # noqa: ARG002 - nobody measured it by stage
@@ -278,9 +276,8 @@ class ProfilePools:
             of_two_s = self._network.all_reduce_seconds(self._beside(members[0].pool), self._held_bytes(units, degree))
             return 2 * (width - 1) / width * of_two_s
         size_bytes = self._held_bytes(units, degree)
-        buckets = math.ceil(size_bytes / RUNTIME_BUCKET_BYTES)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
-        return 2.0 * (width - 1) * float(buckets * latency_s + size_bytes / width * s_per_byte)
+        return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
 
     def _hop_of(self, a: Member, b: Member) -> tuple[float, float]:
         """Return the latency of a hop of the rings of all members of two groups, and the seconds of a byte of each."""

@@ -5,7 +5,8 @@ pipeline (its equation 2: the sum of all stages and the slowest one for every fu
 Devices are alike to it: times are the mean over the kinds, the network is the mean between neighbours in the cluster's
 order. Its loop over the slowest stage's time is a programme here that makes that time least; the sum hardly depends on
 the cuts. Of the intra-operator level only this: a submesh divides samples, tensors (inside hosts), or both, in one way
-for all stages. Not kept: its integer programme over the operators' layouts, and submeshes of different sizes.
+for all stages. Gradients are summed in one piece behind all micro-batches (`alpa` in `cost.sum_models`). Not kept: its
+integer programme over the operators' layouts, and submeshes of different sizes.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from spantrain.core.action import Op
+from spantrain.core.sums import SumModel
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.cuts import least_largest
 from spantrain.planner.request import PlanRequest, Proposal
@@ -32,7 +34,7 @@ def alpa(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no division into alike submeshes fits.
     """
-    assembler = Assembler(request)
+    assembler = Assembler(request, SumModel.ALPA)
     return assembler.best(_options(assembler, request), "1f1b")
 
 

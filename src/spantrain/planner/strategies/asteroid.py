@@ -3,10 +3,11 @@
 Kept: measured times that are not linear in samples; devices sorted by memory, those with the most first; stages of
 neighbours among them, data parallel; memory of K_p = 2 (P - p) - 1 micro-batches as a hard limit (equation 3); samples
 by algorithm 1 (`asteroid_shares`); the dominant step and the dynamic programme of algorithm 2 (`asteroid_search`); all
-devices take part, unless algorithm 1 leaves one without a sample; 1F1B with those K_p. Of devices with the same
-memory the faster goes first. T_a is the ring of `cost.collectives`; communication takes as long as its busiest link
-or port needs, both directions one after the other. The micro-batch size, given in the paper, is tried for a few
-sizes. Not looked at, as in the paper: parameters that stages share. Pipeline replay is not part of planning.
+devices take part, unless algorithm 1 leaves one without a sample; 1F1B with those K_p; sums by torch's DDP (section 4).
+Of devices with the same memory the faster goes first. T_a is the ring of `cost.collectives`; communication takes as
+long as its busiest link or port needs, both directions one after the other. The micro-batch size, given in the paper,
+is tried for a few sizes. Not looked at, as in the paper: parameters that stages share. Pipeline replay is not part of
+planning.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.spans import equal_spans
+from spantrain.core.sums import SumModel
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.network import NetworkCost
+from spantrain.cost.sum_models import default_sums
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.explain import infeasible
 from spantrain.planner.request import PlanRequest, Proposal
@@ -108,4 +111,5 @@ def _stage(request: PlanRequest, tables: DeviceTables, place: StagePlace) -> Sta
             Replica(devices=(name,), sample_share=float(count), in_flight_limit=place.held * count)
             for name, count in shares
         ),
+        sums=default_sums(SumModel.TORCH_DDP),
     )

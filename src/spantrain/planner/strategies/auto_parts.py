@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from spantrain.core.action import Op
 from spantrain.core.plan import StateSharding, WireFormat
 from spantrain.core.spans import apportion
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, WHOLE, Division, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost
+from spantrain.cost.sum_models import own_sum_s
 from spantrain.planner.in_flight import in_flight_bytes
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto_hops import Array, Batch, HopCosts, Part
@@ -99,7 +99,7 @@ class PartCosts:
         self._works: dict[tuple[str, int, int, Batch], _Work] = {}
         self._crowds: dict[tuple[str, int, int, int, int], Array] = {}
         self._shares: dict[tuple[tuple[str, ...], int], tuple[int, ...]] = {}
-        self._sums: dict[tuple[str, ...], Array] = {}
+        self._sums: dict[tuple[str, ...], tuple[Array, Array]] = {}
         self._seconds: dict[tuple[str, int], float] = {}
         self._by_looks: dict[tuple[object, ...], Array] = {}
 
@@ -234,23 +234,33 @@ class PartCosts:
         for index, run in enumerate(runs):
             found[3 + index] = run
         found[3][~np.isfinite(crowd) | self._backwards] = np.inf
-        ends_s = None if shards is None else shards.end_of_step_s(part.devices, self._parameter_bytes)
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
         found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
-        found[7], found[13] = (ends_s, ends_s) if ends_s is not None else self._left_of_sum(part.devices, found)
+        found[7], found[13] = self._left_of_sum(part.devices, found, shards)
         return found
 
-    def _left_of_sum(self, devices: tuple[str, ...], fields: Array) -> tuple[Array, Array]:
-        """Return the least and the likely seconds of a sum behind the last backward, of a full span, beside it.
+    def _left_of_sum(
+        self, devices: tuple[str, ...], fields: Array, shards: ShardCosts | None
+    ) -> tuple[Array | float, Array | float]:
+        """Return the least and the likely seconds at the end of a step, behind the last backward of a full span.
 
         At best all of a whole backward hides the sum. Mostly the last action is a W, and the first bucket is not whole
         when it begins.
         """
-        sum_s = np.broadcast_to(self._sum(devices), self._shape)
+        if len(devices) == 1:
+            return 0.0, 0.0
+        least_s, likely_s = self._sum(devices)
+        behind_s: Array | float = 0.0
+        if shards is not None:
+            behind_s = shards.behind_s(devices, self._parameter_bytes)
+            if shards.sharding is StateSharding.ZERO3:
+                return behind_s, behind_s
+            # Half of a sum brings gradients to their holders.
+            least_s, likely_s = least_s / 2, likely_s / 2
         beside_s = fields[12] if self._splits else fields[11] + fields[12]
-        likely = np.maximum(sum_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, sum_s / _LIKELY_BUCKETS)
-        return np.maximum(sum_s - fields[11] - fields[12], 0.0), likely
+        likely_s = np.maximum(likely_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, likely_s / _LIKELY_BUCKETS)
+        return np.maximum(least_s - fields[11] - fields[12], 0.0) + behind_s, likely_s + behind_s
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -317,46 +327,36 @@ class PartCosts:
         between: Array = sums[None, :] - sums[:, None]
         return between
 
-    def _sum(self, devices: tuple[str, ...]) -> Array | float:
-        """Return the seconds of the gradient sum: exact, or by the slower of the ring's slowest hop and its mean."""
-        if len(devices) == 1:
-            return 0.0
+    def _sum(self, devices: tuple[str, ...]) -> tuple[Array, Array]:
+        """Return the least and the likely seconds of the gradient sum.
+
+        No ring is faster than its slowest hop carries all pieces, or than one piece goes round twice. By how much ours
+        is slower than that is taken from the sum of the whole model.
+        """
         found = self._sums.get(devices)
         if found is None:
-            size = self._parameter_bytes
-            if self._exact_sums:
-                values, where = np.unique(size, return_inverse=True)
-                seconds = np.array([self._ring_s(devices, value) for value in values])
-                found = seconds[where].reshape(size.shape)
-            else:
-                found = self._about(devices, size)
-            self._sums[devices] = found
+            least = self._least_of_sum(devices)
+            whole = float(self._parameter_bytes[0, -1])
+            likely_s = own_sum_s(self.network.collectives, [self.devices[name] for name in devices], whole)
+            found = self._sums[devices] = least, least * max(1.0, likely_s / max(float(least[0, -1]), 1e-12))
         return found
 
-    def _about(self, devices: tuple[str, ...], size: Array, bucket_bytes: int | None = RUNTIME_BUCKET_BYTES) -> Array:
-        """Return nearly the seconds of a ring: each turn takes its slowest hop, or the mean of all, at least."""
+    def _least_of_sum(self, devices: tuple[str, ...]) -> Array:
+        size, turns = self._parameter_bytes, 2 * (len(devices) - 1)
         pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
-        latency_s = sum(self._latency_s(*pair) for pair in pairs) / len(pairs)
-        most = float("inf") if bucket_bytes is None else bucket_bytes
-        whole = min(float(size.max()), most) / len(devices)
-        busy_s = self.network.busy_together_s(pairs, max(whole, 1.0))
-        mean_s, slowest_s = (seconds / max(whole, 1.0) for seconds in (sum(busy_s) / len(pairs), max(busy_s)))
-        piece, turns = size / len(devices), 2 * (len(devices) - 1)
-        buckets = np.maximum(np.ceil(size / most), 1.0)
-        found: Array = turns * np.maximum(piece * slowest_s, piece * mean_s + buckets * latency_s)
-        return found
+        latency_s = [self._latency_s(*pair) for pair in pairs]
+        piece = max(float(size.max()) / len(devices), 1.0)
+        slowest_s = max(self.network.busy_together_s(pairs, piece)) / piece
+        around_s = 2 * (sum(latency_s) - max(latency_s))
+        return np.where(size > 0, np.maximum(turns * size / len(devices) * slowest_s, around_s), 0.0)
 
-    def _gathers_s(self, devices: tuple[str, ...], size: Array, bucket_bytes: int | None) -> Array:
-        """Return the seconds of half a ring for each size."""
-        if not self._exact_sums:
-            return self._about(devices, size, bucket_bytes) / 2
-        gather_s, options = self.network.collectives.gather_s, SumOptions(bucket_bytes=bucket_bytes)
+    def _gathers_s(self, devices: tuple[str, ...], size: Array) -> Array:
+        """Return the seconds of half a ring for each size; of many devices on a line from none to the largest."""
         values, where = np.unique(np.maximum(size, 0.0), return_inverse=True)
-        return np.array([gather_s(devices, value, options) if value else 0.0 for value in values])[where]
-
-    def _ring_s(self, devices: tuple[str, ...], size_bytes: float) -> float:
-        options = SumOptions(bucket_bytes=RUNTIME_BUCKET_BYTES)
-        return self.network.collectives.seconds(devices, max(size_bytes, 0.0), options=options)
+        tried = values if self._exact_sums else values[[0, -1]]
+        seconds = [self.network.collectives.gather_s(devices, value) if value else 0.0 for value in tried]
+        found: Array = np.interp(values, tried, seconds)[where].reshape(size.shape)
+        return found
 
     @cached_property
     def _parameter_bytes(self) -> Array:

@@ -7,15 +7,13 @@ import numpy as np
 from spantrain.core.plan import StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.units import UnitGraph
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.planner.strategies.auto_hops import Array, Batch
 
 __all__ = ["Gather", "ShardCosts", "hidden"]
 
-Gather = Callable[[tuple[str, ...], Array, int | None], Array]
-"""Returns the seconds in which devices that hold a part each get all of so many bytes, for many sizes at once; in
-buckets of so many bytes, or whole."""
+Gather = Callable[[tuple[str, ...], Array], Array]
+"""Returns the seconds in which devices that hold a part each get all of so many bytes, for many sizes at once."""
 
 
 class ShardCosts:
@@ -56,20 +54,22 @@ class ShardCosts:
     def beside(self, devices: tuple[str, ...], batch: Batch) -> Array:
         """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
         count = batch.whole + bool(batch.rest)
-        gathered = np.zeros((len(self._grid), len(self._grid)))
-        if self.sharding is StateSharding.ZERO3:
-            gathered = self._gathered_s(devices, self._gathered_ratio)
-        summed = self._gathered_s(devices, 1.0) * (count - 1) / count
-        return np.stack([gathered, gathered, summed])
+        summed = self._gathered_s(devices, 1.0)
+        if self.sharding is StateSharding.ZERO2:
+            return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed * (count - 1) / count])
+        gathered = self._gathered_s(devices, self._gathered_ratio)
+        return np.stack([gathered, gathered, np.maximum(summed - self._first_s(devices, 1.0) / count, 0.0)])
 
-    def end_of_step_s(self, devices: tuple[str, ...], parameter_bytes: Array) -> Array | None:
-        """Return the seconds at the end of the step, by begin and end; None if they are those of the whole sum."""
-        if self.sharding is not StateSharding.ZERO3:
-            return None
+    def behind_s(self, devices: tuple[str, ...], parameter_bytes: Array) -> Array:
+        """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
+        if self.sharding is StateSharding.ZERO2:
+            return self._gather(devices, parameter_bytes)
+        return self._first_s(devices, 1.0) + self._first_s(devices, self._gathered_ratio)
+
+    def _first_s(self, devices: tuple[str, ...], ratio: float) -> Array:
+        """Return the seconds in which the first unit's parameters go half round a ring, by begin."""
         sizes = np.array([self._held(first)[0] if self._held(first) else 0 for first in self._grid], dtype=np.float64)
-        first_s = self._gather(devices, sizes * self._gathered_ratio, None)
-        summed_s = self._gather(devices, parameter_bytes.ravel(), RUNTIME_BUCKET_BYTES).reshape(parameter_bytes.shape)
-        found: Array = summed_s + first_s[:, None]
+        found: Array = self._gather(devices, sizes * ratio)[:, None]
         return found
 
     def _gathered_s(self, devices: tuple[str, ...], ratio: float) -> Array:
@@ -79,7 +79,7 @@ class ShardCosts:
             grid = np.array(self._grid)
             found = np.zeros((len(grid), len(grid)))
             for i, first in enumerate(self._grid[:-1]):
-                seconds = self._gather(devices, ratio * np.array(self._held(first), dtype=np.float64), None)
+                seconds = self._gather(devices, ratio * np.array(self._held(first), dtype=np.float64))
                 sums = np.concatenate([[0.0], np.cumsum(seconds)])
                 found[i, i:] = sums[grid[i:] - first]
             self._gathers[devices, ratio] = found

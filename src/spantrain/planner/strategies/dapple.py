@@ -4,7 +4,8 @@ Kept: the latency of a step as warm-up, steady part of the pivot stage, and endi
 1-3 and the choice of the pivot), transfers as stages of their own; the search that splits one more stage off what is
 left and keeps the best prefix for each number of layers and machines; replicas that share samples equally; 1F1B.
 Machines are taken in the cluster's order, whole (its policies fresh-first and append-first). Times of a stage are its
-slowest device's. Not kept: the policy scatter-first, and recomputing activations. Memory is not looked at while
+slowest device's. Its own sums come behind the last backward; here they are torch's DDP, as in Asteroid's comparison,
+which is in its favour. Not kept: the policy scatter-first, and recomputing activations. Memory is not looked at while
 planning; what does not fit is planned again with smaller micro-batches, and refused if they do not help.
 """
 
@@ -14,6 +15,7 @@ from functools import cache
 from itertools import pairwise
 
 from spantrain.core.action import Op
+from spantrain.core.sums import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
@@ -45,7 +47,7 @@ def dapple(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no partition fits, or there are more hosts than its search can go through.
     """
-    assembler = Assembler(request)
+    assembler = Assembler(request, SumModel.TORCH_DDP)
     hosts = _hosts(request)
     places = len(hosts) * assembler.units
     if places > _MOST_PLACES:

@@ -1,12 +1,13 @@
 """`ddp`: plain data parallelism (PyTorch DistributedDataParallel; Li et al., VLDB 2020).
 
-Kept: the whole model on every device, equal shares of the samples, gradients summed in buckets at the end of the step.
-Micro-batches are accumulated without a sum between them (`no_sync`); of their sizes the best is taken, as a user would
-who tries them out. Not kept: the sum beside the backward; where the global batch does not divide evenly, shares differ
-by one sample in the place of padding.
+Kept: the whole model on every device, equal shares of the samples, gradients summed in its buckets beside the last
+backward (`torch-ddp` in `cost.sum_models`). Micro-batches are accumulated without a sum between them (`no_sync`); of
+their sizes and those of buckets the best is taken, as a user would who tries them out. Not kept: where the global batch
+does not divide evenly, shares differ by one sample in the place of padding.
 """
 
 from spantrain.core.plan import StateSharding
+from spantrain.core.sums import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
@@ -20,10 +21,12 @@ def ddp(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold the whole model.
     """
-    return data_parallel(request, StateSharding.NONE)
+    return data_parallel(request, StateSharding.NONE, SumModel.TORCH_DDP)
 
 
-def data_parallel(request: PlanRequest, state_sharding: StateSharding) -> tuple[Proposal, ...]:
+def data_parallel(
+    request: PlanRequest, state_sharding: StateSharding, sums: SumModel = SumModel.SPANTRAIN
+) -> tuple[Proposal, ...]:
     """Propose the whole model on every device, with equal shares, and its state divided or not.
 
     Raises:
@@ -31,7 +34,7 @@ def data_parallel(request: PlanRequest, state_sharding: StateSharding) -> tuple[
     """
     devices = request.devices_within_quotas
     sizes = _sizes(request, len(devices))
-    assembler = Assembler(request)
+    assembler = Assembler(request, sums)
     shape = StageShape(units=range(assembler.units), devices=devices, state_sharding=state_sharding)
     return assembler.best((((shape,), size, None) for size in sizes), "1f1b")
 

@@ -1,11 +1,13 @@
 """`eddl`: data parallelism with shares by capacity (Hao and Zhang, "EDDL", SEC 2021).
 
-Kept: the whole model on every device, samples divided by what each device can do, synchronous sums. Not kept: the
-leader-worker groups and their joining and leaving during training. A device that would get no sample is left out.
+Kept: the whole model on every device, samples divided by what each device can do, synchronous sums, taken to be those
+of torch's DDP, as others compare with it. Not kept: the leader-worker groups and their joining and leaving during
+training. A device that would get no sample is left out.
 """
 
 from collections.abc import Iterator
 
+from spantrain.core.sums import SumModel
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 
@@ -18,7 +20,7 @@ def eddl(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: some device cannot hold the whole model.
     """
-    assembler = Assembler(request)
+    assembler = Assembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request), "1f1b")
 
 

@@ -4,13 +4,15 @@ Kept: devices of unlike kinds form virtual workers, each a pipeline; workers sha
 the slowest stage fastest within the devices' memory (its integer programme's objective, here by a dynamic programme).
 Of its ways to form workers, the equal distribution (ED): every worker has the same devices, so that one set of cuts
 fits all. The number of workers is tried; devices that do not divide evenly are left out. Not kept: the parameter
-server and bounded staleness (WSP), which is not exact training, and workers that are unlike.
+server, in whose place stages sum in rings by torch's DDP, in its favour; bounded staleness (WSP), which is not exact
+training; workers that are unlike.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
+from spantrain.core.sums import SumModel
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.cuts import least_largest
 from spantrain.planner.request import PlanRequest, Proposal
@@ -25,7 +27,7 @@ def hetpipe(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no virtual workers can be formed whose stages fit.
     """
-    assembler = Assembler(request)
+    assembler = Assembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request), "1f1b")
 
 

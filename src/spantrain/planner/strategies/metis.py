@@ -6,7 +6,7 @@ capacity (powers of two), for every number of stages, gone through by depth and 
 group data parallelism with samples by capacity, or tensor parallelism where that is faster or memory asks for it;
 layers divided so that the slowest stage is fastest; an estimate with measured compute and two bandwidths, one inside
 hosts and one between them (the means between neighbours in the cluster's order; that it knows no more of the network
-is what Sailor and SpanTrain find to be its weakness); all devices are used.
+is what Sailor and SpanTrain find to be its weakness); all devices are used. It runs on Alpa, and so sums as that does.
 
 Decided here: memory is a limit while layers are divided. Not kept: tensor groups that span hosts, the condition that
 the global batch is a multiple of the devices, and hours of search: a few of the most even groupings are tried for each
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from spantrain.core.sums import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.cuts import least_largest
@@ -41,7 +42,7 @@ def metis(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: no grouping has layers that fit.
     """
     devices = request.devices_within_quotas
-    search = _Search(Assembler(request), devices)
+    search = _Search(Assembler(request, SumModel.ALPA), devices)
     options = sorted(search.options(), key=lambda option: option.latency_s)
     if not options:
         raise InfeasiblePlanError(

@@ -3,9 +3,9 @@
 Kept: the dynamic programme over layers and counts of devices, in which a stage of m devices takes the longer of its
 computation over m and its weights' sum, a cut takes its bytes both ways, and the slowest of all is least; replicas
 share samples equally; 1F1B. Devices are alike to it, as in the paper: times are the mean over the kinds, the network
-is the mean between neighbours in the cluster's order, in one level. Not kept: weight stashing and updates after every
-micro-batch. They are not exact training, so a step ends with a flush (PipeDream-Flush). Memory is not looked at while
-planning; what does not fit is refused.
+is the mean between neighbours in the cluster's order, in one level. Replicas sum by torch's DDP (section 4). Not kept:
+weight stashing and updates after every micro-batch. They are not exact training, so a step ends with a flush
+(PipeDream-Flush). Memory is not looked at while planning; what does not fit is refused.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from spantrain.core.sums import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
@@ -32,7 +33,7 @@ def pipedream(request: PlanRequest) -> tuple[Proposal, ...]:
     devices = request.devices_within_quotas
     if len(devices) > _MOST_DEVICES:
         raise InfeasiblePlanError(f"goes through counts of devices, {_MOST_DEVICES} at most, got {len(devices)}")
-    assembler = Assembler(request)
+    assembler = Assembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request, devices), "1f1b")
 
 

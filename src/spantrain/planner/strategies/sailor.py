@@ -7,6 +7,8 @@ for all stages, equal shares; the dynamic programme over stages and what is left
 assumed straggler where money is counted (equation 2); the 1F1B step of section 4.3, and its money; memory by device.
 Devices are counted by kind and site, and named at the end.
 
+It trains by Megatron-DeepSpeed, whose sums come behind the last backward (`deepspeed-pipeline` in `cost.sum_models`).
+
 Decided here: one partition for each number of stages (`sailor_space`); degrees of a kind are powers of two, with floors
 that are tried by kind; of the widths that need equally many micro-batches the smallest is tried; the straggler's first
 micro-batch counts once (the paper's formula has it twice); a link that is busier than the slowest stage is the
@@ -23,6 +25,7 @@ from functools import cache, partial
 from itertools import product
 from math import prod
 
+from spantrain.core.sums import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
@@ -228,7 +231,11 @@ class _Search:
 
     def _proposals(self) -> tuple[Proposal, ...]:
         """Return the best as plans; what memory refuses after all is left out."""
-        assembler, proposals, misses = Assembler(self._request), list[Proposal](), list[str]()
+        assembler, proposals, misses = (
+            Assembler(self._request, SumModel.DEEPSPEED_PIPELINE),
+            list[Proposal](),
+            list[str](),
+        )
         distinct = {entry.groups: entry for entry in sorted(self._found, key=lambda entry: entry.rank, reverse=True)}
         most = _PROPOSED if self._devices <= _MANY_DEVICES else _PROPOSED_OF_MANY
         for entry in sorted(distinct.values(), key=lambda entry: entry.rank):

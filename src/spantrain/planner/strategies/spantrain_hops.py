@@ -9,13 +9,14 @@ stage of several hosts sends into one port of the next, and that port then is th
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from spantrain.cost.collectives import RUNTIME_BUCKET_BYTES, SumOptions
+from spantrain.cost.collectives import SumOptions
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.tables import Array
 
 __all__ = ["HopRates", "RingRate", "hop_rates"]
+
+_MANY_BYTES = 64 * 2**20
+"""Of a sum in which bytes weigh more than latency."""
 
 Sides = Sequence[tuple[str, float]]
 """Leaders of a stage's replicas in order, each with its samples of a micro-batch."""
@@ -56,12 +57,11 @@ def hop_rates(network: NetworkCost, senders: Sides, receivers: Sides) -> HopRate
 
 
 class RingRate(NamedTuple):
-    """A ring sum, in the runtime's buckets."""
+    """A ring sum."""
 
     latency_s: float
     """Of a sum of nothing."""
-    bucket_s: float
-    """Of one bucket."""
+    s_per_byte: float
 
     @classmethod
     def of(cls, network: NetworkCost, ring: tuple[str, ...], beside: tuple[tuple[str, ...], ...] = ()) -> "RingRate":
@@ -71,15 +71,12 @@ class RingRate(NamedTuple):
             ProfileError: a pair of neighbours was not measured.
         """
         options = SumOptions(beside=beside)
-        nothing_s, bucket_s = (
-            network.collectives.seconds(ring, size, options=options) for size in (0, RUNTIME_BUCKET_BYTES)
-        )
-        return cls(nothing_s, bucket_s)
+        nothing_s, many_s = (network.collectives.seconds(ring, size, options=options) for size in (0, _MANY_BYTES))
+        return cls(nothing_s, (many_s - nothing_s) / _MANY_BYTES)
 
     def seconds(self, size_bytes: Array) -> Array:
         """Return the seconds of sums of so many bytes."""
-        buckets = size_bytes / RUNTIME_BUCKET_BYTES
-        return np.maximum(self.latency_s + buckets * (self.bucket_s - self.latency_s), buckets * self.bucket_s)
+        return self.latency_s + size_bytes * self.s_per_byte
 
 
 def _overlaps(senders: Sides, receivers: Sides) -> Iterator[tuple[str, str, float]]:

@@ -1,12 +1,13 @@
 """`zero2`: data parallelism with divided gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2).
 
 Kept: the whole model on every device, equal shares, who holds what, and the bytes that are sent: each micro-batch's
-gradients are summed to their holders, which do not keep what is not theirs, and the new parameters are gathered at the
-end of the step. As a user would, the best size of micro-batch is taken. Not kept: the last sum beside its own backward
-(it comes behind it, as in `ddp`), offloading to the host.
+gradients are summed to their holders beside the backward, which do not keep what is not theirs (`deepspeed-zero` in
+`cost.sum_models`), and the new parameters are gathered at the end of the step. As a user would, the best sizes of
+micro-batch and bucket are taken. Not kept: offloading to the host.
 """
 
 from spantrain.core.plan import StateSharding
+from spantrain.core.sums import SumModel
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.ddp import data_parallel
 
@@ -19,4 +20,4 @@ def zero2(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold its part.
     """
-    return data_parallel(request, StateSharding.ZERO2)
+    return data_parallel(request, StateSharding.ZERO2, SumModel.DEEPSPEED_ZERO)

@@ -1,0 +1,197 @@
+"""How long Gloo's sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--json FILE]`.
+
+Devices at a site each, equal links between all; each sums a tensor by torch.distributed, one or several at once, as the
+runtime does (`runtime.background_sums`). Real: processes, Gloo, TCP. Emulated: the links (`spantrain.testbed`). The
+seconds are from the last start to the last end on any device, the least of a few; the model's are those of
+`cost.collectives` with the links as described, to which nothing was fitted. Needs root, or user namespaces and
+/dev/net/tun.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import permutations
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.distributed as dist
+
+from spantrain.core.cluster import Cluster, Host, Link, Site
+from spantrain.cost.collectives import Collectives, SumOptions
+from spantrain.testbed.testbed import Testbed, why_unavailable
+
+MIB, BYTES_PER_MBIT = 2**20, 125e3
+REPEATS = 3
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Names of hosts cannot be looked up in the testbed, and need not be."""
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Equal links between devices, and what is summed over them."""
+
+    devices: int
+    mbit_per_s: float
+    latency_s: float
+    sizes_mib: tuple[float, ...] = (0.001, 1.0, 8.0, 32.0)
+    at_once: tuple[int, ...] = (1, 2)
+
+
+CASES = (
+    Case(devices=2, mbit_per_s=100, latency_s=0.02),
+    Case(devices=3, mbit_per_s=100, latency_s=0.02),
+    Case(devices=3, mbit_per_s=200, latency_s=0.04),
+    Case(devices=2, mbit_per_s=500, latency_s=0.02),
+    Case(devices=4, mbit_per_s=500, latency_s=0.02),
+    Case(devices=3, mbit_per_s=100, latency_s=0.16, sizes_mib=(0.001, 8.0)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sum, live and reckoned."""
+
+    devices: int
+    mbit_per_s: float
+    latency_s: float
+    size_mib: float
+    at_once: int
+    live_s: float
+    model_s: float
+
+
+class EqualWires:
+    """Links that are all alike (`cost.collectives.Wires`)."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def latency_s(self, source: str, target: str) -> float:  # noqa: ARG002 - all are alike
+        """Return the seconds of the way."""
+        return self._case.latency_s
+
+    def busy_together_s(
+        self, pairs: Sequence[tuple[str, str]], size_bytes: float, beside: Sequence[tuple[str, str]]
+    ) -> list[float]:
+        """Return the seconds of a message on links of their own."""
+        assert not beside, "there is one ring"
+        return [size_bytes / (self._case.mbit_per_s * BYTES_PER_MBIT)] * len(pairs)
+
+    def place(self, device: str) -> tuple[str, str]:
+        """Return where a device is: by itself."""
+        return device, device
+
+
+def cluster_of(case: Case) -> Cluster:
+    """Return a site and a host for each device."""
+    names = [f"s{number}" for number in range(case.devices)]
+    rate = case.mbit_per_s * BYTES_PER_MBIT
+    return Cluster(
+        name="ring",
+        kinds=(),
+        devices=(),
+        sites=tuple(
+            Site(name=name, hosts=(f"h-{name}",), bandwidth_bytes_per_s=1.25e9, latency_s=0.0) for name in names
+        ),
+        hosts=tuple(Host(name=f"h-{name}", site=name, devices=()) for name in names),
+        links=tuple(
+            Link(source=a, target=b, bandwidth_bytes_per_s=rate, latency_s=case.latency_s)
+            for a, b in permutations(names, 2)
+        ),
+    )
+
+
+def member(rank: int, count: int, address: str, port: int, sums: Sequence[tuple[int, int]]) -> list[float]:
+    """Sum tensors of these sizes, so many at once; return the seconds of each on all members together."""
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=PATIENCE_S)
+    store = dist.TCPStore(address, port, count, rank == 0, timeout=patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=patience)
+    dist.all_reduce(torch.zeros(MIB))
+    found = []
+    for size_bytes, at_once in sums:
+        moments = []
+        for _ in range(REPEATS):
+            tensors = [torch.ones(max(1, size_bytes // 4)) for _ in range(at_once)]
+            dist.barrier()
+            start_s = time.monotonic()
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+            moments.append((start_s, time.monotonic()))
+        # One machine, one clock.
+        latest = torch.tensor(moments, dtype=torch.float64)
+        dist.all_reduce(latest, dist.ReduceOp.MAX)
+        found.append(float((latest[:, 1] - latest[:, 0]).min()))
+    dist.destroy_process_group()
+    return found
+
+
+def run(case: Case) -> list[Row]:
+    """Sum over the links of a case."""
+    sums = [(round(size * MIB), count) for count in case.at_once for size in case.sizes_mib]
+    with Testbed.up(cluster_of(case)) as testbed:
+        processes = []
+        for rank in range(case.devices):
+            host = f"h-s{rank}"
+            order = [rank, case.devices, testbed.address("h-s0"), 29500, sums]
+            environment = {**os.environ, "GLOO_SOCKET_IFNAME": testbed.interface(host), "OMP_NUM_THREADS": "1"} | QUIET
+            command = [sys.executable, __file__, "--member", json.dumps(order)]
+            processes.append(testbed.popen(host, command, env=environment, stdout=subprocess.PIPE))
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+    collectives, names = Collectives(EqualWires(case)), [str(number) for number in range(case.devices)]
+    rows = []
+    for (size_bytes, at_once), live_s in zip(sums, json.loads(said[0]), strict=True):
+        options = SumOptions(waits_for_receiver=True, at_once=at_once)
+        rows.append(
+            Row(
+                devices=case.devices,
+                mbit_per_s=case.mbit_per_s,
+                latency_s=case.latency_s,
+                size_mib=size_bytes / MIB,
+                at_once=at_once,
+                live_s=live_s,
+                model_s=collectives.seconds(names, size_bytes, options=options),
+            )
+        )
+    return rows
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the rows there")
+    parser.add_argument("--member", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.member:
+        print(json.dumps(member(*json.loads(options.member))))
+        return 0
+    reason = why_unavailable()
+    if reason is not None:
+        parser.error(reason)
+    rows: list[Row] = []
+    print(f"{'devices':>7} {'Mbit/s':>7} {'ms':>5} {'MiB':>8} {'at once':>7} {'live s':>8} {'model s':>8} {'off':>7}")
+    for case in CASES:
+        for row in run(case):
+            rows.append(row)
+            print(
+                f"{row.devices:7} {row.mbit_per_s:7.0f} {1e3 * row.latency_s:5.0f} {row.size_mib:8.3f} {row.at_once:7} "
+                f"{row.live_s:8.3f} {row.model_s:8.3f} {row.model_s / row.live_s - 1:+7.1%}",
+                flush=True,
+            )
+    off = [abs(row.model_s / row.live_s - 1) for row in rows]
+    print(f"load {os.getloadavg()[0]:.1f}; {len(rows)} sums, off {fmean(off):.1%} in the mean, {max(off):.1%} at most")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The ways in which frameworks sum gradients: the settings of each that are tried, and what carries them.
+
+spantrain           ours (`runtime.background_sums`): beside the last backward, buckets by the link, two at once.
+torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is whole
+                    (Li et al., "PyTorch Distributed", VLDB 2020, sections 3.2 and 4.2; `_DEFAULT_BUCKET_CAP_MB`,
+                    `dist._DEFAULT_FIRST_BUCKET_BYTES`), or all of the size that is given as `bucket_cap_mb`. Gloo has
+                    two threads for them (`ProcessGroupGloo::Options`).
+torch-fsdp          each unit's gradients summed to their holders behind its backward, beside the next unit's (Zhao et
+                    al., "PyTorch FSDP", VLDB 2023, sections 3.2 and 4.3).
+deepspeed-zero      buckets of `reduce_bucket_size`, 500 million numbers unless it is given, beside the backward
+                    (`overlap_comm`), summed to their holders (DeepSpeed's `zero/config.py`, `stage_1_and_2.py`).
+deepspeed-pipeline  all behind the last backward, in buckets of 500 million numbers (`_exec_reduce_grads` of its
+                    `PipelineEngine`, `MEMORY_OPT_ALLREDUCE_SIZE`); so Megatron-DeepSpeed.
+alpa                one sum behind the accumulation of all micro-batches (`AutoShardingOption.all_reduce_threshold` is
+                    2^60); so Metis, which is built on it.
+
+What a framework's user can choose is tuned: `sum_options` are the settings among which the best is taken.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, takewhile
+
+from spantrain.core.cluster import Device
+from spantrain.core.sums import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
+from spantrain.cost.collectives import Collectives, SumOptions
+
+__all__ = ["default_sums", "nccl_between", "own_sum_s", "sum_options"]
+
+_MIB = 2**20
+_DDP_CAPS_MIB = (5, 10, 25, 50, 100, 200, 400)
+_DEEPSPEED_BYTES = 4 * 500_000_000
+_PARTS = 16
+"""In how many buckets a stage's gradients are tried at least, but for those of the default size."""
+
+
+def nccl_between(devices: Sequence[Device]) -> bool:
+    """Return whether NCCL carries what devices sum: they are CUDA cards, all different; Gloo carries all else."""
+    cards = {(device.host, device.backend) for device in devices}
+    return len(cards) == len(devices) and all(device.backend.startswith("cuda") for device in devices)
+
+
+def default_sums(model: SumModel) -> GradientSums:
+    """Return the settings of a framework that nobody has tuned."""
+    return sum_options(model, 0.0)[0]
+
+
+def sum_options(model: SumModel, total_bytes: float) -> tuple[GradientSums, ...]:
+    """Return the settings of a framework that are tried for so many bytes of gradients, its default first."""
+    match model:
+        case SumModel.SPANTRAIN:
+            return _own_options(total_bytes)
+        case SumModel.TORCH_DDP:
+            usual = GradientSums(model=model, bucket_bytes=25 * _MIB, first_bucket_bytes=_MIB)
+            return (usual, *(GradientSums(model=model, bucket_bytes=cap * _MIB) for cap in _DDP_CAPS_MIB))
+        case SumModel.TORCH_FSDP:
+            return (GradientSums(model=model, at_once=1),)
+        case SumModel.DEEPSPEED_ZERO:
+            sizes = (_DEEPSPEED_BYTES // parts for parts in (1, 4, 16, 64))
+            return tuple(GradientSums(model=model, bucket_bytes=size, at_once=1) for size in sizes)
+        case SumModel.DEEPSPEED_PIPELINE:
+            return (GradientSums(model=model, bucket_bytes=_DEEPSPEED_BYTES, beside_backward=False, at_once=1),)
+        case SumModel.ALPA:
+            return (GradientSums(model=model, bucket_bytes=2**60, beside_backward=False, at_once=1),)
+
+
+def _own_options(total_bytes: float) -> tuple[GradientSums, ...]:
+    """Return the default, equal parts down to a sixteenth or the default size, and all that torch's DDP has.
+
+    >>> [sums.bucket_bytes / DEFAULT_BUCKET_BYTES for sums in _own_options(2.5 * DEFAULT_BUCKET_BYTES)]
+    [1.0, 2.5, 1.25, 0.625, 0.3125, 0.15625, 3.125]
+    """
+    least = max(1.0, min(float(DEFAULT_BUCKET_BYTES), total_bytes / _PARTS))
+    parts = takewhile(lambda size: size >= least, (total_bytes / 2**power for power in count()))
+    found = [OWN_SUMS, *(GradientSums(bucket_bytes=math.ceil(size)) for size in parts)]
+    torch = (replace(sums, model=SumModel.SPANTRAIN) for sums in sum_options(SumModel.TORCH_DDP, total_bytes))
+    found += [sums for sums in torch if sums.bucket_end(0) < total_bytes]
+    return tuple(dict.fromkeys(found))
+
+
+def own_sum_s(collectives: Collectives, devices: Sequence[Device], size_bytes: float) -> float:
+    """Return the seconds of our own sum of so many bytes over a ring, in the best of two buckets and of one.
+
+    Raises:
+        ProfileError: a pair of neighbours was not measured.
+    """
+    names, waits = [device.name for device in devices], not nccl_between(devices)
+    ways = ((size_bytes, 1), (size_bytes / 2, 2)) if waits else ((size_bytes, 1),)
+    return min(
+        collectives.seconds(names, size, options=SumOptions(waits_for_receiver=waits, at_once=at_once))
+        for size, at_once in ways
+    )
