@@ -19,6 +19,7 @@ check: setup
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/paper_tables.py --check
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadfile

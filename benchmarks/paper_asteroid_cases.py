@@ -1,10 +1,10 @@
 """Asteroid's environments and models: boards slowed to what its table 1 measured, inputs as it gives them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
-from paper_rows import Answer, Contest, larger_images
+from paper_rows import Contest, Contests, larger_images
 from spantrain.app.describe import described_profile
 from spantrain.config.graphs import shipped_graph
 from spantrain.config.presets import load_preset
@@ -20,17 +20,7 @@ from spantrain.planner.job import JobSpec
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.registry import STRATEGIES
 
-__all__ = [
-    "BATCHES",
-    "TABLE_1_S",
-    "contest",
-    "contest_on",
-    "data_parallel_of",
-    "nanos",
-    "pipeline_of",
-    "profile_on",
-    "table_1_factor",
-]
+__all__ = ["ASTEROID", "BATCHES", "DP", "PP", "TABLE_1_S", "Boards", "profile_on", "table_1_factor"]
 
 PIXELS_224 = 49
 BATCHES = {"efficientnet-b1": 2048, "resnet-50": 256, "bert-small": 2048}
@@ -41,25 +31,34 @@ BERT_SPEED = {"jetson-nano": 0.63, "tx2": 0.47, "xavier-nx": 0.47}
 """Of the data sheet's, inferred: a straight pipeline's 95 samples/s are 3.5 Nanos or 1.3 NX in table 4."""
 
 
-@cache
-def contest(environment: str, model: str, *, measured: bool = False, shared: bool = False) -> Contest:
-    """Return the contest of an environment and model, at the paper's global batch.
+@dataclass(frozen=True, kw_only=True)
+class Boards:
+    """An environment, or so many Jetson Nanos, and a model at the paper's global batch."""
 
-    `measured`: boards slowed to table 1's epochs; `shared`: every port has its part of one line, all sending at once.
-    """
-    job = JobSpec(global_batch=BATCHES[model])
-    return contest_on(load_preset(f"asteroid-{environment}"), model, job, measured=measured, shared=shared)
+    environment: str = ""
+    nanos: int | None = None
+    """Figure 18's; with micro-batches of 32 a device."""
+    model: str
+    measured: bool = False
+    """Whether boards are slowed to table 1's epochs."""
+    shared: bool = False
+    """Whether every port has its part of one line, all sending at once."""
 
 
-def contest_on(cluster: Cluster, model: str, job: JobSpec, *, measured: bool = False, shared: bool = False) -> Contest:
-    """Return the contest on a cluster: boards slowed to table 1's epochs, or ports that are parts of one line."""
-    if shared:
+def contest_of(boards: Boards) -> Contest:
+    """Return the contest on boards."""
+    if boards.nanos is None:
+        cluster, job = load_preset(f"asteroid-{boards.environment}"), JobSpec(global_batch=BATCHES[boards.model])
+    else:
+        cluster, job = nanos(boards.nanos), JobSpec(global_batch=2048, micro_batches=(32 * boards.nanos,))
+    if boards.shared:
         parts = len(cluster.devices)
         sites = (replace(site, bandwidth_bytes_per_s=site.bandwidth_bytes_per_s / parts) for site in cluster.sites)
         cluster = replace(cluster, sites=tuple(sites))
-    if measured:
-        cluster = replace(cluster, kinds=tuple(_slowed(kind, slowness(kind.name, model)) for kind in cluster.kinds))
-    return Contest(profile=profile_on(cluster, model), job=job)
+    if boards.measured:
+        kinds = (_slowed(kind, slowness(kind.name, boards.model)) for kind in cluster.kinds)
+        cluster = replace(cluster, kinds=tuple(kinds))
+    return Contest(profile=profile_on(cluster, boards.model), job=job, contenders=CONTENDERS)
 
 
 def slowness(kind: str, model: str) -> float:
@@ -87,7 +86,7 @@ def table_1_factor(kind: str) -> float:
     environment = {"jetson-nano": "a-100", "tx2": "d-100"}.get(kind)
     if environment is None:
         return 1.0
-    expected = contest(environment, "efficientnet-b1").answer("single-device").samples_per_s
+    expected = ASTEROID(Boards(environment=environment, model="efficientnet-b1")).answer("single-device").samples_per_s
     assert expected is not None, "it fits on a board"
     return CIFAR_10 / TABLE_1_S[kind] / expected
 
@@ -161,19 +160,15 @@ def _balanced(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tupl
             yield shapes, size, slowest_s * -(-request.job.global_batch // size)
 
 
-def pipeline_of(arena: Contest) -> Answer:
-    """Return the balanced pipeline's answer."""
-    return arena.best_of(balanced_pipeline)
+def data_parallel(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose shares by capacity on all boards: micro-batches of 32 or more leave none without work."""
+    sizes = tuple(size for size in request.job.micro_batch_sizes() if size >= 32)
+    return STRATEGIES["eddl"].propose(replace(request, job=replace(request.job, micro_batches=sizes)))
 
 
-def data_parallel_of(arena: Contest) -> Answer:
-    """Return the answer of shares by capacity on all boards: micro-batches of 32 or more leave none without work."""
-
-    def propose(request: PlanRequest) -> tuple[Proposal, ...]:
-        sizes = tuple(size for size in request.job.micro_batch_sizes() if size >= 32)
-        return STRATEGIES["eddl"].propose(replace(request, job=replace(request.job, micro_batches=sizes)))
-
-    return arena.best_of(propose)
+PP, DP = "balanced pipeline", "balanced data parallelism"
+CONTENDERS = {PP: balanced_pipeline, DP: data_parallel}
+ASTEROID = Contests("asteroid", contest_of)
 
 
 def nanos(count: int) -> Cluster:

@@ -2,9 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import fill
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 from spantrain.app.evaluate import Evaluator
 from spantrain.app.plan import PlanWishes, make_plan
@@ -13,16 +15,19 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import TensorSpec, Unit, UnitGraph
 from spantrain.errors import InfeasiblePlanError, SpanTrainError
 from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Proposal
+from spantrain.planner.request import Constraints, PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.registry import STRATEGIES
 
 __all__ = [
     "OURS",
     "Answer",
     "Contest",
+    "Contests",
     "PaperTable",
     "Range",
+    "Recorded",
     "Row",
+    "band",
     "larger_images",
     "paper_range",
     "ratio",
@@ -34,8 +39,11 @@ OURS = "ours"
 
 CLOSE = 0.1
 """Beyond a paper's range by so much counts as within: papers round, and we read text, not bars."""
+NEAR, OFF = 1.5, 3.0
+"""Factors from a paper's range up to which a figure is `near`, and `off`; beyond it is `far`."""
 
 Range = tuple[float, float]
+C = TypeVar("C", bound="Any")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +54,8 @@ class Answer:
     step_s: float | None = None
     search_s: float = 0.0
     """Of the processor, since other programs stretch the wall clock's."""
+    whole_s: float = 0.0
+    """The same, with the simulation of what was found."""
     plan: Plan | None = None
     joules_per_sample: float | None = None
     reason: str = ""
@@ -70,7 +80,10 @@ class Contest:
     profile: Profile
     job: JobSpec
     constraints: Constraints = field(default_factory=Constraints)
-    _known: dict[str, Answer] = field(default_factory=dict)
+    contenders: Mapping[str, Strategy] = field(default_factory=lambda: MappingProxyType({}))
+    """By name, besides the program's strategies."""
+    known: dict[str, Answer] = field(default_factory=dict)
+    """Answers so far, by contender."""
 
     def __post_init__(self) -> None:
         self.evaluate = Evaluator(self.profile, self.job)
@@ -80,12 +93,16 @@ class Contest:
         return PlanRequest(profile=self.profile, job=self.job, constraints=self.constraints, evaluate=self.evaluate)
 
     def answer(self, name: str) -> Answer:
-        """Return what a strategy, or `OURS`, comes to."""
-        if name not in self._known:
-            self._known[name] = self._ours() if name == OURS else self._of(name)
-        return self._known[name]
+        """Return what a strategy, another contender, or `OURS`, comes to."""
+        if name not in self.known:
+            started_s = time.process_time()
+            found = self._ours() if name == OURS else self._of(name)
+            self.known[name] = replace(found, whole_s=time.process_time() - started_s)
+        return self.known[name]
 
     def _of(self, name: str) -> Answer:
+        if name in self.contenders:
+            return self.best_of(self.contenders[name])
         if name not in STRATEGIES:
             return Answer(reason=f"no strategy {name!r} in this version")
         return self.best_of(STRATEGIES[name].propose)
@@ -134,6 +151,45 @@ class Contest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """An answer as it stands beside a page: enough to ask again and compare."""
+
+    of: str
+    """Which `Contests`."""
+    case: Mapping[str, object]
+    contender: str
+    samples_per_s: float | None
+    seconds: float
+    """Of the processor."""
+
+
+class Contests(Generic[C]):
+    """Contests by what they are about, a frozen dataclass; each is made once."""
+
+    def __init__(self, name: str, make: Callable[[C], Contest]) -> None:
+        self.name, self._make = name, make
+        self._made: dict[C, Contest] = {}
+
+    def __call__(self, case: C) -> Contest:
+        """Return the contest about a case."""
+        if case not in self._made:
+            self._made[case] = self._make(case)
+        return self._made[case]
+
+    def recorded(self) -> Iterator[Recorded]:
+        """Yield all answers so far."""
+        for case, contest in self._made.items():
+            for contender, answer in contest.known.items():
+                yield Recorded(
+                    of=self.name,
+                    case=asdict(case),
+                    contender=contender,
+                    samples_per_s=answer.samples_per_s,
+                    seconds=round(answer.whole_s, 3),
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One figure of a paper, and ours."""
 
@@ -170,13 +226,13 @@ class PaperTable:
     processor_s: float = 0.0
 
     def counts(self) -> Counter[str]:
-        """Return how many rows came to which verdict."""
-        return Counter(verdict(row) for row in self.rows)
+        """Return how many rows came to which verdict, factors left out."""
+        return Counter(band(verdict(row)) for row in self.rows)
 
     def text(self) -> str:
         """Return it for a terminal or a page."""
         names = list(dict.fromkeys(name for row in self.rows for name in row.more))
-        head = ["what", "paper", self.judged, *names, "verdict", "note"]
+        head = ["what", "paper", self.judged, "verdict", *names, "note"]
         lines = [head, *(self._cells(row, names) for row in self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         body = [
@@ -197,7 +253,7 @@ class PaperTable:
 
     def _cells(self, row: Row, names: Sequence[str]) -> list[str]:
         more = [_shown(row.more.get(name)) for name in names]
-        return [row.what, paper_range(row.paper), _shown(row.ours), *more, verdict(row), row.note]
+        return [row.what, paper_range(row.paper), _shown(row.ours), verdict(row), *more, row.note]
 
 
 def paper_range(values: Range | None) -> str:
@@ -225,26 +281,44 @@ def ratio(a: Answer, b: Answer) -> float | None:
     return a.samples_per_s / b.samples_per_s
 
 
-def verdict(row: Row) -> str:
-    """Say how a row of ours stands to the paper's.
+def verdict(row: Row, value: float | None = None) -> str:
+    """Say how the judged figure of a row, or another in its place, stands to the paper's.
 
-    >>> verdict(Row(what="", paper=(2.0, 3.0), ours=3.2)), verdict(Row(what="", paper=(2.0, 3.0), ours=9.0))
-    ('within', 'same winner')
-    >>> verdict(Row(what="", paper=(2.0, 3.0), ours=0.9)), verdict(Row(what="", paper=None, ours=0.9))
-    ('differs', 'no number')
+    By the factor from the nearer end of the paper's range: `within` (10 %), `near` (1.5), `off` (3), or `far`; the
+    factor stands behind it. Where another wins than in the paper, that is said in the place of all these.
+
+    >>> [verdict(Row(what="", paper=(2.0, 3.0), ours=ours)) for ours in (3.2, 4.0, 1.1, 300.0, 0.5)]
+    ['within', 'near x1.33', 'off x0.55', 'far x100', 'other winner x0.25']
+    >>> verdict(Row(what="", paper=None, ours=0.9)), verdict(Row(what="", paper=(2.0, 2.0), ours=None))
+    ('no number', 'no answer')
     """
-    if row.ours is None:
+    ours = row.ours if value is None else value
+    if ours is None:
         return "no answer"
     if row.paper is None:
         return "no number"
     low, high = row.paper
-    if low * (1 - CLOSE) <= row.ours <= high * (1 + CLOSE):
+    if low * (1 - CLOSE) <= ours <= high * (1 + CLOSE):
         return "within"
     if row.seconds:
-        return "faster" if row.ours < low else "slower"
-    if row.about is not None and (row.ours > row.about) == ((low + high) / 2 > row.about):
-        return "same winner"
-    return "differs"
+        return "faster" if ours < low else "slower"
+    factor = ours / (low if ours < low else high)
+    if row.about is not None and (ours > row.about) != ((low + high) / 2 > row.about):
+        name = "other winner"
+    else:
+        apart = max(factor, 1 / factor)
+        name = "near" if apart <= NEAR else "off" if apart <= OFF else "far"
+    return f"{name} x{factor:.3g}"
+
+
+def band(said: str) -> str:
+    """Return a verdict without its factor.
+
+    >>> band("far x100"), band("other winner x0.25"), band("within")
+    ('far', 'other winner', 'within')
+    """
+    name, _, factor = said.rpartition(" x")
+    return name if name and factor else said
 
 
 def larger_images(graph: UnitGraph, times: int) -> UnitGraph:

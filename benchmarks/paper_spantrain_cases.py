@@ -1,9 +1,9 @@
 """The SpanTrain papers' clusters, models and jobs, and who is asked for a plan on them."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
-from paper_rows import OURS, Answer, Contest, larger_images
+from paper_rows import OURS, Answer, Contest, Contests, larger_images
 from spantrain.app.describe import described_profile
 from spantrain.config.graphs import shipped_graph
 from spantrain.config.presets import load_preset
@@ -13,10 +13,28 @@ from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog import is_text, resolve_model
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints
+from spantrain.planner.strategies.spantrain import spantrain_proposals
 
-__all__ = ["Case", "best", "free", "profile_of", "three_sites"]
+__all__ = [
+    "CHINESE",
+    "ENGLISH",
+    "NO_SECOND",
+    "OWN",
+    "SPANTRAIN",
+    "Case",
+    "best",
+    "free",
+    "paper_system",
+    "profile_of",
+    "three_sites",
+]
 
 SITES = ("cloud", "edge", "end")
+OWN = (OURS, "spantrain")
+"""Our planners; the better one's plan is shown as ours."""
+ENGLISH, CHINESE = ("spantrain", "compact"), ("spantrain-dp", "1f1b")
+"""The papers' own systems, as far as they exist here: planner and order of work (the Chinese paper names no order)."""
+NO_SECOND = "spantrain without the second level"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +50,25 @@ class Case:
     """Edge hosts and end hosts of figure 13; None: as in the preset."""
     least_bytes_per_s: float = 0.0
     """Rate that no link is under, for what-ifs."""
+    kept: bool = False
+    """Whether every site must be used."""
+    schedule: str = "critical-path"
+    """That plans are made for."""
+
+    @property
+    def place(self) -> "Case":
+        """The same for all who plan: cluster and model."""
+        return replace(self, batch=128, kept=False, schedule="critical-path")
+
+
+def profile_of(case: Case) -> Profile:
+    """Return what data sheets and the described network let one expect."""
+    return _profile_of(case.place)
 
 
 @cache
-def profile_of(case: Case) -> Profile:
-    """Return what data sheets and the described network let one expect."""
-    cluster = load_preset(case.preset)
+def _profile_of(case: Case) -> Profile:
+    cluster = with_cards(load_preset(case.preset))
     if case.servers is not None:
         cluster = with_servers(cluster, case.servers)
     if case.least_bytes_per_s:
@@ -52,17 +83,40 @@ def profile_of(case: Case) -> Profile:
     return described_profile(cluster, model)
 
 
-@cache
+def contest_of(case: Case) -> Contest:
+    """Return the contest about a case."""
+    return Contest(
+        profile=profile_of(case),
+        job=JobSpec(global_batch=case.batch, schedule=case.schedule),
+        constraints=Constraints(keep=SITES if case.kept else ()),
+        contenders={NO_SECOND: partial(spantrain_proposals, second_level=False)},
+    )
+
+
+SPANTRAIN = Contests("spantrain", contest_of)
+
+
 def free(case: Case) -> Contest:
     """Return the contest in which sites may be left out."""
-    return Contest(profile=profile_of(case), job=JobSpec(global_batch=case.batch))
+    return SPANTRAIN(case)
 
 
-@cache
 def three_sites(case: Case) -> Contest:
     """Return the contest in which every site must be used."""
-    kept = Constraints(keep=SITES)
-    return Contest(profile=profile_of(case), job=JobSpec(global_batch=case.batch), constraints=kept)
+    return SPANTRAIN(replace(case, kept=True))
+
+
+def paper_system(case: Case, system: tuple[str, str]) -> Answer:
+    """Return what a paper's own system comes to, with all three sites."""
+    planner, schedule = system
+    return SPANTRAIN(replace(case, kept=True, schedule=schedule)).answer(planner)
+
+
+def with_cards(cluster: Cluster) -> Cluster:
+    """Return the cluster with the cards that presets emulate, so that NCCL carries what they sum."""
+    number = {name: place for host in cluster.hosts for place, name in enumerate(host.devices)}
+    cards = (replace(device, backend=f"cuda:{number[device.name]}") for device in cluster.devices)
+    return replace(cluster, devices=tuple(cards))
 
 
 def with_servers(cluster: Cluster, count: int) -> Cluster:
@@ -79,7 +133,10 @@ def with_servers(cluster: Cluster, count: int) -> Cluster:
                 names = tuple(f"{site.name}-{number}-{index}" for index in range(len(first.devices)))
                 own.append(replace(first, name=f"{site.name}-{number}", devices=names))
                 like = cluster.device_by_name[first.devices[0]]
-                devices += [replace(like, name=name, host=own[-1].name) for name in names]
+                devices += [
+                    replace(like, name=name, host=own[-1].name, backend=f"cuda:{place}")
+                    for place, name in enumerate(names)
+                ]
         hosts += own
         sites.append(replace(site, hosts=tuple(host.name for host in own)))
     return replace(cluster, hosts=tuple(hosts), devices=tuple(devices), sites=tuple(sites))
@@ -100,7 +157,7 @@ def faster(cluster: Cluster, least_bytes_per_s: float) -> Cluster:
     )
 
 
-def best(case: Case) -> Answer:
-    """Return the better one of our default and of `spantrain`, with all three sites."""
-    answers = (three_sites(case).answer(OURS), three_sites(case).answer("spantrain"))
-    return max(answers, key=lambda answer: answer.samples_per_s or 0.0)
+def best(case: Case) -> tuple[str, Answer]:
+    """Return the better one of our planners, with all three sites, and its answer."""
+    answers = {name: three_sites(case).answer(name) for name in OWN}
+    return max(answers.items(), key=lambda entry: entry[1].samples_per_s or 0.0)

@@ -1,9 +1,13 @@
-"""What benchmarks leave behind under `benchmarks/results/`: a table, a plot and JSON, with date, machine and commit."""
+"""What benchmarks leave behind under `benchmarks/results/`: a table, a plot and JSON.
+
+With date, machine, commit, and a digest of the code (`benchmarks/made_from.py` tells which results are older than it).
+"""
 
 import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +15,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import psutil
+
+from made_from import digest_of
 
 FOLDER = Path(__file__).parent / "results"
 
@@ -26,10 +32,13 @@ def circumstances() -> dict[str, str]:
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False, cwd=FOLDER.parent
     )
     memory_gib = psutil.virtual_memory().total / 2**30
+    script = Path(sys.argv[0])
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}",
         "commit": said.stdout.strip() or "unknown",
+        "script": script.name,
+        "code": digest_of(script),
     }
 
 
