@@ -27,7 +27,7 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.core.job import TrainJob
 from spantrain.runtime.barrier import StepOutcome
 
-OURS = {method.adapter: method for method in METHODS if method.ours and not method.allowed}
+OURS = {method.adapter: method for method in METHODS if method.plan == "ours" and not method.allowed}
 
 
 @dataclass(frozen=True, kw_only=True)

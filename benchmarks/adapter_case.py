@@ -1,4 +1,4 @@
-"""The case of `adapter.py`, `adapter_live.py` and `adapter_calm.py`: four stages on four sites, links alike, two plans.
+"""The case of `adapter.py`, `adapter_live.py` and `adapter_calm.py`: four stages on four sites, links alike.
 
 As in SpanTrain's figure 12a: one device on each of four sites. The network is as fast, beside its devices, as `RATIO`
 says, so that it is no limit as it is, and one when it gives half.
@@ -19,15 +19,19 @@ from spantrain.core.spans import Span, equal_spans
 from spantrain.models.catalog import resolve_model
 from spantrain.policy.adapter.state import LinkState
 from spantrain.sim.bound import step_bound_s
+from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import simulate
+from spantrain.sim.search import with_hints
 from spantrain.sim.search_spans import taper
 from spantrain.sim.slowed import SlowedCosts
 
-__all__ = ["METHODS", "Case", "Method", "Size"]
+__all__ = ["METHODS", "SIZES", "Case", "Method", "Size"]
 
 SITES = ("cloud", "lab", "office", "home")
 RATIO = 0.8
 """Of the slowest stage's work on a sample that its busiest cut takes in one direction when the network is calm."""
+SIZES = (1, 2, 4, 8, 16)
+"""Samples of a micro-batch that are tried."""
 _TURNS = 6
 
 
@@ -37,19 +41,22 @@ class Method:
 
     name: str
     adapter: str
-    ours: bool
+    plan: str
+    """Of `Case.plans`."""
     allowed: tuple[WireFormat, ...] = ()
 
 
 METHODS = (
-    Method(name="paper's pipeline, off", adapter="off", ours=False),
-    Method(name="paper's adapter", adapter="paper", ours=False),
-    Method(name="ours, off", adapter="off", ours=True),
-    Method(name="ours, auto", adapter="auto", ours=True),
-    Method(name="ours, auto, may send bfloat16", adapter="auto", ours=True, allowed=(WireFormat.BFLOAT16,)),
-    Method(name="ours, auto, may send int8", adapter="auto", ours=True, allowed=(WireFormat.INT8,)),
+    Method(name="micro-batches of 8, off", adapter="off", plan="untuned"),
+    Method(name="tuned, off", adapter="off", plan="tuned"),
+    Method(name="tuned, paper's adapter", adapter="paper", plan="tuned"),
+    Method(name="tuned, our order, off", adapter="off", plan="ordered"),
+    Method(name="ours, off", adapter="off", plan="ours"),
+    Method(name="ours, auto", adapter="auto", plan="ours"),
+    Method(name="ours, auto, may send bfloat16", adapter="auto", plan="ours", allowed=(WireFormat.BFLOAT16,)),
+    Method(name="ours, auto, may send int8", adapter="auto", plan="ours", allowed=(WireFormat.INT8,)),
 )
-"""The first four send exact messages."""
+"""All but the last two send exact messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,11 @@ class Size:
 
 
 class Case:
-    """A model on four sites, and the two plans that are compared."""
+    """A model on four sites, and the plans that are compared.
+
+    `untuned` is the paper's pipeline in the micro-batches of `Size`, `tuned` in those that are fastest on calm links,
+    `ordered` the same micro-batches in our order, `ours` in our order and in micro-batches of sizes of our own.
+    """
 
     def __init__(self, model: str, size: Size) -> None:
         spec = resolve_model(model)
@@ -76,32 +87,58 @@ class Case:
             rate = _widest_bytes(plan, profile) / (RATIO * sample_s)
         self.model = model
         self.profile = described_profile(_cluster(speed, rate), spec)
-        self.paper = replace(plan, cluster=self.profile.cluster, schedule="compact")
-        self._order()
+        self._paper = replace(plan, cluster=self.profile.cluster, schedule="compact")
+        self._tune()
 
     def know(self, runtime: RuntimeCosts | None) -> None:
         """Count what the runtime itself takes, in all that is simulated and in our plan."""
         self.profile = replace(self.profile, runtime=runtime)
-        self._order()
+        self._tune()
 
-    def _order(self) -> None:
-        ours = replace(self.paper, schedule="critical-path")
-        self.ours = taper(ours, costs_of(ours, self.profile))
+    def _tune(self) -> None:
+        tuned = min((self.equal("compact", samples) for samples in SIZES), key=lambda plan: self.step_s(plan, 1.0))
+        self.plans = {
+            "untuned": self._paper,
+            "tuned": tuned,
+            "ordered": with_hints(replace(tuned, schedule="critical-path"), self._costs(1.0)),
+            "ours": self.ours_for(1.0),
+        }
+
+    def ours_for(self, left: float) -> Plan:
+        """Return what our planner makes for links that all give so much."""
+        return taper(replace(self._paper, schedule="critical-path"), self._costs(left))
+
+    def equal(self, schedule: str, samples: int) -> Plan:
+        """Return the plan with a schedule and micro-batches of so many samples."""
+        spans = equal_spans(self.size.samples, samples)
+        stages = tuple(replace(stage, micro_batches=spans) for stage in self._paper.stages)
+        return replace(self._paper, schedule=schedule, stages=stages)
+
+    def step_s(self, plan: Plan, left: float) -> float:
+        """Return the seconds of a step while all links give so much."""
+        return simulate(plan, self._costs(left), steps=1).step_s
+
+    def _costs(self, left: float) -> StepCosts:
+        costs = costs_of(self._paper, self.profile)
+        names = self._paper.devices
+        return SlowedCosts(costs, LinkState(speeds=dict.fromkeys(permutations(names, 2), left)), len(names))
+
+    @property
+    def ours(self) -> Plan:
+        """Our plan for calm links."""
+        return self.plans["ours"]
 
     def plan(self, method: Method) -> Plan:
         """Return what a method begins with."""
-        return self.ours if method.ours else self.paper
+        return self.plans[method.plan]
 
     def calm_s(self) -> float:
         """Return the seconds of a step of our plan on links as they are."""
-        return simulate(self.ours, costs_of(self.ours, self.profile), steps=1).step_s
+        return self.step_s(self.ours, 1.0)
 
     def bound_s(self, left: float) -> float:
         """Return the seconds that no order of work can beat with our plan's cuts and micro-batches on slow links."""
-        names = [stage.replicas[0].devices[0] for stage in self.ours.stages]
-        slow = LinkState(speeds=dict.fromkeys(permutations(names, 2), left))
-        costs = costs_of(self.ours, self.profile)
-        return step_bound_s(self.ours, SlowedCosts(costs, slow, len(names)))
+        return step_bound_s(self.ours, self._costs(left))
 
     def _cut(self, profile: Profile) -> Plan:
         """Return a plan of four stages whose slowest stage or cut is as fast as can be."""

@@ -10,17 +10,15 @@ from spantrain.policy.dispatch import DispatchPolicy
 
 
 class RestlessLocal(LocalAdapter):
-    def __init__(self, planned: tuple[Span, ...], seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self._planned = planned
         self._random = random.Random(seed)
         self.recuts = 0
 
     def recut(self, now_s: float, policy: DispatchPolicy) -> Recut | None:
-        unbegun = policy.unbegun
-        if not unbegun or self._random.random() < 0.5:
+        runs = policy.uncut
+        if not runs or self._random.random() < 0.5:
             return None
-        runs = self._runs(unbegun)
         chosen = self._random.sample(runs, self._random.randint(1, len(runs)))
         spans = tuple(part for run in sorted(chosen) for part in self._cut(run))
         self.recuts += 1
@@ -28,17 +26,6 @@ class RestlessLocal(LocalAdapter):
 
     def piece_samples(self, peer: str, samples: int) -> int:
         return self._random.randint(1, samples)
-
-    def _runs(self, unbegun: tuple[Span, ...]) -> list[Span]:
-        """What has not begun of each planned micro-batch, where it hangs together."""
-        runs: list[Span] = []
-        for span in unbegun:
-            whole = next(own for own in self._planned if own.contains(span))
-            if runs and runs[-1].hi == span.lo and whole.contains(runs[-1]):
-                runs[-1] = Span(runs[-1].lo, span.hi)
-            else:
-                runs.append(span)
-        return runs
 
     def _cut(self, span: Span) -> list[Span]:
         inner = self._random.sample(range(span.lo + 1, span.hi), self._random.randint(0, span.size - 1))

@@ -44,6 +44,15 @@ def test_the_rate_is_the_links_whether_messages_wait_for_each_other_or_not(every
     assert report.confidence == 1.0
 
 
+def test_the_newest_quarter_of_the_messages_says_what_the_link_does_now():
+    monitor = LinkMonitor(EXPECTED)
+    report_of(sends(9, every_s=0.5, rate=RATE / 2), monitor)
+    report = report_of(sends(3, every_s=0.5, start_s=100.0), monitor)
+    assert report.bytes_per_s == pytest.approx(RATE / 2, rel=1e-6)
+    assert report.newest_bytes_per_s == pytest.approx(RATE, rel=1e-6)
+    assert report_of(sends(3, every_s=0.5)).newest_bytes_per_s is None, "too few"
+
+
 def test_a_round_trip_longer_than_described_is_found_from_messages_of_unlike_sizes():
     described = LinkMonitor({"b": LinkExpectation(bytes_per_s=RATE)})
     report = report_of(sends(20, every_s=0.5, sizes=(SIZE, SIZE // 4)), described)

@@ -71,10 +71,8 @@ class Cast:
         return StageExecutor(units, **self._ends(name), global_batch=self.plan.global_batch)
 
     def _driver(self, name: str, recorder: Recorder, restless: int | None) -> StepDriver:
-        stage, replica = self.plan.place(name)
         device = CpuDevice()
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
-        spans = self.plan.stages[stage].replica_spans(replica)
         return StepDriver(
             plan=self.plan,
             name=name,
@@ -84,7 +82,7 @@ class Cast:
             followers=Followers(Alone(), device.torch_device),
             recorder=recorder,
             check_abort=lambda: None,
-            local=None if restless is None else RestlessLocal(spans, restless),
+            local=None if restless is None else RestlessLocal(restless),
         )
 
     def play(self, name: str, steps: int, restless: int | None) -> tuple[float, int]:

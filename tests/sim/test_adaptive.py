@@ -9,6 +9,7 @@ import pytest
 
 import four_sites
 from spantrain.core.plan import Plan
+from spantrain.core.spans import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.policy.adapter.boundary import AutoBoundary
 from spantrain.policy.adapter.choice import make_boundary
@@ -16,7 +17,7 @@ from spantrain.policy.adapter.state import LinkState
 from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, simulate_adapting
 from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import TableCosts
-from spantrain.sim.engine import simulate
+from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search import SearchEffort
 from spantrain.sim.search_spans import taper
 from spantrain.sim.slowed import SlowedCosts
@@ -63,9 +64,66 @@ def test_auto_beats_off_and_the_papers_adapter_on_slower_links(case, left):
     speeds = {(f"s{a}r0", f"s{b}r0"): left for a, b in four_sites.PAIRS}
     bound_s = step_bound_s(ours, SlowedCosts(costs, LinkState(speeds=speeds), four_sites.STAGES))
     print(f"links at {left:.0%}:", {name: round(seconds, 3) for name, seconds in means.items()}, f"bound {bound_s:.3f}")
-    assert means["ours, auto"] < means["ours, off"]
+    assert means["ours, auto"] < 0.99 * means["ours, off"]
     assert means["the paper's pipeline"] > 1.3 * means["ours, auto"]
-    assert means["the paper's adapter"] > 1.08 * means["ours, auto"]
+    assert means["the paper's adapter"] > 1.03 * means["ours, auto"]
+
+
+@pytest.mark.parametrize("left", [0.6, 0.4])
+def test_a_run_with_auto_is_as_fast_as_with_the_best_choice_that_stays(case, left):
+    """Links are slow for most of the run; one choice is made for just these links."""
+    compact, ours, costs = case
+    calm_s = simulate(ours, costs, steps=1).step_s
+    links = four_sites.all_links((3.05 * calm_s, left), (14 * calm_s, 1.0))
+    speeds = {(f"s{a}r0", f"s{b}r0"): left for a, b in four_sites.PAIRS}
+    slow = SlowedCosts(costs, LinkState(speeds=speeds), four_sites.STAGES)
+    static = {f"micro-batches of {size}": with_size(compact, size) for size in (1, 2, 4, 8)}
+    static |= {"ours for calm links": ours, "ours for slow links": taper(ours, slow, effort=LITTLE)}
+    traced = SimulationOptions(trace=False, link_speed=links)
+    took = {name: simulate(p, costs, steps=16, options=traced).step_ends_s[-1] for name, p in static.items()}
+    auto_s = total_s(run("auto", ours, costs, links))
+    print(f"links at {left:.0%}:", {name: round(seconds, 2) for name, seconds in took.items()}, f"auto {auto_s:.2f}")
+    assert auto_s <= 1.005 * min(took.values())
+
+
+def with_size(plan: Plan, size: int) -> Plan:
+    spans = equal_spans(plan.global_batch, size)
+    return replace(plan, stages=tuple(replace(stage, micro_batches=spans) for stage in plan.stages))
+
+
+def total_s(done: tuple[AdaptedStep, ...]) -> float:
+    return done[-1].begun_s + done[-1].step_s
+
+
+def test_a_moment_on_slow_links_is_waited_out_and_each_device_does_what_it_can():
+    """On and off by turns, three steps each: a plan for slow links would always come too late."""
+    costs, plan = four_sites.costs(0.02), four_sites.plan(0.02, samples=32)
+    ours = taper(plan, costs, effort=LITTLE)
+    calm_s = simulate(ours, costs, steps=1).step_s
+    changes = [(3 * calm_s * k, 0.5 if k % 2 else 1.0) for k in range(6)]
+    done, off = (run(name, ours, costs, four_sites.all_links(*changes), steps=14) for name in ("auto", "off"))
+    assert total_s(done) < total_s(off)
+    assert sum(bool(step.reason) for step in done) <= 2
+    assert any(step.recuts for step in done)
+
+
+def test_the_papers_adapter_on_calm_links_changes_what_it_always_does_and_nothing_more(case):
+    for plan in case[:2]:
+        done = run("paper", plan, case[2], {}, steps=6)
+        assert [step.reason for step in done if step.reason] == ["small ones at the end of the step"]
+        assert not any(step.recuts for step in done)
+
+
+def test_the_papers_adapter_halves_on_slow_links_and_is_back_two_steps_after_they_are_calm(case):
+    compact, _, costs = case
+    calm_s = simulate(compact, costs, steps=1).step_s
+    over_s = 8 * calm_s
+    done = run("paper", compact, costs, four_sites.all_links((3.05 * calm_s, 0.4), (over_s, 1.0)))
+    assert any(step.recuts for step in done)
+    assert any("poor link" in step.reason for step in done)
+    after = [step for step in done if step.begun_s > over_s]
+    assert all(step.plan.stages == done[1].plan.stages and not step.recuts for step in after[3:])
+    assert after[-1].step_s == pytest.approx(done[1].step_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("left", [0.5, 0.4])

@@ -11,7 +11,8 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.spans import Coverage, Span, equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.policy.adapter.local import AutoLocal, LocalAdapter
+from spantrain.policy.adapter.auto_local import AutoLocal
+from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.limits import minimum_in_flight
 from spantrain.policy.recut import halved
 from spantrain.schedule.layout import Layout
@@ -43,9 +44,9 @@ def test_any_recut_of_any_plan_under_any_schedule(data, plans, table_costs) -> N
     seed = data.draw(st.integers(0, 2**16))
     for schedule in SCHEDULE_NAMES:
         local = {
-            replica.devices[0]: RestlessLocal(stage.replica_spans(number), seed + index)
+            replica.devices[0]: RestlessLocal(seed + index)
             for index, stage in enumerate(plan.stages)
-            for number, replica in enumerate(stage.replicas)
+            for replica in stage.replicas
         }
         result = simulate(plan, costs, steps=2, schedule=schedule, options=SimulationOptions(local=local))
         check_all_work_once(plan, result)
@@ -60,9 +61,9 @@ def test_any_recut_of_a_planned_order(data, plans, table_costs) -> None:
     costs: TableCosts = data.draw(table_costs(plan))
     plan = with_hints(replace(plan, schedule="critical-path"), costs, effort=SearchEffort(most_runs=30))
     local = {
-        replica.devices[0]: RestlessLocal(stage.replica_spans(number), data.draw(st.integers(0, 9)))
+        replica.devices[0]: RestlessLocal(data.draw(st.integers(0, 9)))
         for stage in plan.stages
-        for number, replica in enumerate(stage.replicas)
+        for replica in stage.replicas
     }
     check_all_work_once(plan, simulate(plan, costs, steps=2, options=SimulationOptions(local=local)))
 
@@ -93,25 +94,38 @@ def link_bound(scale: float = 1.0) -> TableCosts:
     return TableCosts(sample_s=(ops, ops), latency_s=(0.05,), forward_s=(0.1,), backward_s=(0.1,))
 
 
+def runs(plan: Plan, costs: TableCosts, speed: float, kind: type[LocalAdapter]) -> SimulationResult:
+    """The third step, in which the link goes at this speed as it did in the second."""
+    local = {name: kind() for name in plan.devices}
+    first = simulate(plan, costs, steps=1, options=SimulationOptions(local=local))
+    slowed = {"0->1": SpeedTrace(changes=((0.0, speed),))}
+    clocks = dict.fromkeys(local, first.step_ends_s[-1])
+    return simulate(
+        plan, costs, steps=2, options=SimulationOptions(link_speed=slowed, local=local, clock_offset_s=clocks)
+    )
+
+
 @pytest.mark.parametrize("speed", [1.0, 0.25])
-def test_a_starved_device_begins_with_what_has_come_only_where_the_link_is_slow(make_plan, speed) -> None:
+def test_a_device_cuts_finer_only_where_the_link_is_slow(make_plan, speed) -> None:
     plan, costs = slow_link_plan(make_plan), link_bound()
-    slowed = {"0->1": SpeedTrace(changes=((3.0, speed),))}
-
-    def step_s(local: dict[str, LocalAdapter]) -> SimulationResult:
-        return simulate(plan, costs, steps=2, options=SimulationOptions(link_speed=slowed, local=local))
-
-    off = step_s({name: LocalAdapter() for name in plan.devices})
-    auto = step_s({name: AutoLocal() for name in plan.devices})
+    off, auto = (runs(plan, costs, speed, kind) for kind in (LocalAdapter, AutoLocal))
     check_all_work_once(plan, auto)
     if speed == 1.0:
         assert auto.orders == off.orders
         assert auto.step_s == off.step_s
-    else:
-        forwards = [action.span for action in auto.orders["s1r0"] if action.op is Op.FORWARD]
-        assert Span(0, 8) not in forwards
-        assert len(forwards) > len(plan.stages[1].micro_batches)
-        assert auto.step_s < 0.99 * off.step_s
-        told = auto.trace.of("s1r0", "adapter")
-        assert told[0].name.startswith("recut [")
-        assert "times slower than at best" in str(told[0].detail["reason"])
+        return
+    forwards = [action.span for action in auto.orders["s1r0"] if action.op is Op.FORWARD]
+    assert {span.size for span in forwards} == {1}, "a sample takes 0.4 s of the link and 0.3 s of work"
+    assert auto.step_s < 0.9 * off.step_s
+    told = {moment.name[:17]: moment.detail["reason"] for moment in auto.trace.of("s1r0", "adapter")}
+    assert "of a slow link" in str(told["recut [0:1] [1:2]"])
+
+
+def test_where_work_is_the_limit_a_starved_device_begins_with_what_has_come(make_plan) -> None:
+    plan, costs = slow_link_plan(make_plan), link_bound(scale=2.0)
+    off, auto = (runs(plan, costs, 0.3, kind) for kind in (LocalAdapter, AutoLocal))
+    check_all_work_once(plan, auto)
+    forwards = [action.span for action in auto.orders["s1r0"] if action.op is Op.FORWARD]
+    assert Span(0, 8) not in forwards
+    assert Span(56, 64) in forwards, "it starves at the begin only"
+    assert auto.step_s < off.step_s

@@ -38,10 +38,14 @@ class LinkReport:
     """That the rate was found from."""
     confidence: float
     """0 to 1: how far the messages agree on the rate, and whether they are enough."""
+    newest_bytes_per_s: float | None = None
+    """The rate of the newest quarter of them; None where there are too few."""
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s is not None and not 0 < self.bytes_per_s < math.inf:
-            raise ValueError(f"link to {self.peer}: bytes_per_s must be positive or None, got {self.bytes_per_s}")
+        for name in ("bytes_per_s", "newest_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < math.inf:
+                raise ValueError(f"link to {self.peer}: {name} must be positive or None, got {rate}")
         for name in ("latency_s", "queued_s", "busy_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:

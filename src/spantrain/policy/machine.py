@@ -53,6 +53,10 @@ class DispatchPolicy(Protocol):
         """Own micro-batches that have not begun: those that may be cut otherwise."""
 
     @property
+    def uncut(self) -> tuple[Span, ...]:
+        """The same samples in pieces as large as they may be: those of one micro-batch of the plan together."""
+
+    @property
     def starved_of(self) -> tuple[Span, int] | None:
         """What an idle replica waits for: its oldest micro-batch that has not come whole, and how much of it has."""
 
@@ -209,6 +213,21 @@ class Machine(ABC):
             return []
         new = [index for index, progress in enumerate(state.progress) if progress is Progress.NEW]
         return [index for index in new if state.running is None or index != state.running_index]
+
+    @property
+    def uncut(self) -> tuple[Span, ...]:
+        """The same samples in pieces as large as they may be: those of one micro-batch of the plan together."""
+        runs: list[Span] = []
+        planned = iter(self.task.spans)
+        whole = next(planned, None)
+        for span in self.unbegun:
+            while whole is not None and not whole.contains(span):
+                whole = next(planned, None)
+            if runs and whole is not None and runs[-1].hi == span.lo and whole.contains(runs[-1]):
+                runs[-1] = Span(runs[-1].lo, span.hi)
+            else:
+                runs.append(span)
+        return tuple(runs)
 
     @property
     def starved_of(self) -> tuple[Span, int] | None:

@@ -234,6 +234,7 @@ class _Peer:
             busy_s=sum(sample.occupied_s for sample in recent),
             messages=len(recent),
             confidence=agreeing / max(len(blocks), _ENOUGH),
+            newest_bytes_per_s=blocks[-1][0] / blocks[-1][1] if len(recent) >= _ENOUGH and not idle else None,
         )
 
     def _enough(self, recent: list[RateSample]) -> list[RateSample]:

@@ -217,12 +217,8 @@ class StepDriver:
         key = message.key
         self._recorder.received(message)
         self._inbox.add(key.step, key.lane, key.span, message.tensors)
-        if key.lane in _PIPELINE and message.size_bytes > message.first_chunk_bytes:
-            # The first chunk was there when the clock began.
-            part = 1 - message.first_chunk_bytes / message.size_bytes
-            seconds = (message.received_s - message.started_s) / part
-            self._local.received(Direction(key.lane), key.span.size, seconds)
         if key.lane in _PIPELINE:
+            self._local.received(Direction(key.lane), key.span.size, message.received_s)
             self._arrived(key.step, Arrived(Direction(key.lane), key.span))
 
     def _arrived(self, step: int, event: Arrived) -> None:

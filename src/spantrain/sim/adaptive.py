@@ -21,7 +21,8 @@ from spantrain.policy.adapter.local import LocalAdapter
 from spantrain.policy.adapter.state import LinkState, Pair
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search import SearchEffort, with_hints
+from spantrain.sim.search import SearchEffort
+from spantrain.sim.search_spans import recuts, taper
 from spantrain.sim.slowed import SlowedCosts
 
 __all__ = ["AdaptedStep", "SimulatedForecast", "simulate_adapting", "stay", "used_links"]
@@ -29,7 +30,9 @@ __all__ = ["AdaptedStep", "SimulatedForecast", "simulate_adapting", "stay", "use
 CostsOf = Callable[[Plan], StepCosts]
 MoveSeconds = Callable[[Plan, Plan, LinkState], float]
 _EFFORT = SearchEffort(most_runs=30, most_actions=15_000)
-"""About a tenth of a second."""
+"""About half a second."""
+_TO_LEARN = 2
+"""Steps after which devices know what their links, and their own work, take."""
 
 
 def stay(before: Plan, after: Plan, state: LinkState) -> float:  # noqa: ARG001 - the same with any links
@@ -64,11 +67,24 @@ class SimulatedForecast:
             if link.bytes_per_s is not None
         }
 
-    def ordered(self, plan: Plan, state: LinkState) -> Plan:
-        """Return the plan with the best order of work that a short search finds."""
-        if plan.schedule != "critical-path":
-            return plan
-        return with_hints(plan, self._costs(plan, state), effort=_EFFORT)
+    def adapted_s(self, plan: Plan, state: LinkState) -> float:
+        """Return the seconds of a step on links that were calm before, with what devices then do by themselves."""
+        local = {name: make_local("auto", plan, name) for name in _leaders(plan)}
+        calm, slow = (self._costs(plan, links) for links in (LinkState(), state))
+        offset_s = 0.0
+        for costs in (calm, slow):
+            clocks = dict.fromkeys(local, offset_s)
+            options = SimulationOptions(trace=False, local=local, clock_offset_s=clocks)
+            result = simulate(plan, costs, steps=_TO_LEARN, options=options)
+            offset_s = result.step_ends_s[-1]
+        return result.step_s
+
+    def tuned(self, plan: Plan, state: LinkState) -> Plan:
+        """Return the plan with the micro-batches, and the order of work, that a short search finds; in its schedule."""
+        costs = self._costs(plan, state)
+        if plan.schedule == "critical-path":
+            return taper(plan, costs, effort=_EFFORT)
+        return min((plan, *recuts(plan)), key=lambda candidate: self.step_s(candidate, state))
 
     def move_s(self, before: Plan, after: Plan, state: LinkState) -> float:
         """Return the seconds that it takes to go over to a plan; infinite where that cannot be done."""

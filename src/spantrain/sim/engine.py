@@ -324,7 +324,7 @@ class Simulation:
             (source, target), transfer = message.route, message.transfer
             known_s = self._clock.now_s + transfer.latency_s
             self._by_leader[source].hear_sent(target, transfer.size_bytes, message.span.size, start_s, known_s)
-            message.target.hear_received(message.direction, message.span.size, sent_s - start_s)
+            message.target.hear_received(message.direction, message.span.size, self._clock.now_s)
         message.target.arrive(message.step, Arrived(message.direction, message.span), self._world)
 
     def _note(self, message: _Message, start_s: float, sent_s: float) -> None:

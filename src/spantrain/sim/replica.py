@@ -119,10 +119,10 @@ class SimulatedReplica:
             )
             self.local.sent(message, samples)
 
-    def hear_received(self, direction: Direction, samples: int, seconds: float) -> None:
-        """Take in how long samples took from first to last byte."""
+    def hear_received(self, direction: Direction, samples: int, time_s: float) -> None:
+        """Take in when samples came, on the simulation's clock."""
         if self.local is not None:
-            self.local.received(direction, samples, seconds)
+            self.local.received(direction, samples, time_s + self._clock_offset_s)
 
     def work_ends_s(self, start_s: float, work_s: float) -> float:
         """Return when work that takes so long at the device's normal speed ends."""

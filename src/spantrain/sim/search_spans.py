@@ -11,7 +11,7 @@ from spantrain.sim.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.search import SearchEffort, quick_s, simulated_s, with_hints
 
-__all__ = ["taper"]
+__all__ = ["recuts", "taper"]
 
 _TURNS = 2
 """Over all stages, when single ones are cut otherwise."""
@@ -101,16 +101,31 @@ def _timed(
 ) -> tuple[float, Plan] | None:
     """Return seconds and plan with other micro-batches, by stage; None if it cannot run, or is too large to search."""
     actions = 3 * sum(len(stage.replicas) * len(spans) for stage, spans in zip(plan.stages, micro_batches, strict=True))
-    if not effort.runs(actions):
-        return None
+    candidate = _recut(plan, micro_batches) if effort.runs(actions) else None
+    try:
+        return None if candidate is None else (quick_s(candidate, costs), candidate)
+    except ProfileError:
+        return None  # a size was not measured
+
+
+def recuts(plan: Plan) -> Iterator[Plan]:
+    """Yield the plan with other cuts of the batch, the same on all stages: finer and coarser ones that can run."""
+    for spans in dict.fromkeys(_cuts(plan)):
+        candidate = _recut(plan, [spans] * len(plan.stages))
+        if candidate is not None and candidate.stages != plan.stages:
+            yield candidate
+
+
+def _recut(plan: Plan, micro_batches: Sequence[tuple[Span, ...]]) -> Plan | None:
+    """Return the plan with other micro-batches, by stage; None if it cannot run."""
     stages = zip(plan.stages, micro_batches, strict=True)
     try:
         candidate = replace(
             plan, hints=None, stages=tuple(replace(stage, micro_batches=spans) for stage, spans in stages)
         )
-        return None if check_limits(candidate) else (quick_s(candidate, costs), candidate)
-    except (ValueError, ProfileError):
-        return None  # a replica's limit is under its largest part; or a size was not measured
+    except ValueError:
+        return None  # a replica's limit is under its largest part
+    return None if check_limits(candidate) else candidate
 
 
 def _cuts(plan: Plan) -> Iterator[tuple[Span, ...]]:

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 from spantrain.core.job import ADAPTERS
 from spantrain.core.plan import Plan
-from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Forecast, Replanner
-from spantrain.policy.adapter.local import AutoLocal, LocalAdapter, LocalState
+from spantrain.policy.adapter.auto_local import AutoLocal
+from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Replanner
+from spantrain.policy.adapter.local import LocalAdapter, LocalState
+from spantrain.policy.adapter.pace import PaceState
 from spantrain.policy.adapter.paper import PaperBoundary, PaperLocal
+from spantrain.policy.adapter.search import Forecast
 from spantrain.policy.adapter.state import expected_links
 from spantrain.policy.monitor import MonitorState
 
@@ -39,13 +42,14 @@ def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
         ValueError: there is no such adapter.
     """
     expected = expected_links(plan, device)
+    stage, _ = plan.place(device)
+    after = plan.stages[stage + 1].replicas if stage + 1 < len(plan.stages) else ()
+    leaders = frozenset(replica.devices[0] for replica in after)
     match _known(name):
         case "auto":
-            return AutoLocal(expected)
+            return AutoLocal(expected, after=leaders)
         case "paper":
-            stage, _ = plan.place(device)
-            after = plan.stages[stage + 1].replicas if stage + 1 < len(plan.stages) else ()
-            return PaperLocal(expected, forward_to=frozenset(replica.devices[0] for replica in after))
+            return PaperLocal(expected, after=leaders)
         case _:
             return LocalAdapter(expected)
 
@@ -66,7 +70,7 @@ def make_boundary(
         case "auto":
             return AutoBoundary(plan, forecast, settings, replanner)
         case "paper":
-            return PaperBoundary(plan)
+            return PaperBoundary(plan, forecast)
         case _:
             return None
 
@@ -74,12 +78,20 @@ def make_boundary(
 def _still_true(state: LocalState, before: Plan, after: Plan, device: str) -> LocalState:
     """Return what holds under another plan: bytes per second in any case, seconds of samples where those are alike.
 
-    What messages of unlike sizes told of a round trip is found anew: a simulation of the plan knows of its own only.
+    What messages of unlike sizes told of a round trip, and the present pace, are found anew: messages of another plan
+    are not like those.
     """
+    if before.stages == after.stages:
+        return state
     peers = {name: replace(peer, fastest=()) for name, peer in state.monitor.peers.items()}
-    monitor = state.monitor if before.stages == after.stages else MonitorState(peers=peers)
-    same = _work_of(before, device) == _work_of(after, device)
-    return replace(state, monitor=monitor) if same else LocalState(monitor=monitor)
+    monitor = MonitorState(peers=peers)
+    if _work_of(before, device) != _work_of(after, device):
+        return LocalState(monitor=monitor)
+    sending, arriving = (
+        {direction: PaceState(calm_s=pace.calm_s) for direction, pace in paces.items()}
+        for paces in (state.sending, state.arriving)
+    )
+    return replace(state, monitor=monitor, sending=sending, arriving=arriving)
 
 
 def _work_of(plan: Plan, device: str) -> tuple[object, ...]:

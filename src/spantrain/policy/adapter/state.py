@@ -18,6 +18,7 @@ __all__ = [
     "busy_links",
     "expected_links",
     "measured_rates",
+    "newest_rates",
     "used_pairs",
 ]
 
@@ -92,6 +93,16 @@ def measured_rates(reports: Reports, *, least: float = UNSURE) -> dict[Pair, flo
         for device, links in reports.items()
         for link in links
         if link.bytes_per_s is not None and link.confidence >= least
+    }
+
+
+def newest_rates(reports: Reports) -> dict[Pair, float]:
+    """Return the rates of the newest messages, in bytes per second."""
+    return {
+        (device, link.peer): link.newest_bytes_per_s
+        for device, links in reports.items()
+        for link in links
+        if link.newest_bytes_per_s is not None
     }
 
 
