@@ -7,11 +7,13 @@ Examples are the same in every run, so that a change is never refused for an exa
 `pytest --hypothesis-profile=search` looks for new ones.
 """
 
+import os
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import preloaded
 from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
@@ -28,6 +30,9 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("steady"), derandomize=False)
 settings.load_profile("steady")
+
+preloaded.install()
+os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -76,3 +81,9 @@ def _timings(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming
 @pytest.fixture(scope="session")
 def law_profile() -> Callable[..., Profile]:
     return profile_by_law
+
+
+@pytest.fixture
+def plain_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes are started as users start them: for tests that look at their command lines or environments."""
+    monkeypatch.setenv(preloaded.ADDRESS, "")

@@ -78,6 +78,7 @@ settings: {lost_after: 3 s}
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("plain_processes")
 def test_a_shard_that_hangs_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "outer.yaml"
     path.write_text(CONFIG)

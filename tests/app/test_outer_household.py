@@ -36,6 +36,7 @@ def look_until(household: OuterHousehold, done) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.usefixtures("plain_processes")
 def test_what_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None:
     notes: list[str] = []
     commands = {"brief": ("--version",), "long": ("testbed", "--help")}

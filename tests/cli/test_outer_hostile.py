@@ -119,6 +119,7 @@ class Hostile:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_processes")
 def test_a_hostile_member_stops_no_shard(tmp_path):
     with brought_up(tmp_path) as (shard, said):
         token = Path(said["token_file"]).read_text().strip()

@@ -85,6 +85,7 @@ def test_the_folder_of_a_master_is_where_its_token_is_looked_for(config) -> None
     assert token_file(place) == master_files.token_file(place.state)
 
 
+@pytest.mark.usefixtures("plain_processes")
 def test_up_keeps_them_running_and_leaves_nothing(spantrain, config) -> None:
     import psutil
 
@@ -140,6 +141,7 @@ def test_nobody_there(spantrain, config, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_processes")
 def test_a_demonstration_that_is_interrupted_leaves_nothing(tmp_path) -> None:
     import psutil
 
@@ -153,6 +155,7 @@ def test_a_demonstration_that_is_interrupted_leaves_nothing(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_processes")
 def test_a_demonstration_that_is_killed_leaves_nothing_either(tmp_path, monkeypatch) -> None:
     import psutil
 

@@ -1,0 +1,251 @@
+"""Python processes that begin with torch loaded: forked from one that has it, else as `subprocess` starts them.
+
+To load torch and transformers takes each Python process seconds, and a test starts several: here it is done once for
+each test worker. What is started so has its own process, environment, working directory and pipes, as ever; but it is
+no child of who started it, and its command line and modules are those of the process it was forked from, so tests that
+look at these take `plain_processes` (conftest.py). What it starts of SpanTrain in turn is forked likewise.
+"""
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ADDRESS", "install"]
+
+ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
+"""Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
+_python = subprocess.Popen
+
+
+class _Popen(subprocess.Popen):
+    """Forks `python -m spantrain...` and `python FILE.py`; starts all else as ever."""
+
+    _server: socket.socket | None = None
+    _status: int | None = None
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        # In the order of the arguments of subprocess's own.
+        (
+            executable,
+            before,
+            _,
+            files,
+            cwd,
+            env,
+            _,
+            _,
+            shell,
+            p2cread,
+            p2cwrite,
+            c2pread,
+            c2pwrite,
+            errread,
+            errwrite,
+        ) = others[:15]
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else [os.fspath(word) for word in args]
+        if executable or before or files or shell or not _is_forked(words):
+            super()._execute_child(args, *others)
+            return
+        standard = [own if own >= 0 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
+        environment = dict(os.environ if env is None else env)
+        self._server = _asked({"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard)
+        self._child_created = True
+        self.pid = json.loads(self._server.recv(64))
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._server is None:
+            return super()._try_wait(wait_flags)
+        if self._status is None:
+            if wait_flags & os.WNOHANG and not select.select([self._server], [], [], 0)[0]:
+                return 0, 0
+            self._status = json.loads(self._server.recv(64) or b"9")  # the server was killed, and all with it
+            self._server.close()
+        return self.pid, self._status
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        if self._server is None:
+            return super()._internal_poll(_deadstate)
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid == self.pid:
+                self._handle_exitstatus(status)
+        return self.returncode
+
+
+def install() -> None:
+    """From now on this process, and what it starts, starts Python processes so."""
+    if os.environ.get(ADDRESS, "-"):
+        subprocess.Popen = _Popen
+
+
+def _is_forked(words: list[Any]) -> bool:
+    if len(words) < 2 or words[0] != sys.executable or not os.environ.get(ADDRESS, "-"):
+        return False
+    return words[1].endswith(".py") or (words[1] == "-m" and words[2].partition(".")[0] == "spantrain")
+
+
+def _asked(request: dict[str, Any], files: list[int]) -> socket.socket:
+    """Ask for a process; return what tells its number, and at its end its status."""
+    address = _server_address()
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.connect(address)
+    content = os.memfd_create("request")
+    os.write(content, json.dumps(request).encode())
+    os.lseek(content, 0, os.SEEK_SET)
+    socket.send_fds(server, [b"start"], [content, *files])
+    os.close(content)
+    return server
+
+
+def _server_address() -> str:
+    if ADDRESS not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+        os.environ[ADDRESS] = address = str(Path(folder.name) / "socket")
+        server = _python(
+            [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        atexit.register(_end, server, folder)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n", "the process with torch loaded did not start"
+    return os.environ[ADDRESS]
+
+
+def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory[str]") -> None:
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
+    folder.cleanup()
+
+
+def _serve(address: str) -> None:
+    """Fork what is asked for until standard input ends; then end all of it."""
+    from spantrain.runtime import nursery
+
+    nursery._load()
+    import spantrain.cli.main  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is loaded stays, and its pages stay shared
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(64)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    children: dict[int, socket.socket] = {}
+    while True:
+        readable, _, _ = select.select([0, listener, wake_read], [], [])
+        if 0 in readable:
+            break
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+            _reap(children)
+        if listener in readable:
+            asker, _ = listener.accept()
+            if not _fork(asker, children):
+                for other in (listener, *children.values()):
+                    other.close()
+                return
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:
+    """Fork; return whether this is still the server. In the child, everything is as a new process has it."""
+    _, files, _, _ = socket.recv_fds(asker, 16, 4)
+    with open(files[0], "rb") as content:
+        request = json.load(content)
+    pid = os.fork()
+    if pid:
+        for file in files[1:]:
+            os.close(file)
+        asker.send(json.dumps(pid).encode())
+        children[pid] = asker
+        return True
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for place, file in enumerate(files[1:]):
+        os.dup2(file, place)
+        os.close(file)
+    asker.close()
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    tempfile.tempdir = None
+    sys.argv = request["words"]
+    return False
+
+
+def _reap(children: dict[int, socket.socket]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        asker = children.pop(pid)
+        with contextlib.suppress(OSError):
+            asker.send(json.dumps(status).encode())
+        asker.close()
+
+
+def _become(words: list[str]) -> None:
+    """Do what Python does with such words."""
+    warnings.simplefilter("ignore", RuntimeWarning)  # the module was loaded before
+    del sys.path[0]  # tests/
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        install()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        install()
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _end_as_python_does() -> None:
+    """Do what the end of a process does, but for the seconds that it takes to undo all that was loaded."""
+    error = sys.exc_info()[1]
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+    elif error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            stream.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
+    try:
+        _become(sys.argv)
+    finally:
+        _end_as_python_does()
