@@ -34,6 +34,12 @@ settings.load_profile("steady")
 preloaded.install()
 os.environ.pop("COLUMNS", None)  # xdist gives the width of its own terminal
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):
+        preloaded.start()  # one for all test workers
+
+
 SIZES = (1, 2, 4, 8, 16, 32)
 
 

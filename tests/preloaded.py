@@ -1,7 +1,7 @@
 """Python processes that begin with torch loaded: forked from one that has it, else as `subprocess` starts them.
 
 To load torch and transformers takes each Python process seconds, and a test starts several: here it is done once for
-each test worker. What is started so has its own process, environment, working directory and pipes, as ever; but it is
+all tests. What is started so has its own process, environment, working directory and pipes, as ever; but it is
 no child of who started it, and its command line and modules are those of the process it was forked from, so tests that
 look at these take `plain_processes` (conftest.py). What it starts of SpanTrain in turn is forked likewise.
 """
@@ -19,11 +19,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ADDRESS", "install"]
+from patience import PATIENCE_S
+
+__all__ = ["ADDRESS", "install", "spawn", "start"]
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
@@ -60,7 +64,7 @@ class _Popen(subprocess.Popen):
             super()._execute_child(args, *others)
             return
         standard = [own if own >= 0 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
-        environment = dict(os.environ if env is None else env)
+        environment = {**(os.environ if env is None else env), ADDRESS: start()}
         self._server = _asked({"words": words[1:], "cwd": os.fspath(cwd or Path.cwd()), "env": environment}, standard)
         self._child_created = True
         self.pid = json.loads(self._server.recv(64))
@@ -92,6 +96,18 @@ def install() -> None:
         subprocess.Popen = _Popen
 
 
+def spawn(function: Callable[..., None], args: tuple[Any, ...], nprocs: int) -> None:
+    """As `torch.multiprocessing.spawn`, by a process that has torch loaded."""
+    import multiprocessing
+
+    from torch.multiprocessing import start_processes
+
+    multiprocessing.set_forkserver_preload(
+        ["torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.pipelining"]
+    )
+    start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")
+
+
 def _is_forked(words: list[Any]) -> bool:
     if len(words) < 2 or words[0] != sys.executable or not os.environ.get(ADDRESS, "-"):
         return False
@@ -100,9 +116,7 @@ def _is_forked(words: list[Any]) -> bool:
 
 def _asked(request: dict[str, Any], files: list[int]) -> socket.socket:
     """Ask for a process; return what tells its number, and at its end its status."""
-    address = _server_address()
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.connect(address)
+    server = _connected(start())
     content = os.memfd_create("request")
     os.write(content, json.dumps(request).encode())
     os.lseek(content, 0, os.SEEK_SET)
@@ -111,16 +125,27 @@ def _asked(request: dict[str, Any], files: list[int]) -> socket.socket:
     return server
 
 
-def _server_address() -> str:
+def _connected(address: str) -> socket.socket:
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            server.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):  # it is loading
+            server.close()
+            assert time.monotonic() < end_s, "the process with torch loaded did not start"
+            time.sleep(0.05)
+        else:
+            return server
+
+
+def start() -> str:
+    """Begin to load torch, unless that was begun before this process or in it; return where to ask for processes."""
     if ADDRESS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="preloaded-")
         os.environ[ADDRESS] = address = str(Path(folder.name) / "socket")
-        server = _python(
-            [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        server = _python([sys.executable, __file__, address], stdin=subprocess.PIPE, start_new_session=True)
         atexit.register(_end, server, folder)
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n", "the process with torch loaded did not start"
     return os.environ[ADDRESS]
 
 
@@ -147,8 +172,6 @@ def _serve(address: str) -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
     children: dict[int, socket.socket] = {}
     while True:
         readable, _, _ = select.select([0, listener, wake_read], [], [])

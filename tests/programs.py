@@ -52,11 +52,11 @@ class Program:
         assert found, f"never said {text!r}, but: {''.join(self.said)}"
 
     def family(self) -> list[psutil.Process]:
-        """All processes that live on this program's temporary folder: it and what it started."""
+        """All processes that live in this program's temporary folder: it and what it started."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != "zombie":
+                if process.cwd() == str(self.temporary) and process.status() != "zombie":
                     found.append(process)
         return found
 
@@ -86,6 +86,7 @@ def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Progr
             [sys.executable, "-m", "spantrain", *map(str, words)],
             stdout=(temporary.parent / f"{temporary.name}.out").open("wb"),
             stderr=subprocess.PIPE,
+            cwd=temporary,
             env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", **variables},
         )
         program = Program(process, temporary)
@@ -102,6 +103,15 @@ def programs(make_folder: Callable[[str], Path]) -> Iterator[Callable[..., Progr
         program.process.wait()
 
 
+def process_of_log(log: Path) -> int:
+    """The number of the process whose output goes to a file."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if Path(f"/proc/{process.pid}/fd/1").readlink() == log and process.status() != psutil.STATUS_ZOMBIE:
+                return process.pid
+    raise AssertionError(f"no process writes {log}")
+
+
 def written(plan: Plan, law_profile, folder: Path) -> Path:
     """Write a plan and its profile; return the plan's path."""
     write_profile(law_profile(plan.cluster, plan.model), folder / "profile.json")
@@ -112,4 +122,5 @@ def written(plan: Plan, law_profile, folder: Path) -> Path:
 
 def nothing_is_left(program: Program) -> None:
     assert program.family() == []
-    assert list(program.temporary.iterdir()) == []
+    left = list(program.temporary.rglob("*"))
+    assert not left, left

@@ -6,10 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from patience import PATIENCE_S
+from programs import process_of_log
 from spantrain.app.outer_health import MASTER, Health
 from spantrain.app.outer_up import OuterUp, keep_up
 from spantrain.config.outer import load_outer
@@ -78,7 +78,6 @@ settings: {lost_after: 3 s}
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("plain_processes")
 def test_a_shard_that_hangs_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "outer.yaml"
     path.write_text(CONFIG)
@@ -90,9 +89,7 @@ def test_a_shard_that_hangs_is_started_again(tmp_path: Path) -> None:
     thread.start()
     try:
         until(lambda: up and any("connected" in line for line in (up[0].logs / "master.log").read_text().splitlines()))
-        for child in psutil.Process(os.getpid()).children():
-            if {"shard", "s0"} <= set(child.cmdline()):
-                child.send_signal(signal.SIGSTOP)
+        os.kill(process_of_log(up[0].logs / "s0.log"), signal.SIGSTOP)
         until(lambda: "s0 was started again" in notes)
         assert any(note.startswith("s0 is ended: the master has not heard of it for") for note in notes)
         assert not any(note.startswith("master") for note in notes)

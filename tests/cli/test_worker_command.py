@@ -10,7 +10,7 @@ from spantrain.runtime.worker_settings import WorkerSettings
 from spantrain.transport.control.token import JoinToken
 
 TOKEN = JoinToken.create(b"a certificate").text
-JOIN = ("worker", "--join", "127.0.0.1:7000", "--token", TOKEN)
+JOIN = ("worker", "--join", "127.0.0.1:7000")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
 
 
@@ -26,6 +26,7 @@ def started(spantrain, monkeypatch) -> Callable[..., WorkerSettings]:
         def run(self) -> None: ...
 
     monkeypatch.setattr(use_case, "Worker", Noted)
+    monkeypatch.setenv("SPANTRAIN_TOKEN", TOKEN)
 
     def run(*words: object, **variables: str) -> WorkerSettings:
         for name, value in variables.items():

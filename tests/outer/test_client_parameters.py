@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as processes
 from torch import Tensor
 
 from outer_members import replica
 from patience import PATIENCE_S
+from preloaded import spawn
 from spantrain.errors import UsageError
 from spantrain.outer.client_parameters import ModelParameters
 from spantrain.outer.cluster import ClusterCopy
@@ -140,4 +140,4 @@ def test_any_number_that_differs_is_found_and_rows_that_are_swapped(dtype, shape
 @pytest.mark.slow
 def test_each_replica_of_a_divided_parameter_gets_its_parts_and_other_numbers_are_refused(tmp_path: Path):
     """Two by two processes: tensor parallel on a mesh of its own in each replica."""
-    processes.spawn(replica, args=(str(tmp_path / "store"),), nprocs=4)
+    spawn(replica, args=(str(tmp_path / "store"),), nprocs=4)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as processes
 
 from made_up_clients import EXACT, alone, close
 from outer_members import Order, member
+from preloaded import spawn
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master_config import MasterConfig
 from spantrain.policy.outer.settings import OuterSettings
@@ -23,7 +23,7 @@ def trained(
     )
     with LocalParameterServer(config) as server:
         given = Order(folder=folder, master=server.address, token=server.token, samples=samples, **order)
-        processes.spawn(member, args=(given,), nprocs=given.size)
+        spawn(member, args=(given,), nprocs=given.size)
         counted = server.status()
     found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(given.size)]
     assert all(one["done"] for one in found)

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from programs import Program, nothing_is_left, programs, written
 from spantrain.core.spans import Span
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_processes"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SPANS = [Span(0, 2), Span(2, 4)]
 PATIENCE = "20 s"

@@ -30,7 +30,7 @@ from spantrain.runtime.coordinator import Coordinator
 from spantrain.runtime.launcher import LocalWorkers, Placement
 from spantrain.runtime.worker_settings import WorkerSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("plain_processes"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FOREVER = 1_000_000
 

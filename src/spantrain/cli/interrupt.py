@@ -15,32 +15,44 @@ __all__ = ["clean_interrupt", "graceful_interrupt"]
 def clean_interrupt(what: str) -> Iterator[None]:
     """End at once on the first signal; everything that was started is taken down on the way out."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    with _handling(stop):
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise Interrupted(f"{what} was interrupted; nothing was left running") from None
+    with _stopping_at_once(lambda: True, lambda: f"{what} was interrupted; nothing was left running"):
+        yield
 
 
 @contextmanager
 def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> Iterator[None]:
     """Count signals by `ask`, which tells whether to end at once; `says`: from where to go on then."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def count() -> bool:
         if ask():
-            raise KeyboardInterrupt
+            return True
         sys.stderr.write("\nStopping after this step, with a checkpoint. Once more: stop now.\n")
+        return False
+
+    with _stopping_at_once(count, lambda: f"stopped at once; {says()}"):
+        yield
+
+
+@contextmanager
+def _stopping_at_once(ends: Callable[[], bool], says: Callable[[], str]) -> Iterator[None]:
+    """Raise `Interrupted` where a signal comes that ends all, as `ends` tells."""
+    struck = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal struck
+        del number, frame
+        if ends():
+            struck = True
+            raise KeyboardInterrupt
 
     with _handling(stop):
         try:
             yield
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped at once; {says()}") from None
+        except BaseException as error:
+            # It may strike inside of a lock's own code, which then fails in another way.
+            if struck or isinstance(error, KeyboardInterrupt):
+                raise Interrupted(says()) from None
+            raise
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from divided_units import Member, Seen, Work, assert_near, whole_gradients
 from gloo_members import CLASSES, SHARES, Order, member, small_units
 from patience import PATIENCE_S
+from preloaded import spawn
 from spantrain.core.parts import TensorPart
 from spantrain.core.spans import Span
 from spantrain.models.build import build_units
@@ -37,7 +37,7 @@ def test_processes_joined_by_gloo_train_what_one_would(device: str, tmp_path: Pa
     spans = (Span(0, 3), Span(3, 4))
     work = Work(inputs=(tokens,), labels=labels, spans=spans, order="FIW", is_first=True)
     order = Order(work=work, folder=tmp_path, device=device)
-    multiprocessing.spawn(member, args=(order,), nprocs=len(SHARES))
+    spawn(member, args=(order,), nprocs=len(SHARES))
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False, map_location="cpu") for rank in range(len(SHARES))]
     assert [said["own"].tolist() for said in found] == [
         [[0, 3, 6, 9, 12], [18, 21, 24, 27, 30]],
