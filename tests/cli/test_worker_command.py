@@ -25,6 +25,8 @@ def started(spantrain, monkeypatch) -> Callable[..., WorkerSettings]:
 
         def run(self) -> None: ...
 
+        def stop(self) -> bool: ...
+
     monkeypatch.setattr(use_case, "Worker", Noted)
     monkeypatch.setenv("SPANTRAIN_TOKEN", TOKEN)
 

@@ -359,13 +359,8 @@ class _Planning:
         return may_be and outer.samples_per_s > evaluation.samples_per_s
 
     def _predicted(self, plan: Plan, evaluation: Evaluation) -> Plan:
-        prediction = Prediction(
-            step_s=evaluation.step_s,
-            samples_per_s=evaluation.samples_per_s,
-            peak_bytes=evaluation.peak_bytes,
-            method=_METHOD,
-        )
-        return replace(plan, prediction=prediction)
+        found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
+        return replace(plan, prediction=Prediction(**found, method=_METHOD))
 
     def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
@@ -378,8 +373,7 @@ class _Planning:
         if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
             return proposal, evaluation
         searched = self._evaluator(plan)
-        worse = not searched.fits or self._broken(plan, searched) or self._value(searched) >= self._value(evaluation)
-        if worse:
+        if not searched.fits or self._broken(plan, searched) or self._value(searched) >= self._value(evaluation):
             return proposal, evaluation
         gain = 100 * (1 - searched.step_s / evaluation.step_s)
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
@@ -390,8 +384,8 @@ class _Planning:
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
         called = f"best {name.replace('-', ' ')}"
         if answer.plan is None:
-            reason = answer.figures.reason
-            return None, Alternative(name=called, devices=(), step_s=None, samples_per_s=None, reason=reason)
+            why = answer.figures.reason
+            return None, Alternative(name=called, devices=(), step_s=None, samples_per_s=None, reason=why)
         plan = replace(answer.plan, strategy=name)
         return plan, Alternative(
             name=called,

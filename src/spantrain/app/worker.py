@@ -15,10 +15,10 @@ from spantrain.runtime.roster import RANK_PREFIX
 from spantrain.runtime.worker import Worker
 from spantrain.runtime.worker_settings import WorkerSettings
 
-__all__ = ["serve"]
+__all__ = ["prepared_worker"]
 
 
-def serve(
+def prepared_worker(
     *,
     join: str,
     token_file: Path | None,
@@ -27,8 +27,8 @@ def serve(
     data_address: str | None,
     encrypted: bool,
     functions: Sequence[str] = (),
-) -> None:
-    """Join, carry out orders, and return when the coordinator has no more.
+) -> Worker:
+    """Return what joins, carries out orders, and returns when the coordinator has no more.
 
     Under torchrun the device's name may be left out: it is then the coordinator's device number RANK; and the
     CUDA device is number LOCAL_RANK. The token is in a file, or in SPANTRAIN_TOKEN: among the words of a command other
@@ -37,7 +37,6 @@ def serve(
     Raises:
         ConfigError: there is no token, or no name.
         UsageError: the token or the environment makes no sense.
-        WorkerError, PeerLostError: the last order failed, here or elsewhere; or the coordinator was lost.
     """
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -55,7 +54,7 @@ def serve(
         encrypted=encrypted,
         functions=tuple(functions),
     )
-    Worker(settings).run()
+    return Worker(settings)
 
 
 def _token(file: Path | None, environment: Environment) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.interrupt import clean_interrupt, told_interrupt
 from spantrain.cli.options import (
     ClusterFile,
     Data,
@@ -170,10 +170,10 @@ def worker(
     insecure: Insecure = False,
 ) -> None:
     """Serve one device of this machine to a coordinator."""
-    from spantrain.app.worker import serve
+    from spantrain.app.worker import prepared_worker
 
     with clean_interrupt("the worker"):
-        serve(
+        serving = prepared_worker(
             join=join,
             token_file=token_file,
             name=name,
@@ -182,3 +182,5 @@ def worker(
             encrypted=not insecure,
             functions=(*(function or ()), *([model] if model else ())),
         )
+        with told_interrupt(serving.stop):
+            serving.run()

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM, as the commands understand them."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -8,14 +9,31 @@ from types import FrameType
 
 from spantrain.errors import Interrupted
 
-__all__ = ["clean_interrupt", "graceful_interrupt"]
+__all__ = ["clean_interrupt", "graceful_interrupt", "told_interrupt"]
 
 
 @contextmanager
 def clean_interrupt(what: str) -> Iterator[None]:
     """End at once on the first signal; everything that was started is taken down on the way out."""
-
     with _stopping_at_once(lambda: True, lambda: f"{what} was interrupted; nothing was left running"):
+        yield
+
+
+@contextmanager
+def told_interrupt(stop: Callable[[], bool]) -> Iterator[None]:
+    """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once."""
+    told = False
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        del number, frame
+        if told:
+            os._exit(130)
+        told = stop()
+        if not told:
+            raise KeyboardInterrupt
+
+    with _handling(strike):
         yield
 
 

@@ -17,7 +17,7 @@ from torch.distributed import Store
 from spantrain.config.artefacts import from_json, to_json
 from spantrain.core.outer_stages import StageMeeting
 from spantrain.core.plan import Plan
-from spantrain.errors import PeerLostError, SpanTrainError, WorkerError
+from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, WorkerError
 from spantrain.models.device import Device, open_device, real_compute_ratio
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, knock, measure_both
@@ -66,8 +66,7 @@ ORDER_TYPES: Mapping[str, type] = {
     "train": TrainOrder,
 }
 _HEARTBEAT_S = 0.3
-_LOOK_S = 0.25
-"""How often one who waits for the coordinator looks whether the order is still wanted."""
+_LOOK_S = 0.25  # how often one who waits for the coordinator looks whether the order is still wanted
 _CALL_S = 600.0
 """The longest that one call may take, far more than the coordinator holds any: waits end by the watch."""
 _GOODBYE_S = 1.0
@@ -81,14 +80,12 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._groups: list[StageGroups] = []
-        """Those that were opened for the order under way."""
-        self._before: frozenset[tuple[int, str]] | None = None
-        """The sockets that there were before the first of them; None: there are no groups."""
-        self._fault: str | None = None
-        """What has ended a thread that this process cannot do without."""
-        self._dismissed = False
-        """Whether the coordinator has no more orders."""
+        self._groups: list[StageGroups] = []  # that were opened for the order under way
+        self._before: frozenset[tuple[int, str]] | None = None  # sockets from before the first of them, if any
+        self._fault: str | None = None  # what has ended a thread that this process cannot do without
+        self._dismissed = False  # whether the coordinator has no more orders
+        self._stopped: str | None = None  # why this process is to end by itself
+        self._is_watched = False
         torch.set_num_threads(1)
 
     def run(self) -> None:
@@ -96,6 +93,7 @@ class Worker:
 
         Raises:
             PeerLostError: the coordinator was lost, or has ended what was under way.
+            Interrupted: it was stopped.
         """
         settings = self._settings
         open_device(settings.backend)  # a device that is not there must be told before joining
@@ -111,34 +109,38 @@ class Worker:
                 on_change=self._hear,
             )
             self._watch = stack.enter_context(Watch(self._standing, interrupt=self._interrupt, give_up=_give_up))
-            self._mailbox = Mailbox(
-                name=self._name,
-                bind=f"tcp://{settings.data_address}:0",
-                encrypted=settings.encrypted,
-                died=self._cannot_go_on,
-            )
+            bind = f"tcp://{settings.data_address}:0"
+            self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
             stack.callback(self._mailbox.close)
             self._software = Software(self._mailbox)
             self._heartbeats.start()
             stack.callback(self._heartbeats.stop)
+            self._is_watched = True
             try:
-                self._introduce()
+                self._ask("introduce", {"endpoint": self._mailbox.endpoint, "public_key": self._mailbox.public_key})
                 self._serve()
             except BaseException as error:
                 self._say_goodbye(error)
+                if self._stopped is not None:
+                    raise Interrupted(f"{self._name}: {self._stopped}; its name is free") from None
                 raise
 
-    def _introduce(self) -> None:
-        self._ask("introduce", {"endpoint": self._mailbox.endpoint, "public_key": self._mailbox.public_key})
+    def stop(self) -> bool:
+        """Have it end soon, from a signal's handler; return whether it will: not before it has joined.
+
+        It looks by itself: an exception out of a handler may leave a lock of gRPC's locked for ever.
+        """
+        self._stopped = "it was stopped on its machine" if self._is_watched else None
+        return self._is_watched
 
     def _say_goodbye(self, error: BaseException) -> None:
         """Have the name freed at once for another worker."""
         self._heartbeats.stop()  # one that comes behind the goodbye would be refused, and taken for a loss
         if self._dismissed or self._heartbeats.coordinator_lost is not None:
             return
-        why = "it was stopped on its machine" if isinstance(error, KeyboardInterrupt) else str(error)
+        why = self._stopped or str(error) or type(error).__name__
         with contextlib.suppress(SpanTrainError):
-            self._client.call("leave", {"reason": why or type(error).__name__}, timeout_s=_GOODBYE_S)
+            self._client.call("leave", {"reason": why}, timeout_s=_GOODBYE_S)
 
     def _serve(self) -> None:
         """Carry out one order after another.
@@ -169,7 +171,7 @@ class Worker:
             raise
 
     def _standing(self) -> Standing:
-        return Standing.of(self._heartbeats.answer, self._heartbeats.coordinator_lost)
+        return Standing.of(self._heartbeats.answer, self._heartbeats.coordinator_lost or self._stopped)
 
     def _hear(self) -> None:
         """Pass on what a heartbeat has brought; called in the thread of heartbeats."""
@@ -380,15 +382,13 @@ class Worker:
 
     def _clock_offset_s(self) -> float:
         """Return what is added to this machine's monotonic clock to get the coordinator's (best of five)."""
-        best: tuple[float, float] | None = None
+        samples = []
         for _ in range(5):
             sent_s = time.monotonic()
             answer = self._ask("clock", {})
             received_s = time.monotonic()
-            sample = (received_s - sent_s, float(answer["now_s"]) - (sent_s + received_s) / 2)
-            best = sample if best is None else min(best, sample)
-        assert best is not None
-        round_trip_s, offset_s = best
+            samples.append((received_s - sent_s, float(answer["now_s"]) - (sent_s + received_s) / 2))
+        round_trip_s, offset_s = min(samples)
         # Processes of one machine share the clock; an offset within the measuring error is none.
         return 0.0 if abs(offset_s) <= round_trip_s else offset_s
 
