@@ -76,6 +76,15 @@ class MadeUpServer:
         self._events.put(lambda: answer.put(what()))
         return answer.get(timeout=PATIENCE_S)
 
+    def begin(self, clusters: Iterable[str]) -> None:
+        """Have the master know that these train before any of them has made a step: it waits for all from then on."""
+        for name in clusters:
+            end_s = time.monotonic() + PATIENCE_S
+            while not self.do(lambda name=name: name in self.clients):
+                assert time.monotonic() < end_s
+                time.sleep(0.001)
+            self.do(lambda name=name: self._tell(on.TrainingBegun(cluster=name)))
+
     @property
     def parameters(self) -> dict[str, Tensor]:
         return self.do(lambda: {n: one for s in self.shards.values() for n, one in s.serving.parameters.items()})

@@ -70,6 +70,7 @@ def test_synchronous_clusters_are_diloco_by_the_fragment():
             name: server.optimizer(model.named_parameters(), name, inner_steps=4, layers=EACH)
             for name, model in models.items()
         }
+        server.begin(models)
         train_together(models, outers, tokens, steps=12)
         offsets = {name: k for k, name in enumerate(EACH)}
         close(server.parameters, by_hand(12, tokens, rule, offsets), by=1e-6)

@@ -47,6 +47,7 @@ def test_synchronous_clusters_are_diloco():
     server = MadeUpServer(rule=rule, settings=replace(ENDLESS, common_rounds=False, ahead=0.0))
     models = {"a": small_model(0), "b": small_model(1)}
     outers = {name: server.optimizer(model.named_parameters(), name) for name, model in models.items()}
+    server.begin(models)
     train_together(models, outers, tokens, steps=2 * rounds)
     wanted = diloco(rounds, tokens)
     for name, model in models.items():

@@ -136,7 +136,7 @@ def test_the_master_is_told_of_a_layer_whose_connection_has_ended(tmp_path):
     with Household(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as house:
         house.seed(random_tensors(0))
         told, link = [], house.links["s0"]
-        link.tell = lambda *events: told.extend(events)
+        link.tell = lambda *events: told.extend(one for one in events if isinstance(one, TransferLost))
         transfer = Transfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
         link.listener.commanded(do.Move(way=Way.PUSH, transfer=transfer, version=1, reason="test"))
         house.clusters["a"].wire.close()
