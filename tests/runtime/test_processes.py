@@ -347,8 +347,11 @@ def test_links_that_are_not_emulated_follow_no_trace(running, make_plan, spec_of
         running.train(plan, JOB, tmp_path, network_trace=network_trace("burst"))
 
 
-def test_divergence_is_told_once_and_the_workers_live_on(running, make_plan, spec_of, tmp_path):
-    plan = make_plan(spec_of("gpt2"), [0, 1, 3, 5], [[1], [2, 1], [1]], [THIRDS] * 3, "critical-path")
+@pytest.mark.parametrize(
+    ("cuts", "shares"), [([0, 5], [[1]]), ([0, 1, 3, 5], [[1], [2, 1], [1]])], ids=["loss", "norm"]
+)
+def test_divergence_is_told_once_and_the_workers_live_on(running, make_plan, spec_of, tmp_path, cuts, shares):
+    plan = make_plan(spec_of("gpt2"), cuts, shares, [THIRDS] * len(shares), "critical-path")
     hopeless = TrainJob(steps=50, optimizer="sgd", learning_rate=1e30, warmup_steps=0, max_grad_norm=None)
     with pytest.raises(WorkerError, match=r"(?s)device s\dr\d failed.*diverged.*--learning-rate") as failure:
         running.train(plan, hopeless, tmp_path / "hopeless")

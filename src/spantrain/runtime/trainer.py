@@ -297,18 +297,16 @@ class TrainSession:
         square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
         if overflow and square is not None:
             square = 0.0
-        _check_finite(
-            report.step,
-            {
-                "loss": report.loss_sum,
-                "squared gradient norm": square,
-                "held-out loss": report.evaluation_loss_sum,
-            },
-        )
+        _check_finite(report.step, {"squared gradient norm": square})
         return replace(report, grad_square=square, overflow=overflow)
 
     def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> StepReport:
-        """Return what is known when a step's actions are done here."""
+        """Return what is known when a step's actions are done here.
+
+        Raises:
+            WorkerError: a loss is infinite or no number.
+        """
+        _check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
         part, figures = self._part, self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
         return StepReport(
