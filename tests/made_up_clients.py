@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,10 +81,12 @@ class MadeUpServer:
         """Have the master know that these train before any of them has made a step: it waits for all from then on."""
         for name in clusters:
             end_s = time.monotonic() + PATIENCE_S
-            while not self.do(lambda name=name: name in self.clients):
+            while not self.do(lambda name=name: self.master and name in self.master.clusters):
                 assert time.monotonic() < end_s
                 time.sleep(0.001)
-            self.do(lambda name=name: self._tell(on.TrainingBegun(cluster=name)))
+            begun = on.TrainingBegun(cluster=name)
+            for fragment in range(len(self.master.parts)):
+                self.do(partial(self._tell, on.tag_event(fragment, begun)))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
