@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
-from spantrain.config.kinds import load_kinds
+from spantrain.config.cluster.kinds import load_kinds
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import UnitTiming
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.policy.limits import minimum_in_flight
+from spantrain.schedule.dispatch.limits import minimum_in_flight
 from spantrain.schedule.layout import Layout
 
 BUSY_S = 1.5

@@ -15,17 +15,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.app.plan import make_plan
-from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
-from spantrain.config.presets import load_preset
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.job import JobSpec
 from spantrain.testbed.testbed import why_unavailable
 

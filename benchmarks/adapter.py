@@ -29,13 +29,13 @@ from statistics import fmean
 import adapter_live
 from adapter_case import METHODS, SIZES, Case, Method, Size
 from results import line_plot, save
-from spantrain.app.adapt import ProfileForecast
-from spantrain.app.predict import costs_of
-from spantrain.config.network_traces import network_trace
+from spantrain.adaptation.boundary import AutoSettings
+from spantrain.adaptation.registry import make_boundary
+from spantrain.app.training.adapt import ProfileForecast
+from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
-from spantrain.policy.adapter.boundary import AutoSettings
-from spantrain.policy.adapter.choice import make_boundary
+from spantrain.planner.engine.predict import costs_of
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.adaptive import simulate_adapting, used_links
 

@@ -21,11 +21,11 @@ import psutil
 from adapter_case import METHODS, Case
 from adapter_live import LIVE, train_one
 from results import save
-from spantrain.app.rehearsal import rehearse
+from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
+from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.core.job import TrainJob
-from spantrain.runtime.barrier import StepOutcome
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 OURS = {method.adapter: method for method in METHODS if method.plan == "ours" and not method.allowed}
 

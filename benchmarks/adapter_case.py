@@ -8,24 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations
 
-from spantrain.app.describe import described_profile
-from spantrain.app.predict import costs_of
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.adaptation.network_state import LinkState
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.action import Action, Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Replica, Stage, WireFormat
 from spantrain.core.profile import Profile, RuntimeCosts
-from spantrain.core.spans import Span, equal_spans
-from spantrain.models.catalog import resolve_model
-from spantrain.policy.adapter.state import LinkState
-from spantrain.sim.bound import step_bound_s
+from spantrain.core.span import Span, equal_spans
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.predict import costs_of
+from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.search import with_hints
-from spantrain.sim.search_spans import taper
-from spantrain.sim.slowed import SlowedCosts
-
-__all__ = ["METHODS", "SIZES", "Case", "Method", "Size"]
+from spantrain.sim.network.slowed import SlowedCosts
+from spantrain.sim.search.search import with_hints
+from spantrain.sim.search.spans import taper
 
 SITES = ("cloud", "lab", "office", "home")
 RATIO = 0.8

@@ -16,16 +16,14 @@ from statistics import fmean, median
 
 from adapter_case import METHODS, Case, Method, Size
 from results import line_plot, save
-from spantrain.app.rehearsal import rehearse
+from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import Reporter, SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
-from spantrain.config.network_traces import NetworkTrace, network_links
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.traces.network_traces import NetworkTrace, network_links
 from spantrain.core.job import TrainJob
 from spantrain.core.speed import SpeedTrace
-
-__all__ = ["LIVE", "show", "train_one"]
 
 LIVE = {
     "gpt2-tiny": Size(samples=48, micro_batch=6, work_s=2.4),

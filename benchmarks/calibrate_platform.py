@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.app.validate import PLATFORM, excluded_figures
-from spantrain.config.reference import read_reference
-from spantrain.config.reference_types import Reference, ReferenceCase
-from spantrain.cost.platform import Platform, load_platform
-from spantrain.sim.reference_costs import predict_case
+from spantrain_studies.reference.costs import predict_case
+from spantrain_studies.reference.folder import read_reference
+from spantrain_studies.reference.platform import Platform, load_platform
+from spantrain_studies.reference.types import Reference, ReferenceCase
+from spantrain_studies.reference.validate import PLATFORM, excluded_figures
 
 Vector = NDArray[np.float64]
 _ROUNDS = 15

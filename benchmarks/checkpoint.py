@@ -22,28 +22,28 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
-from spantrain.app.describe import described_profile
+from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import write_profile
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.stage import StageExecutor
-from spantrain.runtime.barrier import StepOutcome
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.restore import group_of, restore
-from spantrain.runtime.optimizer import build_optimizer
-from spantrain.runtime.posts import MailboxPost
-from spantrain.transport.mailbox import Mailbox
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 CLUSTER = """\
 name: here

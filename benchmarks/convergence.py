@@ -32,12 +32,13 @@ import torch
 
 from results import line_plot, save
 from spantrain.core.job import TrainJob
-from spantrain.core.spans import Span, equal_spans
-from spantrain.models.build import UnitModule, build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import open_dataset
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.core.span import Span, equal_spans
+from spantrain.models.build import build_units
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.units import UnitModule
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.step.feed import SampledFeed
 
 Lines = dict[str, list[tuple[float, float]]]
 

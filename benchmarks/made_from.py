@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["digest_of", "state_of"]
-
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "benchmarks"
 FOLDERS = (ROOT / "src", SCRIPTS)

@@ -8,7 +8,7 @@ device that computes longer than it is allowed to does its work in another order
 depends on this machine. Columns, by device:
 
 - `measured`: the most bytes of tensors held at once (parameters, gradients, optimizer state, what autograd and
-  messages hold; `runtime.memory`);
+  messages hold; `runtime.worker.memory`);
 - `forecast`: the memory model over the simulated steps, without the framework's constant, which is a GPU process's;
 - `by its order`: the same model over the actions and messages that the run really had: where it differs from the
   forecast, the simulator expected another order of work, not other bytes;
@@ -26,20 +26,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.describe import described_profile
-from spantrain.app.emulation import MOST_REAL_COMPUTE
-from spantrain.app.predict import predict
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.emulation import MOST_REAL_COMPUTE
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.presets import load_preset
-from spantrain.config.trace_file import read_trace
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.action import Action
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import MemoryCost
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.predict import predict
 from spantrain.sim.memory import MemoryLog
 
 MODELS = ("gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny")

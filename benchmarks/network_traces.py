@@ -15,18 +15,18 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.app.describe import described_profile
+from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.traced_run import NetworkTraceFigures
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.config.network_traces import network_trace
-from spantrain.config.presets import load_preset
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.traced_run import NetworkTraceFigures
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
-from spantrain.models.catalog import resolve_model
+from spantrain.core.span import equal_spans
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 
 BATCH = 8

@@ -8,8 +8,8 @@ a line of 10 Gbit/s each.
 
 from dataclasses import dataclass
 
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.sim.outer_case import Line, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain_studies.outer.case import Line, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
 
 MODEL_BYTES, BLOCKS, TOKENS_PER_STEP, INNER_STEPS = 4 * 1_240_000_000, 16, 32_768, 64
 STEP_S = 6 * MODEL_BYTES / 4 * TOKENS_PER_STEP / (0.4 * 989e12)

@@ -36,7 +36,7 @@ from typing import Any
 from outer_gpt import Recipe
 from outer_training import SPEEDS, Run, Trained, kept_of, train_or_read
 from results import line_plot, save
-from spantrain.policy.outer.rule import OuterRule
+from spantrain.outer.policy.rule import OuterRule
 from worker_pool import workers
 
 MAIN = ("0-50 %", "5.2 times")

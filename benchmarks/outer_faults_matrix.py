@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outer_faults_world import World
-from spantrain.app.outer_demo_orders import HUB, MASTER
+from spantrain.app.outer.demo.orders import HUB, MASTER
 from spantrain.core.speed import SpeedTrace
 from spantrain.testbed.testbed import Testbed
 

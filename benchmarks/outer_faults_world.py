@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer_demo_model import LENGTH
-from spantrain.app.outer_demo_orders import (
+from spantrain.app.outer.demo.model import LENGTH
+from spantrain.app.outer.demo.orders import (
     MASTER,
     OuterDemoOptions,
     cluster_order,
@@ -18,7 +18,7 @@ from spantrain.app.outer_demo_orders import (
     master_order,
     shard_order,
 )
-from spantrain.app.outer_demo_processes import DemoProcesses
+from spantrain.app.outer.demo.processes import DemoProcesses
 from spantrain.testbed.testbed import Testbed
 
 START_S = 180.0

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.core.plan import WireFormat
-from spantrain.models.text import read_windows
-from spantrain.outer.cluster import ClusterCopy, TakenPush
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import MemorySnapshots
-from spantrain.policy.outer.layout import fragment_layers
-from spantrain.policy.outer.rule import OuterRule
+from spantrain.models.data.text import read_windows
+from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.policy.layout import fragment_layers
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import MemorySnapshots
 
 WINDOW, VOCABULARY, WIDTH, BLOCKS, HEADS = 32, 256, 168, 3, 6
 HELD_OUT_WINDOWS = 256

@@ -23,10 +23,10 @@ from typing import Any
 from outer_cases import FAST_LINE_GBIT, GBIT, Scale
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import WorkerError
-from spantrain.sim.outer_case import Line, OuterCase
-from spantrain.sim.outer_methods import METHODS
-from spantrain.sim.outer_result import ClusterFigures, OuterResult
 from spantrain.testbed.testbed import Testbed
+from spantrain_studies.outer.case import Line, OuterCase
+from spantrain_studies.outer.methods import METHODS
+from spantrain_studies.outer.result import ClusterFigures, OuterResult
 
 LIVE_SCALE = Scale(bytes_part=1e-3, seconds_part=0.1)
 TORCHFT = "torchft-diloco"

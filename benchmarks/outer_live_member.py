@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from spantrain.sim.outer_case import equal_layers
+from spantrain_studies.outer.case import equal_layers
 
 PATIENCE = timedelta(seconds=300)
 
@@ -84,7 +84,7 @@ class Ours:
     """The outer optimizer."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
+        from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 
         layers = {name.split(".")[0]: [name] for name in model_of(order)}
         self._tokens = order["tokens_per_step"]
@@ -303,9 +303,9 @@ def train(order: dict[str, Any], orders: FileIO) -> None:
 def serve(order: dict[str, Any]) -> Iterator[None]:
     """Be a master or a shard."""
     if order["role"] == "master":
-        from spantrain.outer.master_config import MasterConfig
-        from spantrain.outer.master_server import MasterServer
-        from spantrain.policy.outer.settings import OuterSettings
+        from spantrain.outer.master.config import MasterConfig
+        from spantrain.outer.master.server import MasterServer
+        from spantrain.outer.policy.settings import OuterSettings
 
         config = MasterConfig(shards=tuple(order["shards"]), settings=OuterSettings(grace_s=order["grace_s"]))
         with MasterServer(bind=order["bind"], state_dir=Path(order["folder"]), config=config) as server:
@@ -313,8 +313,8 @@ def serve(order: dict[str, Any]) -> Iterator[None]:
             yield
             say(versions=server.status().version)
     else:
-        from spantrain.outer.shard_server import ShardServer, master_link
-        from spantrain.outer.snapshots import FolderSnapshots
+        from spantrain.outer.shard.server import ShardServer, master_link
+        from spantrain.outer.shard.snapshots import FolderSnapshots
 
         link = master_link(address=order["master"], token=order["token"], name=order["name"])
         bind, snapshots = f"tcp://{order['address']}:0", FolderSnapshots(Path(order["folder"]))

@@ -24,9 +24,9 @@ from outer_gpt import Recipe, begun
 from outer_training import SPEEDS, OuterBodies, Run, case_of
 from results import save
 from spantrain.core.plan import WireFormat
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.sim.outer_methods import simulate_method
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain_studies.outer.methods import simulate_method
 
 DEFAULT = ("plain", "bfloat16", "int8", "int4", "compensation=0.1", "staleness=0.5", "fragments=3")
 

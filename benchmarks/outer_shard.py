@@ -29,15 +29,15 @@ import torch
 from outer_shard_run import Conductor, Row, Start, a_layout, raw_rate, used_between
 from results import save
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.core.outer_commands import Combine, Commit, Measure, Restore, Stage, Weight
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ShardLayout
+from spantrain.core.outer.commands import Combine, Commit, Measure, Restore, Stage, Weight
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import TestbedError
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import MemorySnapshots, ShardVersion
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import MemorySnapshots, ShardVersion
 from spantrain.testbed.testbed import Testbed
-from spantrain.transport.layers import LayerLimits
+from spantrain.transport.layers.interface import LayerLimits
 
 LINE_BYTES_PER_S = 125e6
 LOOPBACK_BOUNDS = {True: 1e9, False: 2e9}

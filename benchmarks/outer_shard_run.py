@@ -14,13 +14,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.core.outer_commands import Combine, Commit, Forget, Measure, Move, OuterCommand, Stage, Weight
-from spantrain.core.outer_events import Committed, MeanCombined, Moved, NormsMeasured, Staged, Ticket, Transfer, Way
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout
-from spantrain.outer.codec import decode_event, encode_command, encode_value
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.transfers import TransferSchedule
-from spantrain.transport.layers import LayerLimits
+from spantrain.core.outer.commands import Combine, Commit, Forget, Measure, Move, OuterCommand, Stage, Weight
+from spantrain.core.outer.events import (
+    Committed,
+    MeanCombined,
+    Moved,
+    NormsMeasured,
+    Staged,
+    Ticket,
+    Transfer,
+    Way,
+)
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
+from spantrain.outer.link.codec import decode_event, encode_command, encode_value
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.transfers.transfers import TransferSchedule
+from spantrain.transport.layers.interface import LayerLimits
 
 SIDES = Path(__file__).with_name("outer_shard_sides.py")
 PATIENCE_S = 300.0

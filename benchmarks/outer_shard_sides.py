@@ -21,18 +21,19 @@ import psutil
 import torch
 import zmq
 
-from spantrain.core.outer_commands import Move
-from spantrain.core.outer_events import Moved, OuterEvent, Transfer, TransferLost, Way
-from spantrain.core.outer_layers import ShardLayout
-from spantrain.outer.codec import decode_command, decode_value, encode_event
-from spantrain.outer.link import LinkListener, MasterWelcome, MemberFacts
-from spantrain.outer.shard_server import ShardServer
-from spantrain.outer.snapshots import FolderSnapshots
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
+from spantrain.core.outer.commands import Move
+from spantrain.core.outer.events import Moved, OuterEvent, Transfer, TransferLost, Way
+from spantrain.core.outer.layers import ShardLayout
+from spantrain.outer.link.codec import decode_command, decode_value, encode_event
+from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.server import ShardServer
+from spantrain.outer.shard.snapshots import FolderSnapshots
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
 
 _SAY = threading.Lock()
 

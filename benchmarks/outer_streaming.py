@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from outer_cases import FAST_LINE_GBIT, INNER_STEPS, SHARDS, SPEEDS, STEP_S, case_of
 from results import save
-from spantrain.sim.outer import OuterSimulation
-from spantrain.sim.outer_bodies import PlainBodies
-from spantrain.sim.outer_case import Line, OuterCase
-from spantrain.sim.outer_lines import Lines
-from spantrain.sim.sending import Arrived
+from spantrain.sim.network.sending import Arrived
+from spantrain_studies.outer.bodies import PlainBodies
+from spantrain_studies.outer.case import Line, OuterCase
+from spantrain_studies.outer.lines import Lines
+from spantrain_studies.outer.world import OuterSimulation
 
 FRAGMENTS = (1, 2, 4)
 ROUND_S = INNER_STEPS * STEP_S

@@ -2,7 +2,7 @@
 
 After Di-PS, 5.1 and figures 9 and 11: four clusters, uniform delays or one 5.2 times as slow, three lines of 10 Gbit/s
 and one of 1 to 10. Methods: `dp`, `diloco` (synchronous), `async-diloco` (decentralized, naive), `outer` (ours); what
-each is and does stands in `spantrain.sim.outer_methods`. `ideal`: each cluster trains alone, all the time.
+each is and does stands in `spantrain_studies.outer.methods`. `ideal`: each cluster trains alone, all the time.
 
 Simulated (as it stands): computing, lines, and what waits for what, at full size; the master and the clients are the
 ones that train. Live (`--live`): processes on a shaped network, a thousandth as large and ten times as quick, with the
@@ -25,8 +25,8 @@ from typing import Any
 from outer_cases import BANDWIDTHS_GBIT, FAST_LINE_GBIT, SPEEDS, case_of
 from outer_live import LIVE_SCALE, live_methods, measure_live
 from results import line_plot, save
-from spantrain.sim.outer_methods import METHODS, simulate_method
-from spantrain.sim.outer_result import OuterResult
+from spantrain_studies.outer.methods import METHODS, simulate_method
+from spantrain_studies.outer.result import OuterResult
 
 WANTED = dict(zip(SPEEDS, (1.38, 2.9), strict=True))
 SIMULATED_STEPS, LIVE_SECONDS = 40_000, 40.0

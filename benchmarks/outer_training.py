@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from outer_gpt import Copy, GptCluster, GptShard, Progress, Recipe, as_tensors, begun, held_out_loss, layers_of
-from spantrain.config.files import write_atomically
-from spantrain.core.outer_layers import ShardLayout
-from spantrain.outer.numerics import nesterov, pseudo_gradient, weighted_mean
-from spantrain.outer.snapshots import MemorySnapshots
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.sim.outer_case import Line, OuterCase, SimulatedCluster, SimulatedShard
-from spantrain.sim.outer_methods import simulate_method
-from spantrain.sim.outer_result import OuterResult
+from spantrain.config.files.text_files import write_atomically
+from spantrain.core.outer.layers import ShardLayout
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, weighted_mean
+from spantrain.outer.shard.snapshots import MemorySnapshots
+from spantrain_studies.outer.case import Line, OuterCase, SimulatedCluster, SimulatedShard
+from spantrain_studies.outer.methods import simulate_method
+from spantrain_studies.outer.result import OuterResult
 
 SPEEDS: Mapping[str, tuple[float, ...]] = {
     **{f"0-{gap} %": tuple(1 + gap / 100 * k / 3 for k in range(4)) for gap in (0, 10, 20, 30, 40, 50)},

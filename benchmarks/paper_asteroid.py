@@ -12,9 +12,7 @@ from paper_asteroid_cases import ASTEROID, BATCHES, DP, PP, TABLE_1_S, Boards, p
 from paper_rows import OURS, Answer, Contest, PaperTable, Range, Row, ratio
 from spantrain.core.plan import Plan
 from spantrain.planner.request import PlanRequest, Proposal
-from spantrain.planner.strategies.registry import STRATEGIES
-
-__all__ = ["ASTEROID_TABLES"]
+from spantrain.planner.strategies.registry import strategies
 
 TABLE_4: dict[str, dict[str, tuple[float, float, float]]] = {
     "efficientnet-b1": {"a-100": (4.4, 2.1, 2.8), "b-100": (3.0, 4.8, 9.7), "b-1000": (3.7, 2.1, 1.4)},
@@ -268,7 +266,7 @@ def _naive(request: PlanRequest) -> tuple[Proposal, ...]:
         sites=tuple(replace(site, bandwidth_bytes_per_s=125e6) for site in cluster.sites),
     )
     profile = profile_on(alike, request.profile.model.name)
-    found = STRATEGIES["asteroid"].propose(replace(request, profile=profile))
+    found = strategies()["asteroid"].propose(replace(request, profile=profile))
     return tuple(replace(proposal, plan=replace(proposal.plan, cluster=cluster)) for proposal in found)
 
 

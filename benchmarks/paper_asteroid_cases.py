@@ -5,22 +5,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from paper_rows import Contest, Contests, larger_images
-from spantrain.app.describe import described_profile
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.config.graphs import shipped_graph
-from spantrain.config.presets import load_preset
 from spantrain.core.cluster import Cluster, DeviceKind
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.units import Unit, UnitGraph
 from spantrain.cost.analytic import analytic_profile
-from spantrain.models.catalog import is_text, resolve_model
-from spantrain.planner.assemble import Assembler, StageShape
-from spantrain.planner.cuts import least_largest
+from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.planner.assembly.assemble import Assembler, StageShape
+from spantrain.planner.assembly.cuts import least_largest
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import PlanRequest, Proposal
-from spantrain.planner.strategies.registry import STRATEGIES
-
-__all__ = ["ASTEROID", "BATCHES", "DP", "PP", "TABLE_1_S", "Boards", "profile_on", "table_1_factor"]
+from spantrain.planner.strategies.registry import strategies
 
 PIXELS_224 = 49
 BATCHES = {"efficientnet-b1": 2048, "resnet-50": 256, "bert-small": 2048}
@@ -163,7 +161,7 @@ def _balanced(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tupl
 def data_parallel(request: PlanRequest) -> tuple[Proposal, ...]:
     """Propose shares by capacity on all boards: micro-batches of 32 or more leave none without work."""
     sizes = tuple(size for size in request.job.micro_batch_sizes() if size >= 32)
-    return STRATEGIES["eddl"].propose(replace(request, job=replace(request.job, micro_batches=sizes)))
+    return strategies()["eddl"].propose(replace(request, job=replace(request.job, micro_batches=sizes)))
 
 
 PP, DP = "balanced pipeline", "balanced data parallelism"

@@ -14,8 +14,6 @@ from paper_asteroid_cases import ASTEROID, Boards
 from paper_rows import Answer, PaperTable, Recorded
 from paper_spantrain_cases import SPANTRAIN, Case
 
-__all__ = ["check_page", "write_page"]
-
 SCRIPT = Path(__file__).with_name("paper_tables.py")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper-tables.md"
 RECORD = PAGE.with_suffix(".json")

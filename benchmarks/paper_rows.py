@@ -8,31 +8,16 @@ from textwrap import fill
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.plan import PlanWishes, make_plan
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.units import TensorSpec, Unit, UnitGraph
 from spantrain.errors import InfeasiblePlanError, SpanTrainError
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Proposal, Strategy
-from spantrain.planner.strategies.registry import STRATEGIES
-
-__all__ = [
-    "OURS",
-    "Answer",
-    "Contest",
-    "Contests",
-    "PaperTable",
-    "Range",
-    "Recorded",
-    "Row",
-    "band",
-    "larger_images",
-    "paper_range",
-    "ratio",
-    "verdict",
-]
+from spantrain.planner.strategies.registry import strategies
 
 OURS = "ours"
 """What `spantrain plan` chooses: the default strategy beside the best site and the best device."""
@@ -103,9 +88,9 @@ class Contest:
     def _of(self, name: str) -> Answer:
         if name in self.contenders:
             return self.best_of(self.contenders[name])
-        if name not in STRATEGIES:
+        if name not in strategies():
             return Answer(reason=f"no strategy {name!r} in this version")
-        return self.best_of(STRATEGIES[name].propose)
+        return self.best_of(strategies()[name].propose)
 
     def best_of(self, propose: Callable[[PlanRequest], tuple[Proposal, ...]]) -> Answer:
         """Return the best of what a strategy proposes, by the event simulator; nothing is searched on top of it."""

@@ -14,8 +14,6 @@ from typing import Any
 from paper_rows import PaperTable, Range, Row
 from planner_reference import Case, cases, judged
 
-__all__ = ["SAILOR_TABLES"]
-
 FIGURE_7 = {"DTFM": (1.15, 1.15), "Aceso": (5.7, 5.7)}
 FIGURES_8B_9B = {"AMP": (1.57, 1.57), "FlashFlex": (1.55, 1.55), "Metis": (1.39, 1.39)}
 TABLE_2_S = {"het_neo_32_96": 1.6, "het_neo_80_240": 7.67, "het_neo_128_384": 17.4}

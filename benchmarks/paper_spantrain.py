@@ -22,9 +22,7 @@ from paper_spantrain_cases import (
     profile_of,
     three_sites,
 )
-from spantrain.models.catalog import is_text, resolve_model
-
-__all__ = ["SPANTRAIN_TABLES"]
+from spantrain.models.catalog.catalog import is_text, resolve_model
 
 MODELS = ("resnet-101", "efficientnet-b1", "bert-small", "gpt2-small")
 SETTINGS = {1: "spantrain-setting-1", 2: "spantrain-setting-2"}

@@ -4,30 +4,16 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from paper_rows import OURS, Answer, Contest, Contests, larger_images
-from spantrain.app.describe import described_profile
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.config.graphs import shipped_graph
-from spantrain.config.presets import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.cost.analytic import analytic_profile
-from spantrain.models.catalog import is_text, resolve_model
+from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints
-from spantrain.planner.strategies.spantrain import spantrain_proposals
-
-__all__ = [
-    "CHINESE",
-    "ENGLISH",
-    "NO_SECOND",
-    "OWN",
-    "SPANTRAIN",
-    "Case",
-    "best",
-    "free",
-    "paper_system",
-    "profile_of",
-    "three_sites",
-]
+from spantrain.planner.strategies.spantrain.strategy import spantrain_proposals
 
 SITES = ("cloud", "edge", "end")
 OWN = (OURS, "spantrain")

@@ -18,19 +18,19 @@ from itertools import pairwise
 from pathlib import Path
 
 from results import save
-from spantrain.app.describe import described_profile
+from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
-from spantrain.config.presets import load_preset
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import UnitGraph
-from spantrain.models.catalog import resolve_model
-from spantrain.runtime.advice import Advice
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.runtime.coordinator.advice import Advice
 from spantrain.testbed.testbed import why_unavailable
 
 DEVICES = ("lab-0", "lab-1", "office-nx", "home-tx2")

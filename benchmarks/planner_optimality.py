@@ -23,14 +23,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from planner_cases import random_profile
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.trainable import not_trained_yet
 from spantrain.errors import SpanTrainError
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.trainable import not_trained_yet
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest
-from spantrain.planner.strategies.auto import auto
-from spantrain.planner.strategies.exhaustive import exhaustive
-from spantrain.planner.strategies.registry import STRATEGIES
+from spantrain.planner.strategies.auto.strategy import auto
+from spantrain.planner.strategies.registry import strategies
+from spantrain_studies.planners.exhaustive.strategy import exhaustive
 from worker_pool import follow_parent
 
 MEAN_BOUND, WORST_BOUND, SAME = 1.01, 1.05, 1 + 1e-9
@@ -107,7 +107,7 @@ def others_of(request: PlanRequest) -> tuple[dict[str, float], dict[str, float]]
     """Return the seconds of each other strategy's best plan: of those that training can do, and of those that not."""
     whole: dict[str, float] = {}
     divided: dict[str, float] = {}
-    for name, strategy in STRATEGIES.items():
+    for name, strategy in strategies().items():
         if name in ("auto", "exhaustive"):
             continue
         try:

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.plan_reference import ReferenceFigures, ReferencePlanner
-from spantrain.app.validate import PLATFORM
-from spantrain.config.reference import read_reference
-from spantrain.config.reference_types import ReferencePlan
-from spantrain.cost.platform import load_platform
 from spantrain.errors import SpanTrainError
-from spantrain.planner.pools.members import Member, PoolPlan, PoolStage
 from spantrain.planner.request import Constraints, Objective
+from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain_studies.reference.folder import read_reference
+from spantrain_studies.reference.plan import ReferenceFigures, ReferencePlanner
+from spantrain_studies.reference.platform import load_platform
+from spantrain_studies.reference.types import ReferencePlan
+from spantrain_studies.reference.validate import PLATFORM
 from worker_pool import follow_parent
 
 GLOBAL_BATCH = {"OPT-350": 1024, "GPT-Neo-2.7": 2048}

@@ -18,21 +18,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from spantrain.app.describe import described_profile
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.plan import plan_file
-from spantrain.app.plan_outcome import PlanWishes
+from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_profile, write_plan, write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import analytic_profile
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import plan_file
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation, PlanRequest
-from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.auto.strategy import auto
 from worker_pool import follow_parent
 
 GIB = 2**30

@@ -12,17 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span, apportion, equal_spans
+from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 from spantrain.cost.analytic import HALF_RATE_SAMPLES, AnalyticLaw
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network import Transfer
-
-__all__ = ["NOMINAL", "Case", "cases", "made_up_case", "with_limits"]
+from spantrain.sim.network.sending import Transfer
 
 _MODEL = ModelSpec(name="none", family="gpt2", config={}, dataset="stdlib-text")
 _PAPERS = (

@@ -31,20 +31,20 @@ from pathlib import Path
 from typing import Any
 
 from accuracy_plans import CASES, Case, PlanMaker, cluster_of, law_timings
-from spantrain.app.emulation import MOST_REAL_COMPUTE
-from spantrain.app.predict import costs_of
-from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.validate_run import validate_run
+from spantrain.app.training.emulation import MOST_REAL_COMPUTE
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.validation.validate_run import validate_run
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import Span
-from spantrain.models.catalog import resolve_model
+from spantrain.core.span import Span
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
-from spantrain.sim.search import with_hints
+from spantrain.planner.engine.predict import costs_of
+from spantrain.sim.search.search import with_hints
 
 MEAN_BOUND, WORST_BOUND = 0.04, 0.10
 _MOST_TRIES = 3

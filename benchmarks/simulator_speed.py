@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from spantrain.core.action import Direction, Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network import Transfer
+from spantrain.sim.network.sending import Transfer
 
 BOUND_SMALL_S, BOUND_LARGE_S, BOUND_BYTES, BOUND_GROWTH = 20e-3, 3.0, 500e6, 1.5
 SECONDS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}

@@ -1,10 +1,10 @@
 """What weights one step old do to the loss: `benchmarks/staleness.py [--rate 1] [--seeds 3] [--models NAME ...]`.
 
 Each model is trained twice from the same weights, with the same samples and learning rates, in one process and one
-thread: exactly, and by the rule of `policy.two_steps` (the gradients of step t are of V_t, which are the weights before
-the last update, and V_{t+2} is the update of V_{t+1} by them). Any plan's losses with `--staleness 1` are those of the
-second run (tests/runtime/test_stale.py). Also: after how many steps each has got to the losses that the exact run
-passes, at ten levels; by the mean of the last ten losses.
+thread: exactly, and by the rule of `schedule.dispatch.two_steps` (the gradients of step t are of V_t, which are the
+weights before the last update, and V_{t+2} is the update of V_{t+1} by them). Any plan's losses with `--staleness 1`
+are those of the second run (tests/runtime/test_stale.py). Also: after how many steps each has got to the losses that
+the exact run passes, at ten levels; by the mean of the last ten losses.
 
 `--rate` is a factor on all learning rates. Emulated: nothing. Real: computation, losses. Writes its table, plot and
 JSON to `benchmarks/results/`.
@@ -21,12 +21,12 @@ from torch import nn
 
 from results import line_plot, save
 from spantrain.core.job import TrainJob
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.models.build import build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import open_dataset
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import open_dataset
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.step.feed import SampledFeed
 
 MODELS = {"gpt2-tiny": 1e-3, "efficientnet-tiny": 1e-3}
 """With their learning rates, behind the warm-up; falling to 0 at the end."""

@@ -17,8 +17,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from spantrain.config.reference import read_reference
-from spantrain.config.reference_types import FLOAT_BYTES, LayerTimes, LinkCurve, Reference, ReferenceModel
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.profile import (
@@ -33,7 +31,9 @@ from spantrain.core.shares import even_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.tensor import GroupCost
 from spantrain.errors import SpanTrainError
-from spantrain.sim.reference_network import curve_bandwidth_bytes_per_s
+from spantrain_studies.reference.folder import read_reference
+from spantrain_studies.reference.network import curve_bandwidth_bytes_per_s
+from spantrain_studies.reference.types import FLOAT_BYTES, LayerTimes, LinkCurve, Reference, ReferenceModel
 
 SUMS_OF_BLOCK = 2
 BLOCK = "transformer_block"

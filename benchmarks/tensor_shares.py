@@ -26,18 +26,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from accuracy_plans import law_timings
-from spantrain.app.emulation import MOST_REAL_COMPUTE
-from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.training.emulation import MOST_REAL_COMPUTE
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 
 BOUND = 0.05

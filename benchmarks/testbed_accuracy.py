@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.models.device import PreciseClock
+from spantrain.devices.device import PreciseClock
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from spantrain.testbed.traffic import Flow, Sample, measure_round_trips, rate_bytes_per_s
+from spantrain_studies.testbed_traffic import Flow, Sample, measure_round_trips, rate_bytes_per_s
 
 RATE_BOUND = 0.05
 ROUND_TRIP_BOUND, ROUND_TRIP_BOUND_S = 0.1, 2e-3

@@ -24,13 +24,13 @@ import torch
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import TestbedError
 from spantrain.testbed.testbed import Testbed
-from spantrain.transport.interface import Limits
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox, Message, PeerAddress
-from spantrain.transport.wire import EXPRESS_BYTES
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.interface import Limits, Message, PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.wire import EXPRESS_BYTES
 
 SIZES_BYTES = (16_000, 256_000, 1_000_000)
 RATES_BYTES_PER_S = {"100 Mbit/s": 12.5e6, "1 Gbit/s": 125e6}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from spantrain.core.plan import WireFormat
-from spantrain.runtime.rounding import for_wire, from_wire
+from spantrain.runtime.step.rounding import for_wire, from_wire
 from wire_loss import Send, Setting, Trained, back, there
 
 BATCHES = 4

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import WireFormat
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.models.build import build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import Dataset, open_dataset
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.rounding import ErrorFeedback, for_wire, from_wire
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import Dataset, open_dataset
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 
 HELD_OUT_SAMPLES, HELD_OUT_BATCH = 128, 64
 LAST_STEPS = 10

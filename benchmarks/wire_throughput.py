@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage, WireFormat
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
-from spantrain.models.catalog import resolve_model
+from spantrain.core.span import equal_spans
+from spantrain.models.catalog.catalog import resolve_model
 
 CLUSTER = """
 name: two-places

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-__all__ = ["follow_parent", "workers"]
-
 
 def follow_parent(niceness: int = 0) -> None:
     """Make this process end when the one that began it has; for `initializer` of a pool.

@@ -6,8 +6,8 @@ python scripts/draw_trace.py runs/demo/trace.json docs/demo-step.svg
 import sys
 from pathlib import Path
 
-from spantrain.config.trace_file import read_trace
-from spantrain.schedule.svg import draw_trace
+from spantrain.config.traces.trace_file import read_trace
+from spantrain.schedule.render.svg import draw_trace
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:

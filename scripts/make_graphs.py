@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import transformers
 
-from spantrain.config.files import write_atomically
+from spantrain.config.files.json_codec import render_json, to_json
+from spantrain.config.files.text_files import write_atomically
 from spantrain.config.graphs import ShippedGraph
-from spantrain.config.json_codec import render_json, to_json
-from spantrain.models.catalog import MODEL_NAMES, resolve_model
+from spantrain.models.catalog.catalog import MODEL_NAMES, resolve_model
 from spantrain.models.graph import build_graph
 
 FOLDER = Path(__file__).parents[1] / "src" / "spantrain" / "config" / "graphs"

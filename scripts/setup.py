@@ -22,7 +22,8 @@ def main(target: str) -> None:
         sys.stderr.write(f"Making the virtual environment {target}\n")
         venv.create(folder, with_pip=True)
     sys.stderr.write("Installing SpanTrain (a minute or two the first time)\n")
-    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt", "-e", ".[dev]"]
+    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
+    command += ["-e", ".[dev]", "-e", "studies"]
     subprocess.run([*map(str, command)], cwd=ROOT, check=True)
 
 

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import preloaded
+from made_up import plan_of
 from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
@@ -87,6 +89,11 @@ def _timings(cluster: Cluster, graph: UnitGraph, dtype: str) -> tuple[UnitTiming
 @pytest.fixture(scope="session")
 def law_profile() -> Callable[..., Profile]:
     return profile_by_law
+
+
+@pytest.fixture(scope="session")
+def make_plan() -> Callable[..., Plan]:
+    return plan_of
 
 
 @pytest.fixture

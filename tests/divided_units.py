@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
-from spantrain.models.stage import StageExecutor
-from spantrain.models.tensor.group import ThreadGroup, run_members
-from spantrain.models.tensor.shard import partial_parameters, shard_units
-from spantrain.models.tensor.slices import put
+from spantrain.core.span import Span
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
+from spantrain.models.tensor_parallel.shard import partial_parameters, shard_units
+from spantrain.models.tensor_parallel.slices import put
 from spantrain.models.units import UnitModule
 
 Build = Callable[[], list[UnitModule]]

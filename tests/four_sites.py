@@ -8,7 +8,7 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.sim.costs import TableCosts
 

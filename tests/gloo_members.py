@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from divided_units import Work
 from patience import PATIENCE_S
-from spantrain.models.tensor.group import TorchGroup
-from spantrain.models.tensor.shard import shard_units
+from spantrain.models.tensor_parallel.group import TorchGroup
+from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
 
 SHARES = (3, 1, 2)

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 
 from patience import PATIENCE_S
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerKey, LayerLimits, LayerWire
-from spantrain.transport.layers_format import HELLO, WELCOME, LayerHello, Opening, encode_hello, encode_opening
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.format import (
+    HELLO,
+    WELCOME,
+    LayerHello,
+    Opening,
+    encode_hello,
+    encode_opening,
+)
+from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
 
 KIB = 1024
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 
 TEXT = {"vocab_size": 260}
 DECODER = {

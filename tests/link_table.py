@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import four_sites
+from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, Proposal
+from spantrain.adaptation.network_state import LinkState, Pair, Reports
 from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.core.spans import equal_spans
-from spantrain.policy.adapter.boundary import AutoBoundary, AutoSettings, Proposal
-from spantrain.policy.adapter.state import LinkState, Pair, Reports
+from spantrain.core.span import equal_spans
 
 RATE = 100.0
 SIZE = 8

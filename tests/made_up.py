@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 
 KIND = DeviceKind(

@@ -9,11 +9,11 @@ import torch
 from made_up_runs import PlanDevice, load_all, save_all
 from spantrain.core.job import TrainJob
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.storage import Disk
-from spantrain.runtime.optimizer import build_optimizer
+from spantrain.runtime.gradients.optimizer import build_optimizer
 
 JOB = TrainJob(steps=4)
 BATCH = 4

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import untag_command
-from spantrain.core.outer_events import Way, tag_event
-from spantrain.core.outer_layers import Layer
-from spantrain.outer.link import MasterWelcome
-from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import MemorySnapshots
-from spantrain.policy.outer.chunks import ChunkState
-from spantrain.policy.outer.fragments import FragmentedMaster, FragmentedState
-from spantrain.policy.outer.layout import divide, fragment_layouts
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.transport.layers_interface import LayerKey
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import untag_command
+from spantrain.core.outer.events import Way, tag_event
+from spantrain.core.outer.layers import Layer
+from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.policy.chunks import ChunkState
+from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
+from spantrain.outer.policy.layout import divide, fragment_layouts
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import MemorySnapshots
+from spantrain.transport.layers.interface import LayerKey
 
 EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
 """With it the shards hold the mean of what clusters have."""

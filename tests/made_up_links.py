@@ -6,12 +6,12 @@ from typing import Any
 
 from made_up_outer import layers_of
 from made_up_outer_members import Content, MadeUpCluster, MadeUpShard
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_events import OuterEvent, Transfer, Way
-from spantrain.core.outer_layers import Layer, ShardLayout
-from spantrain.outer.link import MasterLink, MasterWelcome, MemberFacts
-from spantrain.transport.interface import PeerAddress
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.events import OuterEvent, Transfer, Way
+from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
+from spantrain.transport.mailbox.interface import PeerAddress
 
 LAYERS = layers_of(1, 2, 3, 4, 5)
 WHOLE = tuple(range(len(LAYERS)))

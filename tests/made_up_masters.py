@@ -7,9 +7,9 @@ from pathlib import Path
 
 from made_up_links import Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
 from patience import PATIENCE_S
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_server import MasterServer
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.server import MasterServer
+from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.client import ControlClient
 
 SETTINGS = OuterSettings(grace_s=0.01, lost_after_s=30.0, clip_norm=None)

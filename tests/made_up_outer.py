@@ -5,18 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 from made_up_outer_members import Content, Lesson, MadeUpCluster, MadeUpShard, Sample, samples_of
-from spantrain.config.artefacts import from_json
-from spantrain.config.json_codec import to_json
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import untag_command
-from spantrain.core.outer_events import Way, tag_event, untag_event
-from spantrain.core.outer_layers import Layer, ParameterSpec
-from spantrain.policy.outer.chunks import ChunkState
-from spantrain.policy.outer.fragments import FragmentedMaster, FragmentedState
-from spantrain.policy.outer.layout import divide, fragment_layouts
-from spantrain.policy.outer.master import OuterMaster
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import untag_command
+from spantrain.core.outer.events import Way, tag_event, untag_event
+from spantrain.core.outer.layers import Layer, ParameterSpec
+from spantrain.outer.policy.chunks import ChunkState
+from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
+from spantrain.outer.policy.layout import divide, fragment_layouts
+from spantrain.outer.policy.master import OuterMaster
+from spantrain.outer.policy.settings import OuterSettings
 
 
 def layers_of(*sizes: int) -> tuple[Layer, ...]:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import untag_command
-from spantrain.core.outer_events import Lease, Ticket, tag_event
-from spantrain.policy.outer.client import ClientPhase, OuterClient
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import untag_command
+from spantrain.core.outer.events import Lease, Ticket, tag_event
+from spantrain.outer.policy.client import ClientPhase, OuterClient
 
 Sample = tuple[int, int, int]
 """Pass over the data, chunk, sample."""

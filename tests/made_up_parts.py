@@ -7,7 +7,7 @@ from random import Random
 import torch
 
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 
 
 def divided(shape: Sequence[int], members: int, random: Random) -> list[TensorPart]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spantrain.cost.platform import Platform
+from spantrain_studies.reference.platform import Platform
 
 HIDDEN, SEQUENCE, WORDS = 4, 2, 10
 PARAMETERS = [WORDS * HIDDEN + SEQUENCE * HIDDEN, 100.0, 100.0, 48.0]

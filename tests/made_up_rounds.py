@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_events import Way
-from spantrain.core.outer_layers import Layer, ParameterSpec
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import MemorySnapshots, SnapshotStore
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.master import OuterMaster
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.events import Way
+from spantrain.core.outer.layers import Layer, ParameterSpec
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.master import OuterMaster
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import MemorySnapshots, SnapshotStore
 
 Tensors = Mapping[str, Tensor]
 

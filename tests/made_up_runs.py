@@ -14,11 +14,12 @@ from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan, Replica
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.models.build import build_units, parameter_names
-from spantrain.models.data import open_dataset
-from spantrain.models.stage import StageExecutor
+from spantrain.models.build import build_units
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
@@ -26,10 +27,10 @@ from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.checkpoint.storage import Storage
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.posts import MailboxPost
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
 class OneProcess:

@@ -11,23 +11,23 @@ import torch
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
-from spantrain.core.outer_stages import OuterCluster
+from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
+from spantrain.devices.device import CpuDevice
 from spantrain.errors import Interrupted
-from spantrain.models.device import CpuDevice
 from spantrain.models.graph import build_graph
-from spantrain.runtime.advice import Advice, check_change
-from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.groups import StageGroups
-from spantrain.runtime.memory_groups import thread_groups
-from spantrain.runtime.orders import PeerEntry, TrainOrder, TrainResult
-from spantrain.runtime.outer_meetings import StageMeetings
-from spantrain.runtime.stale_session import session_of
-from spantrain.runtime.trainer import Colleagues, TrainSession
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.runtime.coordinator.advice import Advice, check_change
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.gradients.memory_groups import thread_groups
+from spantrain.runtime.outer.meetings import StageMeetings
+from spantrain.runtime.staleness.session import session_of
+from spantrain.runtime.worker.trainer import Colleagues, TrainSession
+from spantrain.runtime.worker.worker_protocol import PeerEntry, TrainOrder, TrainResult
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
 class Script:

@@ -13,21 +13,22 @@ import torch
 from layer_wires import patient
 from made_up_rounds import layers_of, random_tensors
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import SendLayer, SkipPush, UseVersion
-from spantrain.core.outer_events import Transfer, Way
-from spantrain.outer.link import LinkListener, MasterWelcome, MemberFacts
-from spantrain.outer.shard_server import ShardServer
-from spantrain.outer.snapshots import FolderSnapshots, SnapshotStore
-from spantrain.policy.outer.client import OuterClient
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.master import OuterMaster
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import MasterState, OuterSettings
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerKey, LayerWire
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import SendLayer, SkipPush, UseVersion
+from spantrain.core.outer.events import Transfer, Way
+from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
+from spantrain.outer.policy.client import OuterClient
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.master import OuterMaster
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import MasterState, OuterSettings
+from spantrain.outer.shard.server import ShardServer
+from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from made_up_clients import MadeUpConnector, MadeUpServer
 from patience import PATIENCE_S
-from spantrain.config.json_codec import from_json, to_json
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_stages import StageMeeting
-from spantrain.outer.cluster import ClusterCopy
-from spantrain.outer.grouping import group_layers, spec_of
-from spantrain.outer.link import MasterWelcome
-from spantrain.outer.stage_leader import LeaderSession, StageLeader
-from spantrain.outer.stage_worker import StageWorker
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.stages import StageMeeting
+from spantrain.outer.client.grouping import group_layers, spec_of
+from spantrain.outer.client.replica import ClusterCopy
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
+from spantrain.outer.pipeline.worker import StageWorker
 
 BLOCKS = 3
 """Of the model: a layer each."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from made_up_masters import CONFIG
 from patience import PATIENCE_S
-from spantrain.outer.master_server import MasterServer
+from spantrain.outer.master.server import MasterServer
 
 
 class MortalMaster:

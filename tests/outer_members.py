@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from made_up_clients import batch_of, small_model
 from patience import PATIENCE_S
 from spantrain.errors import UsageError
-from spantrain.outer.client_parameters import ModelParameters
-from spantrain.outer.client_ranks import TorchRanks
-from spantrain.outer.cluster import ClusterCopy
-from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.client.parameters import ModelParameters
+from spantrain.outer.client.ranks import TorchRanks
+from spantrain.outer.client.replica import ClusterCopy
 
 
 @dataclass(frozen=True, kw_only=True)

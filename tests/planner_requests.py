@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from spantrain.app.evaluate import Evaluator
 from spantrain.core.profile import Profile
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Proposal
 

@@ -27,8 +27,6 @@ from typing import Any
 
 from patience import PATIENCE_S
 
-__all__ = ["ADDRESS", "install", "spawn", "start"]
-
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""
 _python = subprocess.Popen
@@ -158,7 +156,7 @@ def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory
 
 def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
-    from spantrain.runtime import nursery
+    from spantrain.runtime.launch import fork_server as nursery
 
     nursery._load()
     import spantrain.cli.main  # noqa: F401

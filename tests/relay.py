@@ -6,8 +6,6 @@ import socket
 import threading
 import time
 
-__all__ = ["FAR", "NEAR", "Relay"]
-
 NEAR, FAR = "127.0.0.1", "127.0.0.2"
 """Where a coordinator listens, and where its workers find it."""
 

@@ -3,10 +3,10 @@
 import random
 from itertools import pairwise
 
+from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.messages import Recut
-from spantrain.core.spans import Span
-from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.dispatch import DispatchPolicy
+from spantrain.core.span import Span
+from spantrain.schedule.dispatch.machine import DispatchPolicy
 
 
 class RestlessLocal(LocalAdapter):

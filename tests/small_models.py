@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 
 
 def small_spec(family: str, *, layers: int) -> ModelSpec:

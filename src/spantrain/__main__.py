@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Load the program and run it; Ctrl-C while it is loaded ends it like any other."""

@@ -15,22 +15,6 @@ SpanTrainError
 └── Interrupted             the user asked to stop: exit code 130
 """
 
-__all__ = [
-    "ConfigError",
-    "InfeasiblePlanError",
-    "InternalError",
-    "Interrupted",
-    "PeerLostError",
-    "PlanError",
-    "ProfileError",
-    "ProtocolError",
-    "ScheduleError",
-    "SpanTrainError",
-    "TestbedError",
-    "UsageError",
-    "WorkerError",
-]
-
 
 class SpanTrainError(Exception):
     """Anything that SpanTrain reports on purpose."""

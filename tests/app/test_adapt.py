@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from made_up_sites import CUT_BYTES, RATE, sites_cluster, sites_profile, two_stages
-from spantrain.app.adapt import ProfileForecast, adviser_of
-from spantrain.app.plan_changes import PlanChange, with_reasons
+from spantrain.adaptation.network_state import LinkState
+from spantrain.app.training.adapt import ProfileForecast, adviser_of
+from spantrain.app.training.plan_changes import PlanChange, with_reasons
 from spantrain.core.job import TrainJob
 from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import StateSharding, WireFormat
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.trace import Interval, Trace
-from spantrain.policy.adapter.state import LinkState
-from spantrain.policy.recut import halved
-from spantrain.runtime.orders import StepReport
+from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.schedule.dispatch.recut import halved
 
 CLUSTER = sites_cluster()
 PROFILE = sites_profile(CLUSTER)

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from spantrain.app.adapt import ProfileForecast
-from spantrain.app.describe import described_profile
-from spantrain.app.predict import costs_of
-from spantrain.config.network_traces import network_trace
-from spantrain.config.presets import load_preset
+from spantrain.adaptation.network_state import LinkState
+from spantrain.adaptation.registry import make_boundary
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.adapt import ProfileForecast
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import equal_spans
-from spantrain.models.catalog import resolve_model
-from spantrain.policy.adapter.choice import make_boundary
-from spantrain.policy.adapter.state import LinkState
+from spantrain.core.span import equal_spans
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import AdaptedStep, simulate_adapting
 
 STEPS = 24

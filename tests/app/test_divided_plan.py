@@ -1,10 +1,11 @@
 """The preset for it gets a plan that divides samples and tensors unequally, which training takes."""
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.app.trainable import not_trained_yet
-from spantrain.config.presets import load_preset
-from spantrain.models.catalog import resolve_model
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.trainable import not_trained_yet
 from spantrain.planner.job import JobSpec
 
 

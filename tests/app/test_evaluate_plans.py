@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.evaluate import Evaluator, link_loads
-from spantrain.app.predict import predict
-from spantrain.config.presets import load_preset
-from spantrain.core.spans import equal_spans
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
+from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.evaluate import Evaluator, link_loads
+from spantrain.planner.engine.predict import predict
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.registry import STRATEGIES
+from spantrain.planner.strategies.registry import strategies
 
 JOB = JobSpec(global_batch=32)
 
@@ -26,7 +26,7 @@ def profile():
 @pytest.fixture(scope="module")
 def plans(profile):
     request = PlanRequest(profile=profile, job=JOB, evaluate=Evaluator(profile, JOB))
-    return [p.plan for name in ("gpipe", "hetpipe", "spantrain-dp") for p in STRATEGIES[name].propose(request)]
+    return [p.plan for name in ("gpipe", "hetpipe", "spantrain-dp") for p in strategies()[name].propose(request)]
 
 
 def test_an_evaluation_is_what_is_predicted_of_the_plan(profile, plans):
@@ -92,5 +92,5 @@ def test_described_links_are_worth_what_measuring_them_would_be(preset):
     measured = replace(described, links=tuple(described.link_by_pair.values()), links_described=False)
     request = PlanRequest(profile=described, job=JOB, evaluate=Evaluator(described, JOB))
     for name in ("1f1b", "eddl", "dapple"):
-        for proposal in STRATEGIES[name].propose(request):
+        for proposal in strategies()[name].propose(request):
             assert Evaluator(measured, JOB)(proposal.plan) == Evaluator(described, JOB)(proposal.plan)

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.explain import explain_plan
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.app.predict import predict
-from spantrain.app.what_if import with_faster_link, with_more_of
-from spantrain.config.presets import load_preset
+from spantrain.app.planning.explain import explain_plan
+from spantrain.app.planning.what_if import with_faster_link, with_more_of
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.errors import PlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.predict import predict
 from spantrain.planner.job import JobSpec
 
 

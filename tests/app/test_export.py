@@ -10,16 +10,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from small_models import small_spec
-from spantrain.app.export import EXAMPLE_FILE, export_run, trained_parameters
-from spantrain.app.import_ import import_weights
+from spantrain.app.export.export import EXAMPLE_FILE, export_run, trained_parameters
+from spantrain.app.export.import_weights import import_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.parts import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data_choice import model_on_data
-from spantrain.models.stage import StageExecutor
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.choice import model_on_data
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.whole import whole_model, whole_parameters
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.holding import PARAMETER

@@ -9,11 +9,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from spantrain.app.first_weights import first_weights
-from spantrain.app.import_ import find_weights, import_weights
+from spantrain.app.export.import_weights import find_weights, import_weights
+from spantrain.app.training.first_weights import first_weights
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.data_choice import model_on_data
+from spantrain.models.data.choice import model_on_data
 from spantrain.models.whole import whole_parameters
 
 pytestmark = pytest.mark.checkpoint
@@ -104,7 +104,7 @@ def test_statistics_that_would_be_lost_are_refused(tmp_path):
 
 
 def test_a_router_loss_that_a_configuration_asks_for_is_told(tmp_path):
-    from spantrain.models.any.difference import differences
+    from spantrain.models.tracing.difference import differences
 
     fields = {"model_type": "mixtral", **SIZES, "num_local_experts": 2, "output_router_logits": True}
     fields["architectures"] = ["MixtralForCausalLM"]

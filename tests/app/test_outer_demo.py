@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spantrain.app.outer_demo import run_outer_demo
-from spantrain.app.outer_demo_orders import DemoCluster, OuterDemoOptions
-from spantrain.app.outer_demo_picture import draw_losses
-from spantrain.app.outer_demo_record import ClusterRow, DemoRecord
+from spantrain.app.outer.demo.demo import run_outer_demo
+from spantrain.app.outer.demo.orders import DemoCluster, OuterDemoOptions
+from spantrain.app.outer.demo.picture import draw_losses
+from spantrain.app.outer.demo.record import ClusterRow, DemoRecord
 from spantrain.errors import WorkerError
 
 

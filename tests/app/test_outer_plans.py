@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, make_plan, plan_file
-from spantrain.app.requests import new_run
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.requests import new_run
 from spantrain.config.artefacts import read_plan
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan, plan_file
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints
 

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.errors import InfeasiblePlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, Objective
 

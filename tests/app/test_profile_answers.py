@@ -2,11 +2,11 @@
 
 import pytest
 
-from spantrain.app.profile import measured_link
-from spantrain.config.artefacts import to_json
+from spantrain.app.profiling.profile import measured_link
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import PeerLostError
-from spantrain.runtime.orders import LinkResult
+from spantrain.runtime.worker.worker_protocol import LinkResult
 
 UP = LinkMeasurement(source="a", target="b", latency_s=0.01, bandwidth_bytes_per_s=1e6, payload_bytes=1000, rounds=1)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from spantrain import __version__
-from spantrain.app.quick import QuickRequest, kept_profile, run_folder_for
-from spantrain.app.slowing import slowed
+from spantrain.app.profiling.slowing import slowed
+from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile, run_folder_for
 from spantrain.config.artefacts import write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 
 NOW = datetime.datetime(2026, 5, 4, 3, 2, 1)
 

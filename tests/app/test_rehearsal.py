@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.rehearsal import costs_from, rehearsal_plan
-from spantrain.config.artefacts import from_json, to_json
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.rehearsal import costs_from, rehearsal_plan
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.profile import Profile, RuntimeCosts
 from spantrain.errors import ConfigError
 from spantrain.sim.costs import ProfileCosts
@@ -18,7 +18,7 @@ DEVICES = ("lab-0", "office-nx", "home-nano")
 @pytest.fixture(scope="module")
 def profile(law_profile) -> Profile:
     """Of the rehearsal's model, at its speed; nothing shared between stages, whose sums would be at the step's end."""
-    from spantrain.models.catalog import resolve_model
+    from spantrain.models.catalog.catalog import resolve_model
     from spantrain.models.graph import build_graph
 
     model = resolve_model("gpt2-tiny")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.app import outer_serve
+from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.config.outer import load_outer
-from spantrain.config.presets import load_preset
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.outer.outer_file import load_outer
 from spantrain.errors import PeerLostError, WorkerError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal

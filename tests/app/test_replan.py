@@ -7,12 +7,12 @@ import pytest
 
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
 from patience import PATIENCE_S
-from spantrain.app.replan import BackgroundPlanner, plan_again, slowed_profile
+from spantrain.adaptation.network_state import LinkState
+from spantrain.app.training.replan import BackgroundPlanner, plan_again, slowed_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
-from spantrain.policy.adapter.state import LinkState
-from spantrain.runtime.advice import check_change
+from spantrain.runtime.coordinator.advice import check_change
 
 
 def with_memory(memory_bytes: int) -> Cluster:

@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.explain import explain_plan
-from spantrain.app.export import export_run
-from spantrain.app.plan import make_plan, plan_file
-from spantrain.app.plan_files import open_plan, under_schedule
-from spantrain.app.plan_outcome import PlanWishes
-from spantrain.app.requests import new_run, resumed_run
-from spantrain.app.schedule import show_plan
-from spantrain.app.simulate import SimulateRequest, run_simulation
+from spantrain.app.export.export import export_run
+from spantrain.app.planning.explain import explain_plan
+from spantrain.app.planning.plan_files import open_plan, under_schedule
+from spantrain.app.simulation.schedule import show_plan
+from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
+from spantrain.app.training.requests import new_run, resumed_run
 from spantrain.config.artefacts import read_plan, reference_to_profile, write_plan, write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import ConfigError, PlanError, ProfileError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.sources import factory_spec
+from spantrain.planner.engine.engine import make_plan, plan_file
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, write_manifest, write_marker
 from spantrain.runtime.checkpoint.saver import step_folder

@@ -2,18 +2,18 @@
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.plan import make_plan
-from spantrain.app.plan_outcome import PlanWishes
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, Objective, PlanRequest, Quota, Restriction
-from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.auto.strategy import auto
 
 MEGATRON = PlanWishes(restriction=Restriction.MEGATRON)
 

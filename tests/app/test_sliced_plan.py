@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanOutcome, PlanWishes, make_plan
+from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_plan, write_plan
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import PlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints
 

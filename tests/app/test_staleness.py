@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.app.predict import predict
-from spantrain.app.staleness import check_staleness, with_room_for_two
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.staleness import check_staleness, with_room_for_two
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import PlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.predict import predict
 from spantrain.planner.job import JobSpec
 
 JOB = TrainJob(steps=10, staleness=1, adapter="off")

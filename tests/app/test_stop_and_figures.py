@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.requests import resumed_run
-from spantrain.app.train import StopRequest
-from spantrain.app.train_outcome import measured_step_s
+from spantrain.app.training.outcome import measured_step_s
+from spantrain.app.training.requests import resumed_run
+from spantrain.app.training.train import StopRequest
 from spantrain.errors import ConfigError
-from spantrain.runtime.barrier import StepOutcome
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 STEP = StepOutcome(
     step=0,

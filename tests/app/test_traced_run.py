@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.network_trace import simulate_traced, used_links
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
-from spantrain.config.network_traces import NetworkTrace, network_trace
-from spantrain.config.presets import load_preset
+from spantrain.app.simulation.network_trace import simulate_traced, used_links
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 
 BATCH, STEPS = 8, 6

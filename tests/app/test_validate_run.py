@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.predict import costs_of, predict
-from spantrain.app.run_folder import MeasuredStep, RunContent, read_run_record, write_run
-from spantrain.app.validate_run import validate_run
+from spantrain.app.training.run_folder import MeasuredStep, RunContent, read_run_record, write_run
+from spantrain.app.validation.validate_run import validate_run
 from spantrain.cli.main import main
-from spantrain.cli.render_validation import run_json, show_run
+from spantrain.cli.render.validation import run_json, show_run
 from spantrain.config.artefacts import read_plan, read_profile, reference_to_profile, write_plan, write_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.config.decision_log import read_decisions, write_decisions
-from spantrain.config.presets import load_preset
 from spantrain.core.action import Action, Direction
 from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.messages import Arrived, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Flow, Trace
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import UsageError
-from spantrain.policy.dispatch import make_policy
+from spantrain.planner.engine.predict import costs_of, predict
+from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.sim.replay import task_of
 
 SCHEDULE = "critical-path"
@@ -31,7 +31,7 @@ PLACES = ((0, 5, {"lab-0": 1.0}), (5, 9, {"office-nx": 2.0, "office-tx2": 1.0}),
 
 @pytest.fixture(scope="module")
 def profile(law_profile):
-    from spantrain.models.catalog import resolve_model
+    from spantrain.models.catalog.catalog import resolve_model
 
     return law_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from spantrain.cli.main import main
 from spantrain.config.artefacts import write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.profile import Profile
 
 
@@ -40,7 +40,7 @@ def spantrain(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 @pytest.fixture(scope="session")
 def laptop_profile(law_profile) -> Profile:
-    from spantrain.models.catalog import resolve_model
+    from spantrain.models.catalog.catalog import resolve_model
 
     return law_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, plan_file
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.errors import ConfigError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import plan_file
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 
 CLUSTER = """\
@@ -381,7 +382,7 @@ def test_data_that_cannot_be_read_is_refused_before_anything_is_planned(refused)
 def test_files_that_cannot_be_written_are_refused_before_anything_is_planned(refused, monkeypatch, place):
     """Where permissions say that one may, too; and what is no file is not replaced by one."""
     Path("there").mkdir()
-    monkeypatch.setattr("spantrain.app.plan.make_plan", lambda *_: pytest.fail("it was planned for"))
+    monkeypatch.setattr("spantrain.planner.engine.engine.make_plan", lambda *_: pytest.fail("it was planned for"))
     refused(
         *PLAN, "--out", place, says=(f"--out {place[:60]}", "name" if place in ("there", "/dev/null") else "choose")
     )
@@ -391,7 +392,7 @@ def test_what_was_planned_is_shown_though_it_cannot_be_written(spantrain, profil
     def full(*_args, **_more) -> None:
         raise ConfigError(f"{tmp_path}/plan.json: cannot be written: No space left on device; choose another place")
 
-    monkeypatch.setattr("spantrain.app.plan.write_plan", full)
+    monkeypatch.setattr("spantrain.planner.engine.engine.write_plan", full)
     ended = spantrain("plan", profile_path, "--global-batch", 8, "--out", tmp_path / "plan.json")
     assert ended.code == 2
     assert "stage 0" in ended.out

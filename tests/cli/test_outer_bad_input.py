@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.outer.master_files import MasterFiles
+from spantrain.outer.master.files import MasterFiles
 
 CONFIG = """\
 name: here

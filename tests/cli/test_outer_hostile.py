@@ -15,16 +15,24 @@ import torch
 import zmq
 
 from patience import PATIENCE_S
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.outer.codec import decode_value, encode_value
-from spantrain.outer.link import MasterWelcome, MemberFacts
-from spantrain.outer.optimizer import OuterOptimizer
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.outer.client.optimizer import OuterOptimizer
+from spantrain.outer.link.codec import decode_value, encode_value
+from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.control.client import ControlClient
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers_format import HELLO, OPEN, WELCOME, LayerHello, Opening, encode_hello, encode_opening
-from spantrain.transport.layers_interface import LayerKey
+from spantrain.transport.layers.format import (
+    HELLO,
+    OPEN,
+    WELCOME,
+    LayerHello,
+    Opening,
+    encode_hello,
+    encode_opening,
+)
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.mailbox.interface import PeerAddress
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.cli.render_plan import picture_lines
+from spantrain.cli.render.plan import picture_lines
 from spantrain.config.artefacts import read_plan
 from spantrain.core.plan import Replica, WireFormat
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 
 KEYS = {

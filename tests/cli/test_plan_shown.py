@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import PlanWishes, make_plan
-from spantrain.cli.render_plan import picture_lines, print_plan
-from spantrain.config.presets import load_preset
-from spantrain.core.outer import OuterGroup
-from spantrain.models.catalog import resolve_model
+from spantrain.app.profiling.describe import described_profile
+from spantrain.cli.render.plan import picture_lines, print_plan
+from spantrain.config.cluster.presets import load_preset
+from spantrain.core.outer.groups import OuterGroup
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 
 COLUMNS = ("strategy", "samples/s", "s/step", "estimate", "bubble", "memory", "USD/step", "J/sample", "devices", "fits")

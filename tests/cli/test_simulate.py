@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.app.network_trace import calm_run_s
-from spantrain.app.plan_files import open_plan
-from spantrain.app.predict import predict
-from spantrain.app.simulate import SimulateRequest, run_simulation
+from spantrain.app.planning.plan_files import open_plan
+from spantrain.app.simulation.network_trace import calm_run_s
+from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.changes_file import Changes, write_changes
-from spantrain.config.network_traces import network_trace
-from spantrain.config.presets import load_preset
-from spantrain.config.trace_file import read_trace
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.traces.changes_file import Changes, write_changes
+from spantrain.config.traces.network_traces import network_trace
+from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
 PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.plan import PlanWishes, make_plan
 from spantrain.config.artefacts import reference_to_profile, write_plan
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.compare import CompareRequest, compare
-from spantrain.app.compare_fit import SettingWishes
-from spantrain.app.compare_methods import METHODS, methods_named
+from spantrain.app.comparison.compare import CompareRequest, compare
+from spantrain.app.comparison.fit import SettingWishes
+from spantrain.app.comparison.methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions
+from spantrain.app.training.session import SessionOptions
 from spantrain.cli.main import main
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 
 TWO = """\

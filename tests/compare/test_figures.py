@@ -8,20 +8,20 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from spantrain.app.compare_bounds import bounds_of
-from spantrain.app.compare_figures import CompareOutcome, Run, Setting, figures_of
-from spantrain.app.compare_picture import draw_comparison
-from spantrain.app.compare_runs import framework_run
-from spantrain.app.compare_setting import Scale
-from spantrain.app.compare_traffic import sent_bytes
-from spantrain.app.describe import described_profile
-from spantrain.app.plan import make_plan
-from spantrain.cli.render_compare import bound_lines, method_table, traffic_table
-from spantrain.config.json_codec import to_json
-from spantrain.config.presets import load_preset
-from spantrain.models.catalog import resolve_model
+from spantrain.app.comparison.bounds import bounds_of
+from spantrain.app.comparison.figures import CompareOutcome, Run, Setting, figures_of
+from spantrain.app.comparison.picture import draw_comparison
+from spantrain.app.comparison.runs import framework_run
+from spantrain.app.comparison.setting import Scale
+from spantrain.app.comparison.traffic import sent_bytes
+from spantrain.app.profiling.describe import described_profile
+from spantrain.cli.render.compare import bound_lines, method_table, traffic_table
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.files.json_codec import to_json
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.job import JobSpec
-from spantrain.runtime.compare.order import FrameworkResult
+from spantrain.runtime.comparison.order import FrameworkResult
 
 RUN = Run(
     step_s=(2.0, 4.0, 2.0),

@@ -4,24 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.app.compare_layouts import layouts
-from spantrain.app.compare_methods import GROUPS, METHODS, MethodKind, methods_named
-from spantrain.app.compare_setting import (
+from spantrain.app.comparison.layouts import layouts
+from spantrain.app.comparison.methods import GROUPS, METHODS, MethodKind, methods_named
+from spantrain.app.comparison.setting import (
     at_network_speed,
     cut_down,
     devices_at_once,
     fitting_devices_per_site,
     with_bandwidth,
 )
-from spantrain.app.describe import described_profile
-from spantrain.app.emulation import sound_speed
-from spantrain.app.evaluate import Evaluator
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.emulation import sound_speed
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
-from spantrain.runtime.compare.order import Framework
+from spantrain.runtime.comparison.order import Framework
 
 MODEL = resolve_model("gpt2-tiny")
 PROFILE = described_profile(load_preset("laptop"), MODEL)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.compare_fit import SettingWishes, fit
-from spantrain.app.compare_scale import FULL_SIZE, likeness, paper_batch, sample_seconds
-from spantrain.app.compare_setting import cut_down
-from spantrain.app.compare_time import steps_within
-from spantrain.app.describe import described_profile
-from spantrain.config.presets import load_preset
+from spantrain.app.comparison.fit import SettingWishes, fit
+from spantrain.app.comparison.scale import FULL_SIZE, likeness, paper_batch, sample_seconds
+from spantrain.app.comparison.setting import cut_down
+from spantrain.app.comparison.time import steps_within
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 
 BOARDS = load_preset("asteroid-b-100")
 SITES = cut_down(load_preset("spantrain-setting-1"), 2)

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from spantrain.core.action import Op
-from spantrain.models.device import EmulatedDevice
+from spantrain.devices.device import EmulatedDevice
 from spantrain.models.units import ModuleUnit
-from spantrain.runtime.compare.timed_units import TimedChain
+from spantrain.runtime.comparison.timed_units import TimedChain
 
 
 class FakeClock:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.config.artefacts import from_json, read_plan, read_profile, to_json, write_plan, write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.artefacts import read_plan, read_profile, write_plan, write_profile
+from spantrain.config.cluster.presets import load_preset
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.plan import (
     Alternative,
     Plan,
@@ -21,7 +22,7 @@ from spantrain.core.plan import (
 )
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.shares import MemberBytes, TensorPieces
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 
 LAPTOP = load_preset("laptop")

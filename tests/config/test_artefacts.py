@@ -10,21 +10,20 @@ import pytest
 
 from effort import calls_of
 from spantrain.config.artefacts import (
-    from_json,
     profile_of_plan,
     read_artefact,
     read_plan,
     read_profile,
     reference_to_profile,
-    to_json,
     write_artefact,
     write_plan,
     write_profile,
 )
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, Profile
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
 
 

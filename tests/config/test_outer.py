@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.config.outer import OuterData, load_outer, parse_outer
-from spantrain.config.outer_numbers import GuardNumbers, OuterNumbers, RuleNumbers, SettingNumbers
+from spantrain.config.outer.numbers import GuardNumbers, OuterNumbers, RuleNumbers, SettingNumbers
+from spantrain.config.outer.outer_file import OuterData, load_outer, parse_outer
 from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.config.graphs import shipped_graph
-from spantrain.models.catalog import MODEL_NAMES, resolve_model, unit_names
+from spantrain.models.catalog.catalog import MODEL_NAMES, resolve_model, unit_names
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

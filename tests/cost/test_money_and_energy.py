@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from spantrain.config.kinds import load_kinds
+from spantrain.config.cluster.kinds import load_kinds
 from spantrain.cost.energy import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, energy_of_step
 from spantrain.cost.money import Price, PriceTable, between_sites, load_prices, money_of_step
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.describe import described_profile
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 
 GLOO = SumOptions(waits_for_receiver=True)
 

@@ -13,43 +13,41 @@ from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoile
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from made_up_reference import case, files
-from spantrain.app.explain import explain_plan
-from spantrain.app.outer_place import place_outer
-from spantrain.app.outer_setup import master_config
-from spantrain.app.plan import make_plan
-from spantrain.app.plan_files import open_plan
-from spantrain.app.plan_outcome import PlanWishes
-from spantrain.app.requests import new_run, resumed_run
-from spantrain.app.schedule import check_order_file, show_plan
-from spantrain.app.simulate import SimulateRequest, run_simulation
-from spantrain.app.validate import validate_reference
-from spantrain.app.validate_run import validate_run
+from spantrain.app.outer.place import place_outer
+from spantrain.app.outer.setup import master_config
+from spantrain.app.planning.explain import explain_plan
+from spantrain.app.planning.plan_files import open_plan
+from spantrain.app.simulation.schedule import check_order_file, show_plan
+from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
+from spantrain.app.training.requests import new_run, resumed_run
+from spantrain.app.validation.validate_run import validate_run
 from spantrain.config.artefacts import read_profile
-from spantrain.config.changes_file import Changes, changes_text, read_changes
-from spantrain.config.cluster_file import load_cluster
-from spantrain.config.json_codec import render_json, to_json
-from spantrain.config.network_traces import network_links, network_trace
-from spantrain.config.outer import load_outer, parse_outer
+from spantrain.config.cluster.cluster_file import load_cluster
+from spantrain.config.files.json_codec import render_json, to_json
+from spantrain.config.outer.outer_file import load_outer, parse_outer
+from spantrain.config.traces.changes_file import Changes, changes_text, read_changes
+from spantrain.config.traces.network_traces import network_links, network_trace
 from spantrain.core.job import TrainJob
-from spantrain.core.outer_layers import Layer, ParameterSpec
+from spantrain.core.outer.layers import Layer, ParameterSpec
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import SpanTrainError
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data_choice import vocabulary_size
-from spantrain.models.data_documents import document_parts
-from spantrain.models.data_tokenizer import Bytes
-from spantrain.outer.master_files import MasterFiles
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.choice import vocabulary_size
+from spantrain.models.data.documents import document_parts
+from spantrain.models.data.tokenizer import Bytes
+from spantrain.outer.master.files import MasterFiles
+from spantrain.outer.policy.layout import divide
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.groups import group_devices
 from spantrain.planner.job import JobSpec
-from spantrain.policy.outer.layout import divide
-from spantrain.schedule.text import format_orders
+from spantrain.schedule.render.text import format_orders
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
 from spantrain.testbed.state import read_states
 from spantrain.transport.control.credentials import Credentials
-
-__all__ = ["TARGETS"]
+from spantrain_studies.reference.validate import validate_reference
 
 Files = Mapping[str, bytes]
 _KEPT = ("credentials.json", "lock", "token")

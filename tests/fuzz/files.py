@@ -11,10 +11,9 @@ from typing import Any
 
 from fuzz.mutation import corrupted, wild
 from made_up_profiles import PROVENANCE, exact_links
-from spantrain.app.predict import predict, with_best_order
-from spantrain.app.run_folder import MeasuredStep, RunContent, write_run
+from spantrain.app.training.run_folder import MeasuredStep, RunContent, write_run
 from spantrain.config.artefacts import artefact_text
-from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.checkpoint import SampleLedger, StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster
@@ -31,15 +30,14 @@ from spantrain.core.profile import (
     RuntimeCosts,
     UnitTiming,
 )
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.policy.dispatch import make_policy
+from spantrain.planner.engine.predict import predict, with_best_order
 from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.sim.replay import task_of
-
-__all__ = ["CLUSTER", "OUTER", "plan", "profile", "run_files", "spoiled", "spoiled_text"]
 
 CLUSTER = """\
 name: three

@@ -8,8 +8,6 @@ import msgpack
 
 from fuzz.mutation import changed, corrupted, wild
 
-__all__ = ["altered", "packed"]
-
 
 def packed(chance: Random, value: Any) -> bytes:
     """Return msgpack of a plain value, sometimes with its bytes changed; what it cannot hold becomes an extension."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-__all__ = ["changed", "corrupted", "nested", "places", "wild"]
-
 Place = tuple[Any, ...]
 """Keys and indices from the top of a plain value."""
 

@@ -13,29 +13,27 @@ from fuzz.messages import altered, packed
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from fuzz.typed import plain_of
-from spantrain.config.artefacts import from_json
-from spantrain.core.outer_commands import FragmentCommand, OuterCommand
-from spantrain.core.outer_events import FragmentEvent, OuterEvent
-from spantrain.core.outer_layers import ShardLayout
-from spantrain.core.outer_stages import StageMeeting
+from spantrain.config.files.json_codec import from_json
+from spantrain.core.outer.commands import FragmentCommand, OuterCommand
+from spantrain.core.outer.events import FragmentEvent, OuterEvent
+from spantrain.core.outer.layers import ShardLayout
+from spantrain.core.outer.stages import StageMeeting
 from spantrain.errors import ProtocolError, UsageError
-from spantrain.outer.codec import decode_command, decode_event, decode_value
-from spantrain.outer.link import MasterWelcome, MemberFacts
-from spantrain.outer.master_status import MasterStatus
-from spantrain.runtime import orders
+from spantrain.outer.link.codec import decode_command, decode_event, decode_value
+from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.outer.master.status import MasterStatus
 from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.compare.order import FrameworkOrder
+from spantrain.runtime.comparison.order import FrameworkOrder
+from spantrain.runtime.worker import worker_protocol as orders
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
 from spantrain.transport.control.codec import decode
-from spantrain.transport.control.desk import Denied, JoinDesk
 from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
 from spantrain.transport.control.members import Members
 from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, unwrap
+from spantrain.transport.control.services import Denied, JoinDesk
 from spantrain.transport.control.token import JoinToken
-from spantrain.transport.interface import PeerAddress
-
-__all__ = ["CONTROL_TARGETS"]
+from spantrain.transport.mailbox.interface import PeerAddress
 
 LIMIT_BYTES = 8 * 2**20
 MESSAGE = {"connection": 1, "events": [{"kind": "x", "at": [1.5, None]}], "body": b"xy", "name": "a"}

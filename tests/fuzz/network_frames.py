@@ -11,15 +11,13 @@ from fuzz.messages import altered, packed
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.core.spans import Span
-from spantrain.transport import layers_format as layers
-from spantrain.transport import wire
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.layers_interface import LayerKey
-
-__all__ = ["FRAME_TARGETS", "header_bytes", "opening_bytes"]
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.span import Span
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.layers import format as layers
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.mailbox import wire
 
 LIMIT_BYTES = 2**20
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(0, 8))

@@ -12,24 +12,22 @@ from fuzz.mutation import changed
 from fuzz.target import Target
 from fuzz.typed import plain_of
 from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import FragmentCommand, OuterCommand, untag_command
-from spantrain.core.outer_events import FragmentEvent, OuterEvent
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import FragmentCommand, OuterCommand, untag_command
+from spantrain.core.outer.events import FragmentEvent, OuterEvent
 from spantrain.errors import SpanTrainError
-from spantrain.outer.client_session import ClientSession
-from spantrain.outer.cluster import ClusterCopy, TakenPush
-from spantrain.outer.codec import decode_command, decode_event
-from spantrain.outer.link import MasterWelcome
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_desk import MasterDesk
-from spantrain.outer.master_report import status_of
-from spantrain.outer.stage_worker import StageWorker
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.client.session import ClientSession
+from spantrain.outer.link.codec import decode_command, decode_event
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.report import status_of
+from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.pipeline.worker import StageWorker
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.codec import decode, encode
-
-__all__ = ["OUTER_TARGETS"]
 
 # The master.
 

@@ -16,12 +16,10 @@ from fuzz.target import Target
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.parts import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.runtime.exchange import Block, place_of
-from spantrain.runtime.exchange_transfer import Exchange, Group
-from spantrain.runtime.given import BatchDesk
-from spantrain.runtime.switch import read_held
-
-__all__ = ["RUNTIME_TARGETS"]
+from spantrain.runtime.coordinator.external_batches import BatchDesk
+from spantrain.runtime.redistribution.exchange import Block, place_of
+from spantrain.runtime.redistribution.switch import read_held
+from spantrain.runtime.redistribution.transfer import Exchange, Group
 
 _PART = TensorPart(full_shape=(6, 5))
 _FILE = StoredFile(

@@ -13,13 +13,11 @@ import zmq
 from fuzz.mutation import corrupted
 from fuzz.network_frames import GREETING, HELLO, KEY, OPENING, TENSORS, header_bytes, opening_bytes
 from fuzz.target import Target
-from spantrain.transport import layers_format as layers
-from spantrain.transport import wire
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.layers import LayerWire
-from spantrain.transport.mailbox import Mailbox
-
-__all__ = ["SOCKET_TARGETS"]
+from spantrain.transport.layers import format as layers
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox import wire
+from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 Frames = list[bytes]
 _PATIENCE_S = 60.0

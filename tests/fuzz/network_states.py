@@ -11,23 +11,21 @@ import torch
 
 from fuzz.target import Target
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.core.spans import Span
-from spantrain.transport import wire
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.exchange import Exchange
-from spantrain.transport.interface import Limits, PeerAddress
-from spantrain.transport.layers_arrivals import Arrivals
-from spantrain.transport.layers_copiers import Copiers
-from spantrain.transport.layers_departures import Departures
-from spantrain.transport.layers_format import LayerHello, Opening
-from spantrain.transport.layers_interface import LayerKey, LayerLimits
-from spantrain.transport.layers_link import LayerLink
-from spantrain.transport.layers_pool import BufferPool
-from spantrain.transport.outbox import Parcel
-
-__all__ = ["STATE_TARGETS"]
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.span import Span
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.layers.arrivals import Arrivals
+from spantrain.transport.layers.copiers import Copiers
+from spantrain.transport.layers.departures import Departures
+from spantrain.transport.layers.format import LayerHello, Opening
+from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.link import LayerLink
+from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.mailbox import wire
+from spantrain.transport.mailbox.exchange import Exchange
+from spantrain.transport.mailbox.interface import Limits, PeerAddress
+from spantrain.transport.mailbox.outbox import Parcel
 
 Step = tuple[str, tuple[Any, ...]]
 _FAR = (0, 1, 2, 3, 5, wire.MAX_AHEAD, wire.MAX_AHEAD + 1, 2**31, 2**62, 2**63 - 2)

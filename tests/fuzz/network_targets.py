@@ -8,8 +8,6 @@ from fuzz.network_sockets import SOCKET_TARGETS
 from fuzz.network_states import STATE_TARGETS
 from fuzz.target import Target
 
-__all__ = ["TARGETS"]
-
 TARGETS: tuple[Target, ...] = (
     *FRAME_TARGETS,
     *CONTROL_TARGETS,

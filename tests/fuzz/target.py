@@ -14,8 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["Figures", "Target", "run_target"]
-
 _BATCH = 50
 """Cases between two looks at the memory: a look costs as much as some cases."""
 _MOST_FAILURES = 5

@@ -10,21 +10,19 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from made_up import plan_of
 from made_up_sites import sites_cluster, sites_profile
-from spantrain.config.artefacts import to_json
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.action import Action
 from spantrain.core.checkpoint import StoredFile
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.outer_events import Ticket
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout, ShardRun
+from spantrain.core.outer.events import Ticket
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec, UnitGraph
-from spantrain.outer.codec import encode_value
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-
-__all__ = ["plain_of"]
+from spantrain.outer.link.codec import encode_value
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
 
 _WORDS = (
     "a",

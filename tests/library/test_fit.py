@@ -11,11 +11,11 @@ import torch
 
 import spantrain
 from patience import PATIENCE_S
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import UsageError
-from spantrain.models.any.model import unsplit_model
-from spantrain.models.data_choice import model_on_data, with_loss
-from spantrain.models.sampler import Sampler
+from spantrain.models.data.choice import model_on_data, with_loss
+from spantrain.models.data.sampler import Sampler
+from spantrain.models.tracing.model import unsplit_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from spantrain.errors import ConfigError
-from spantrain.models.any.model import unsplit_model
 from spantrain.models.build import build_units
-from spantrain.models.data import open_dataset
-from spantrain.models.data_choice import model_on_data, user_functions, with_loss
-from spantrain.models.data_user import batch_of, samples_of
-from spantrain.runtime.own_functions import with_own_functions
+from spantrain.models.data.choice import model_on_data, user_functions, with_loss
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.data.user import batch_of, samples_of
+from spantrain.models.tracing.model import unsplit_model
+from spantrain.runtime.worker.user_functions import with_own_functions
 
 
 def spec_of(user_file, build="build", data=None):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.build import UnitModule
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.units import UnitModule
 
 FAMILIES = ("gpt2", "bert", "resnet", "efficientnet")
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.errors import ConfigError
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import open_dataset
-from spantrain.models.data_tokenizer import BYTE_MASK
-from spantrain.models.text import read_windows
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.data.text import read_windows
+from spantrain.models.data.tokenizer import BYTE_MASK
 
 LENGTH = 16
 

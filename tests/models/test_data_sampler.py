@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.spans import Span, equal_spans
-from spantrain.models.hashing import derive_seed
-from spantrain.models.sampler import Sampler
+from spantrain.core.span import Span, equal_spans
+from spantrain.models.data.hashing import derive_seed
+from spantrain.models.data.sampler import Sampler
 
 sizes = st.integers(1, 40)
 

@@ -12,9 +12,9 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from spantrain.errors import ConfigError
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import open_dataset
-from spantrain.models.data_choice import vocabulary_size, with_data
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.choice import vocabulary_size, with_data
+from spantrain.models.data.dataset import open_dataset
 
 LENGTH = 8
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from spantrain.devices.device import CpuDevice, CudaDevice, EmulatedDevice, PreciseClock, open_device
 from spantrain.errors import ConfigError
-from spantrain.models.device import CpuDevice, CudaDevice, EmulatedDevice, PreciseClock, open_device
 
 
 class FakeClock:

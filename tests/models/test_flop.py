@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from spantrain.models.build import build_units, example_inputs, example_labels
-from spantrain.models.catalog import resolve_model
-from spantrain.models.flop import FlopMeter
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.flop import FlopMeter
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny"])

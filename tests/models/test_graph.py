@@ -3,7 +3,7 @@
 import pytest
 
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 
 

@@ -27,12 +27,12 @@ from models.test_stage import (
     toy_units,
 )
 from spantrain.core.shares import ALONE
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.stage import StageExecutor
 from spantrain.models.units import UnitModule
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from spantrain.models.split_backward import SplitBackward
+from spantrain.models.execution.split_backward import SplitBackward
 
 WIDTH = 6
 

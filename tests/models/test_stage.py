@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ProtocolError, ScheduleError
 from spantrain.models.build import build_units, example_labels, unit_count
-from spantrain.models.catalog import is_text, resolve_model
-from spantrain.models.stage import StageExecutor
+from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import UnitModule, parameter_names, tie_parameters
 
 VOCABULARY, WIDTH, TOKENS = 11, 8, 5

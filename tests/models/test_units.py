@@ -5,9 +5,9 @@ import importlib
 import pytest
 import torch
 
-from spantrain.models.build import build_units, parameter_names, shared_parameters, unit_count
-from spantrain.models.data import open_dataset
-from spantrain.models.units import sample_losses
+from spantrain.models.build import build_units, unit_count
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.units import parameter_names, sample_losses, shared_parameters
 
 UNSPLIT = {
     "gpt2": "GPT2LMHeadModel",

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up_rounds import MadeUpRounds, Tensors, random_tensors, without_clip
-from spantrain.outer.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean
 
 TOKENS = {"a": 300, "b": 100, "c": 200}
 

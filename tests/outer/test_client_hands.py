@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from spantrain.core.outer_events import ClusterBeat, Ticket, Way
-from spantrain.outer.client_hands import ClientHands
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.layers_interface import LayerKey
+from spantrain.core.outer.events import ClusterBeat, Ticket, Way
+from spantrain.outer.client.action_queue import ClientHands
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.mailbox.interface import PeerAddress
 
 KEY = LayerKey(ticket=Ticket(1, 1), way=Way.PUSH, layer=0)
 SHARDS = (PeerAddress(name="s0", endpoint="tcp://127.0.0.1:1", public_key=""),)

@@ -14,8 +14,8 @@ from outer_members import replica
 from patience import PATIENCE_S
 from preloaded import spawn
 from spantrain.errors import UsageError
-from spantrain.outer.client_parameters import ModelParameters
-from spantrain.outer.cluster import ClusterCopy
+from spantrain.outer.client.parameters import ModelParameters
+from spantrain.outer.client.replica import ClusterCopy
 
 
 class Desk:

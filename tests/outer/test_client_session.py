@@ -8,15 +8,15 @@ import pytest
 
 from made_up_outer import layers_of
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.outer.client_session import ClientSession
-from spantrain.outer.cluster import TakenPush
-from spantrain.outer.link import MasterWelcome
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.transport.interface import PeerAddress
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.outer.client.replica import TakenPush
+from spantrain.outer.client.session import ClientSession
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.transport.mailbox.interface import PeerAddress
 
 LAYERS = layers_of(2, 3)
 S0, S1, S1_AGAIN = (PeerAddress(name=name, endpoint=f"tcp://{port}", public_key="") for name, port in

@@ -11,19 +11,19 @@ import torch
 
 from made_up_outer import layers_of
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Ticket, Transfer
-from spantrain.outer.client_session import ClientSession
-from spantrain.outer.client_watch import VersionWatch
-from spantrain.outer.cluster import TakenPush
-from spantrain.outer.link import MasterWelcome
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Ticket, Transfer
+from spantrain.outer.client.optimizer import OuterOptimizer
+from spantrain.outer.client.replica import TakenPush
+from spantrain.outer.client.session import ClientSession
+from spantrain.outer.client.watch import VersionWatch
+from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.optimizer import OuterOptimizer
-from spantrain.policy.outer.layout import divide
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.transport.layers_loop import LayerLoop
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.layout import divide
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.transport.layers.loop import LayerLoop
 
 LAYERS = layers_of(2, 3)
 WELCOME = MasterWelcome(layout=divide(LAYERS, ("s0", "s1")), rule=OuterRule(), settings=OuterSettings(), peers=())
@@ -62,7 +62,7 @@ class Loop:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.WARNING, logger="spantrain.outer.client_watch")
+    caplog.set_level(logging.WARNING, logger="spantrain.outer.client.watch")
 
     def take() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]

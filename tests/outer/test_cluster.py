@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from made_up_rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.errors import ProtocolError
-from spantrain.outer.cluster import ClusterCopy
-from spantrain.policy.outer.rule import OuterRule
+from spantrain.outer.client.replica import ClusterCopy
+from spantrain.outer.policy.rule import OuterRule
 
 
 def moved(copy: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:

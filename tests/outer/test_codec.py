@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent, Ticket
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout, ShardRun
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, Ticket
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.errors import ProtocolError
-from spantrain.outer.codec import (
+from spantrain.outer.link.codec import (
     decode_command,
     decode_event,
     decode_value,
@@ -24,10 +24,10 @@ from spantrain.outer.codec import (
     encode_event,
     encode_value,
 )
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.codec import decode, encode
-from spantrain.transport.interface import PeerAddress
+from spantrain.transport.mailbox.interface import PeerAddress
 
 LIMIT = 1 << 20
 counts = st.integers(0, 2**40)

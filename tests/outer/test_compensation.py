@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up_rounds import MadeUpRounds, random_tensors, without_clip
-from spantrain.core import outer_commands as do
-from spantrain.outer.numerics import Tensors, compensate, pseudo_gradient
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import MemorySnapshots
-from spantrain.policy.outer.rule import OuterRule
+from spantrain.core.outer import commands as do
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.shard.numerics import Tensors, compensate, pseudo_gradient
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import MemorySnapshots
 
 EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
 

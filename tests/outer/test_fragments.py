@@ -7,11 +7,11 @@ import torch
 
 from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Way
-from spantrain.outer.numerics import nesterov
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Way
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.numerics import nesterov
 
 EACH = {name: [name] for name, _ in small_model().named_parameters()}
 """A layer for each of its four parameters."""

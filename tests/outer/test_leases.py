@@ -4,10 +4,10 @@ import pytest
 
 from made_up_clients import MadeUpServer, at_once, small_model
 from patience import PATIENCE_S
-from spantrain.core.outer_events import Lease, Progress
+from spantrain.core.outer.events import Lease, Progress
 from spantrain.errors import UsageError
-from spantrain.outer.leases import ChunkOrder, LeasedChunks, Span
-from spantrain.policy.outer.chunks import ChunkState
+from spantrain.outer.client.leases import ChunkOrder, LeasedChunks, Span
+from spantrain.outer.policy.chunks import ChunkState
 
 
 def lease(number: int, *, begin: int = 0, end: int = 10) -> Lease:

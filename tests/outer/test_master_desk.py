@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_commands import OuterCommand
-from spantrain.core.outer_events import OuterEvent, Way
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, Way
 from spantrain.errors import ProtocolError
-from spantrain.outer.codec import decode_command
-from spantrain.outer.link import MasterWelcome, MemberFacts
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_desk import MasterDesk
-from spantrain.outer.master_files import MasterFiles, StateNotKept
-from spantrain.outer.master_outbox import Outbox
-from spantrain.outer.master_report import status_of
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.link.codec import decode_command
+from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.files import MasterFiles, StateNotKept
+from spantrain.outer.master.outbox import Outbox
+from spantrain.outer.master.report import status_of
+from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.codec import decode
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
 

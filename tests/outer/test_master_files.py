@@ -7,10 +7,10 @@ import pytest
 
 from made_up_masters import CONFIG, SETTINGS, MasterRun, seeded
 from spantrain.errors import UsageError
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_files import MasterFiles
-from spantrain.outer.master_server import MasterServer
-from spantrain.policy.outer.settings import MasterState
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.files import MasterFiles
+from spantrain.outer.master.server import MasterServer
+from spantrain.outer.policy.settings import MasterState
 
 TWO = MasterConfig(shards=("s0", "s1"), settings=replace(SETTINGS, fragments=2))
 DAMAGED = {

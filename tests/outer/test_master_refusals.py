@@ -9,12 +9,12 @@ from made_up_links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
 from made_up_masters import CONFIG, MasterRun, seeded, train_a_little
 from made_up_outer import layers_of
 from patience import PATIENCE_S
-from spantrain.core import outer_events as on
-from spantrain.core.outer_events import Ticket, Transfer, Way
+from spantrain.core.outer import events as on
+from spantrain.core.outer.events import Ticket, Transfer, Way
 from spantrain.errors import ProtocolError, UsageError
-from spantrain.outer.codec import encode_event, encode_value
-from spantrain.outer.link import ask_status
-from spantrain.outer.master_server import MasterServer
+from spantrain.outer.link.codec import encode_event, encode_value
+from spantrain.outer.link.link import ask_status
+from spantrain.outer.master.server import MasterServer
 from spantrain.transport.control.protocol import RemoteRefusal
 
 

@@ -10,9 +10,9 @@ from made_up_masters import MasterRun, seeded, train, train_a_little
 from made_up_outer_members import Content
 from master_process import MortalMaster
 from patience import PATIENCE_S
-from spantrain.core import outer_events as on
-from spantrain.outer.link import ask_status
-from spantrain.outer.master_files import token_file
+from spantrain.core.outer import events as on
+from spantrain.outer.link.link import ask_status
+from spantrain.outer.master.files import token_file
 
 
 def test_rounds_over_real_connections(run: MasterRun) -> None:

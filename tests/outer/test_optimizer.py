@@ -9,12 +9,12 @@ import torch
 
 from made_up_clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Way
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Way
 from spantrain.errors import UsageError
-from spantrain.outer.optimizer import OuterOptimizer
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.client.optimizer import OuterOptimizer
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
 
 ENDLESS = OuterSettings(grace_s=1e6, clip_norm=None)
 

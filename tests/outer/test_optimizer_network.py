@@ -12,15 +12,15 @@ from made_up_clients import EXACT, alone, close, diloco, small_model, train_step
 from patience import PATIENCE_S
 from spantrain.core.plan import WireFormat
 from spantrain.errors import UsageError
-from spantrain.outer.grouping import group_layers, spec_of
+from spantrain.outer.client.grouping import group_layers, spec_of
+from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_server import MasterServer
-from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
-from spantrain.outer.shard_server import ShardServer, master_link
-from spantrain.outer.snapshots import FolderSnapshots
-from spantrain.policy.outer.rule import OuterRule
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.server import MasterServer
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.server import ShardServer, master_link
+from spantrain.outer.shard.snapshots import FolderSnapshots
 
 AT_ONCE = OuterSettings(clip_norm=None, grace_s=0.0)
 

@@ -10,8 +10,8 @@ from made_up_clients import EXACT, alone, close
 from outer_members import Order, member
 from preloaded import spawn
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.settings import OuterSettings
 
 
 def trained(

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from made_up_clients import MadeUpServer, alone, close, small_model, train_step
 from made_up_rounds import MadeUpRounds, layers_of, random_tensors
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import PIECE_NUMBERS, Layer, ParameterSpec
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import PIECE_NUMBERS, Layer, ParameterSpec
 from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
-from spantrain.outer.cluster import ClusterCopy
-from spantrain.outer.push_rounding import round_push, unrounded
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.client.push_rounding import round_push, unrounded
+from spantrain.outer.client.replica import ClusterCopy
+from spantrain.outer.policy.settings import OuterSettings
 
 ROUNDED = tuple(one for one in WireFormat if one is not WireFormat.NATIVE)
 OFF_BY = {WireFormat.FLOAT16: 2**-11, WireFormat.BFLOAT16: 2**-8, WireFormat.INT8: 1 / 253, WireFormat.INT4: 1 / 13.9}

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from made_up_rounds import MadeUpRounds, random_tensors
-from spantrain.core import outer_commands as do
-from spantrain.core import outer_events as on
-from spantrain.core.outer_events import Ticket
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.events import Ticket
 from spantrain.errors import ProtocolError
-from spantrain.outer.shard import OuterShard
-from spantrain.outer.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion
+from spantrain.outer.shard.shard import OuterShard
+from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion
 
 PUSH = Ticket(1, 99)
 

@@ -8,10 +8,10 @@ import torch
 from made_up_rounds import MadeUpRounds, random_tensors
 from made_up_shards import Household, threads
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Restored, Ticket, Transfer, TransferLost, Way
-from spantrain.outer.shard_snapshots import SnapshotWriter
-from spantrain.outer.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, to_keep
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Restored, Ticket, Transfer, TransferLost, Way
+from spantrain.outer.shard.snapshot_writer import SnapshotWriter
+from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, to_keep
 
 
 def same(got, wanted):

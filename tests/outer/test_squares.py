@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from spantrain.outer.numerics import sum_of_squares
+from spantrain.outer.shard.numerics import sum_of_squares
 
 
 @pytest.mark.parametrize("count", [1, 4095, 4096, 4097, 70_000])

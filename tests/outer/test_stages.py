@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up_stages import Fleet, StagesServer
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Way
-from spantrain.core.outer_stages import StageMeeting, StageOrder, StageReport
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Way
+from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 
 WORKERS = ("a/w1", "a/w2")

@@ -7,12 +7,12 @@ from made_up_clients import EXACT
 from made_up_rounds import random_tensors
 from made_up_shards import Household
 from patience import PATIENCE_S
-from spantrain.core import outer_commands as do
-from spantrain.core.outer_events import Ticket
+from spantrain.core.outer import commands as do
+from spantrain.core.outer.events import Ticket
+from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.optimizer import OuterOptimizer
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.settings import OuterSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.evaluate import Evaluator
 from spantrain.core.cluster import Host
 from spantrain.core.plan import Plan, WireFormat
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import FRAMEWORK_BYTES
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Proposal
-from spantrain.planner.strategies.auto import auto
+from spantrain.planner.strategies.auto.strategy import auto
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
 ROUNDED = Constraints(wire_formats=(WireFormat.NATIVE, WireFormat.BFLOAT16))

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from spantrain.app.evaluate import Evaluator
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Quota
-from spantrain.planner.strategies.auto import auto
-from spantrain.planner.strategies.exhaustive import exhaustive
-from spantrain.planner.strategies.single_device import single_device
-from spantrain.planner.strategies.single_site import single_site
-from spantrain.planner.strategies.spantrain_dp import spantrain_dp
+from spantrain.planner.strategies.auto.strategy import auto
+from spantrain.planner.strategies.baselines.single_device import single_device
+from spantrain.planner.strategies.baselines.single_site import single_site
+from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
+from spantrain_studies.planners.exhaustive.strategy import exhaustive
 
 MIB = 2**20
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4))

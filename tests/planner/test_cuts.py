@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.planner.cuts import best_cuts, least_largest
-from spantrain.planner.tables import HopTable, SlotTable
+from spantrain.planner.assembly.cuts import best_cuts, least_largest
+from spantrain.planner.assembly.tables import HopTable, SlotTable
 
 
 def objective(slots, hops, begins):

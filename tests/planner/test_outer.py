@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.core.outer import OuterGroup, OuterPlan
+from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.profile import Profile
 from spantrain.cost.network import NetworkCost
+from spantrain.planner.engine.outer_exchange import best_join, boundary_between, clusters_of, exchange_of
 from spantrain.planner.groups import group_devices
-from spantrain.planner.outer import best_join, boundary_between, clusters_of, exchange_of
 
 MBIT = 125e3
 

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.predict import predict, with_best_order
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, even_share
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import UnitGraph
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.errors import InfeasiblePlanError, PlanError
-from spantrain.planner.in_flight import in_flight_bytes
+from spantrain.planner.assembly.in_flight import in_flight_bytes
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.predict import predict, with_best_order
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.registry import STRATEGIES
+from spantrain.planner.strategies.registry import strategies
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
 MIB = 2**20
@@ -95,7 +95,7 @@ def test_no_plan_holds_more_over_time_than_its_peak_says(
     job = JobSpec(global_batch=32, schedule=schedule, micro_batches=(2, 4))
     request = PlanRequest(profile=tight, job=job, evaluate=Evaluator(tight, job))
     try:
-        proposals = STRATEGIES[strategy].propose(request)
+        proposals = strategies()[strategy].propose(request)
     except InfeasiblePlanError:
         return
     own = tight.cluster.device_by_name

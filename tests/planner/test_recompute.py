@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.describe import described_profile
-from spantrain.app.evaluate import Evaluator
-from spantrain.app.plan import make_plan
-from spantrain.app.plan_memory import over_time
-from spantrain.app.plan_outcome import PlanWishes
-from spantrain.app.predict import predict
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.assembly.recompute import proposals_of, recompute_reasons, with_recomputation
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.memory_over_time import over_time
+from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.predict import predict
 from spantrain.planner.job import JobSpec
-from spantrain.planner.recompute import proposals_of, recompute_reasons, with_recomputation
 from spantrain.planner.request import Constraints, PlanRequest, Proposal
 
 JOB = JobSpec(global_batch=32, optimizer="sgd", schedule="1f1b")

@@ -4,21 +4,21 @@ from collections.abc import Callable
 
 import pytest
 
-from spantrain.app.evaluate import Evaluator
 from spantrain.core.plan import StateSharding
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import FRAMEWORK_BYTES
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, Objective, PlanRequest, Proposal
-from spantrain.planner.strategies.auto import auto
-from spantrain.planner.strategies.auto_cuts import Cutter
-from spantrain.planner.strategies.auto_hops import Part
-from spantrain.planner.strategies.auto_parts import PartCosts
-from spantrain.planner.strategies.auto_shape import Shape, ShapeBuilder
-from spantrain.planner.strategies.auto_weights import weights_of
-from spantrain.planner.strategies.fsdp import fsdp
-from spantrain.planner.strategies.zero2 import zero2
+from spantrain.planner.strategies.auto.cuts import Cutter
+from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.parts import PartCosts
+from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder
+from spantrain.planner.strategies.auto.strategy import auto
+from spantrain.planner.strategies.auto.weights import weights_of
+from spantrain.planner.strategies.baselines.fsdp import fsdp
+from spantrain.planner.strategies.baselines.zero2 import zero2
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
 ALLOWED = Constraints(sharded_state=True)

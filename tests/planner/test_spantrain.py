@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.step import StepCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
-from spantrain.planner.build import build_plan
+from spantrain.planner.assembly.tables import Tables
 from spantrain.planner.groups import group_devices
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest
-from spantrain.planner.search import Candidate
-from spantrain.planner.strategies.single_device import single_device
-from spantrain.planner.strategies.single_site import single_site
-from spantrain.planner.strategies.spantrain_dp import candidates, spantrain_dp
-from spantrain.planner.tables import Tables
+from spantrain.planner.strategies.baselines.single_device import single_device
+from spantrain.planner.strategies.baselines.single_site import single_site
+from spantrain.planner.strategies.spantrain_dp.build import build_plan
+from spantrain.planner.strategies.spantrain_dp.search import Candidate
+from spantrain.planner.strategies.spantrain_dp.strategy import candidates, spantrain_dp
 
 
 def plan_spantrain_dp(profile, job):

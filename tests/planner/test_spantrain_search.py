@@ -12,11 +12,11 @@ from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.groups import Group
 from spantrain.planner.job import JobSpec
-from spantrain.planner.strategies.spantrain import spantrain, spantrain_proposals
-from spantrain.planner.strategies.spantrain_beam import Beam
-from spantrain.planner.strategies.spantrain_build import build_plan
-from spantrain.planner.strategies.spantrain_tables import WayTables
-from spantrain.planner.strategies.spantrain_ways import Member, Slot, symmetric_ways, ways_of
+from spantrain.planner.strategies.spantrain.beam import Beam
+from spantrain.planner.strategies.spantrain.build import build_plan
+from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_proposals
+from spantrain.planner.strategies.spantrain.tables import WayTables
+from spantrain.planner.strategies.spantrain.ways import Member, Slot, symmetric_ways, ways_of
 
 
 def divisible(graph):

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.app.evaluate import Evaluator
 from spantrain.core.plan import StateSharding
 from spantrain.errors import InfeasiblePlanError, UsageError
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Quota
-from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, strategies_named
+from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 
 PLAIN = (
     "ddp",
@@ -31,7 +31,7 @@ def ask(name, profile, job, **constraints):
     request = PlanRequest(
         profile=profile, job=job, constraints=Constraints(**constraints), evaluate=Evaluator(profile, job)
     )
-    return STRATEGIES[name].propose(request)
+    return strategies()[name].propose(request)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -185,6 +185,6 @@ def test_constraints_on_devices_are_kept(name, preset_profile):
 def test_names_are_checked():
     assert strategies_named(("ddp", "ddp", "eddl")) == ("ddp", "eddl")
     assert set(PLAIN) <= set(strategies_named(("all",)))
-    assert DEFAULT_STRATEGY in STRATEGIES
+    assert DEFAULT_STRATEGY in strategies()
     with pytest.raises(UsageError, match="did you mean 'hetpipe'"):
         strategies_named(("hetpip",))

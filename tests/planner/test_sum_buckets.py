@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner_requests import draw_sites, request_of
-from spantrain.app.describe import described_profile
-from spantrain.app.evaluate import Evaluator
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.sums import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sum_models import sum_options
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.assembly.sum_buckets import with_best_sums
+from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.registry import STRATEGIES
-from spantrain.planner.sum_buckets import with_best_sums
+from spantrain.planner.strategies.registry import strategies
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
 
@@ -37,7 +37,7 @@ def profile() -> Profile:
 @pytest.fixture(scope="module")
 def plans(profile) -> list[Plan]:
     request = PlanRequest(profile=profile, job=JOB, evaluate=Evaluator(profile, JOB))
-    return [p.plan for name in ("ddp", "spantrain-dp", "gpipe") for p in STRATEGIES[name].propose(request)]
+    return [p.plan for name in ("ddp", "spantrain-dp", "gpipe") for p in strategies()[name].propose(request)]
 
 
 def summing(plan: Plan, sums: GradientSums) -> Plan:
@@ -98,7 +98,7 @@ NINE = {f"s{site}": {f"d{site}{number}": 0.5 for number in range(3)} for site in
 
 
 def ddp_plan(profile: Profile, sums: GradientSums = OWN_SUMS) -> Plan:
-    return summing(STRATEGIES["ddp"].propose(request_of(profile, JOB))[0].plan, sums)
+    return summing(strategies()["ddp"].propose(request_of(profile, JOB))[0].plan, sums)
 
 
 @pytest.mark.parametrize("backend", ["emulated", "cuda:0"])
@@ -116,7 +116,7 @@ def test_over_a_slow_link_each_system_takes_what_its_bytes_do(over, backend):
     profile = over(10, 1e-4, sites=NINE, backend=backend)
     request = request_of(profile, JOB)
     steps_s = {
-        name: request.evaluate(STRATEGIES[name].propose(request)[0].plan).step_s for name in ("ddp", "zero2", "fsdp")
+        name: request.evaluate(strategies()[name].propose(request)[0].plan).step_s for name in ("ddp", "zero2", "fsdp")
     }
     ring_s = 2 * 8 / 9 * profile.graph.parameter_bytes / (10 * 125e3)
     assert steps_s["ddp"] == pytest.approx(ring_s, rel=0.05)
@@ -145,7 +145,7 @@ def test_buckets_larger_than_the_default_keep_to_the_memory_that_is_left(over):
 def test_choosing_by_the_link_is_never_slower_than_fixed_buckets(over, data, strategy, mbit, latency_s):
     profile = over(mbit, latency_s, sites=draw_sites(data, most_devices=2))
     request = request_of(profile, JOB)
-    for proposal in STRATEGIES[strategy].propose(request)[:2]:
+    for proposal in strategies()[strategy].propose(request)[:2]:
         plan = summing(proposal.plan, OWN_SUMS)
         assert request.evaluate(plan).step_s <= step_s(plan, profile) * (1 + 1e-9)
 

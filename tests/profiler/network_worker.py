@@ -9,8 +9,9 @@ import sys
 import torch
 
 from spantrain.profiler.network import echo_probes, measure_pair, measure_round_trip
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox, PeerAddress
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from spantrain.core.cluster import DeviceKind
 from spantrain.cost.analytic import COMPUTE_EFFICIENCY, AnalyticLaw
-from spantrain.models.device import CpuDevice, EmulatedDevice
+from spantrain.devices.device import CpuDevice, EmulatedDevice
 from spantrain.profiler.tasks import TASKS, measure_tasks
 
 KIND = DeviceKind(

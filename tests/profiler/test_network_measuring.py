@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from spantrain.config.presets import PRESET_NAMES, load_preset
+from spantrain.config.cluster.presets import PRESET_NAMES, load_preset
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
@@ -28,11 +28,11 @@ from spantrain.profiler.network import (
 )
 from spantrain.profiler.network_latency import Software
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
-from spantrain.testbed.shaper import Packet, Shape, ShapedLink
+from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 LATENCY_S = 0.02
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from small_models import small_spec
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
-from spantrain.models.build import build_units, parameter_names
-from spantrain.models.units import tie_parameters
-from spantrain.policy.limits import minimum_in_flight
+from spantrain.models.build import build_units
+from spantrain.models.units import parameter_names, tie_parameters
+from spantrain.schedule.dispatch.limits import minimum_in_flight
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.registry import SCHEDULE_NAMES
 

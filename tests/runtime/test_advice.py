@@ -8,9 +8,9 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan, StateSharding
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import PlanError
-from spantrain.runtime.advice import Advice, Advising, check_change
+from spantrain.runtime.coordinator.advice import Advice, Advising, check_change
 
 SPANS = [[Span(0, 2), Span(2, 6)]] * 2
 
@@ -67,7 +67,7 @@ def test_nobody_waits_and_the_answer_is_taken_later(plan):
 
 
 def test_what_is_said_at_once_is_taken_at_once(plan, monkeypatch):
-    monkeypatch.setattr("spantrain.runtime.advice._AT_ONCE_S", PATIENCE_S)
+    monkeypatch.setattr("spantrain.runtime.coordinator.advice._AT_ONCE_S", PATIENCE_S)
     adviser = Adviser(lambda now: Advice(plan=replace(now, schedule="gpipe"), reason="why not"))
     adviser.may.set()
     with Advising(adviser, plan, on_trouble=pytest.fail) as advising:

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from gloo_members import CLASSES, WIDTH, Classes, Tokens
 from patience import PATIENCE_S
 from spantrain.core.action import Action, Op
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
+from spantrain.devices.device import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
-from spantrain.models.device import EmulatedDevice
-from spantrain.models.stage import StageExecutor
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
-from spantrain.runtime.background import Background
-from spantrain.runtime.background_sums import StepSums, buckets_of
-from spantrain.runtime.work import DeviceClock, LastBackward, UnitTimes
+from spantrain.runtime.gradients.background_sums import StepSums, buckets_of
+from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
+from spantrain.runtime.worker.background import Background
 
 SPAN = Span(0, 3)
 

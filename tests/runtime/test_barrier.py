@@ -9,13 +9,13 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.links import LinkReport, LinkVerdict
-from spantrain.core.outer_stages import StageOrder, StageReport
+from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import Interrupted
-from spantrain.runtime.advice import Advice
-from spantrain.runtime.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.orders import StepReport
+from spantrain.runtime.coordinator.advice import Advice
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.worker.worker_protocol import StepReport
 from spantrain.transport.control.protocol import RemoteRefusal
 
 

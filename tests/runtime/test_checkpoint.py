@@ -9,7 +9,7 @@ import pytest
 
 from made_up_checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 from spantrain.core.checkpoint import SampleLedger
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints

@@ -12,25 +12,25 @@ from made_up_runs import OneProcess, devices_of, save_all
 from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
+from spantrain.devices.device import CpuDevice
 from spantrain.models.build import build_units
-from spantrain.models.device import CpuDevice
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.stage import StageExecutor
-from spantrain.policy.dispatch import make_policy
-from spantrain.policy.tasks import replica_tasks
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.restore import group_of, restore
-from spantrain.runtime.driver import StepDriver
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.following import Followers
-from spantrain.runtime.groups import Alone
-from spantrain.runtime.optimizer import build_optimizer
-from spantrain.runtime.posts import DriverPost
-from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.work import DeviceClock, ReplicaWork
-from spantrain.transport.memory import MemoryMailbox, MemoryNetwork
+from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.step.driver import StepDriver
+from spantrain.runtime.step.driver_channels import DriverPost
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint
 

@@ -14,7 +14,7 @@ from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_device
 from made_up_runs import load_all, save_all
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.holding import Holding
@@ -23,10 +23,10 @@ from spantrain.runtime.checkpoint.saver import CheckpointSaver, write_device_fil
 from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
 from spantrain.runtime.checkpoint.storage import Disk
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
-from spantrain.runtime.exchange import Block
-from spantrain.runtime.exchange_transfer import Group
-from spantrain.runtime.launcher import LocalWorkers
-from spantrain.runtime.optimizer import build_optimizer
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.launch.launcher import LocalWorkers
+from spantrain.runtime.redistribution.exchange import Block
+from spantrain.runtime.redistribution.transfer import Group
 
 pytestmark = pytest.mark.checkpoint
 

@@ -13,10 +13,10 @@ from made_up_runs import OneProcess, PlanDevice, devices_of, in_groups, load_all
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError
+from spantrain.models.data.sampler import Sampler
 from spantrain.models.graph import build_graph
-from spantrain.models.sampler import Sampler
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 
 pytestmark = pytest.mark.checkpoint

@@ -13,25 +13,25 @@ from restless import RestlessLocal
 from spantrain.core.action import Op
 from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
+from spantrain.devices.device import CpuDevice
 from spantrain.models.build import build_units
-from spantrain.models.data import open_dataset
-from spantrain.models.device import CpuDevice
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.stage import StageExecutor
-from spantrain.policy.dispatch import make_policy
-from spantrain.policy.tasks import replica_tasks
-from spantrain.runtime.driver import StepDriver
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.following import Followers
-from spantrain.runtime.groups import Alone
-from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.work import DeviceClock, ReplicaWork
+from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.step.driver import StepDriver
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.tasks import replica_tasks
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
-from spantrain.sim.search import SearchEffort, with_hints
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.sim.search.search import SearchEffort, with_hints
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 SEED = 3
 TOLERANCE = 1e-5

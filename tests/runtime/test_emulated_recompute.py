@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.describe import described_profile
-from spantrain.config.presets import load_preset
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.models.catalog import resolve_model
-from spantrain.runtime.emulation import emulated_seconds
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.runtime.step.emulation import emulated_seconds
 
 
 @pytest.mark.parametrize("recompute", [(), (3,), (2, 5), (2, 3, 4, 5)])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from spantrain.errors import UsageError
-from spantrain.runtime.environment import Environment, Launch
+from spantrain.runtime.launch.environment import Environment, Launch
 from spantrain.transport.control.token import JoinToken
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
@@ -80,5 +80,5 @@ def test_all_nonsense_is_in_one_message() -> None:
 
 
 def test_reading_the_environment_imports_neither_grpc_nor_torch() -> None:
-    code = "import sys, spantrain.runtime.environment; sys.exit(bool({'grpc', 'torch'} & set(sys.modules)))"
+    code = "import sys, spantrain.runtime.launch.environment; sys.exit(bool({'grpc', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

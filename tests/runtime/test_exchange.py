@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from made_up_parts import dealt, taken
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
-from spantrain.runtime.exchange import Block, boxes_of, chunks_of, missing_text, place_of, plan_fetch
+from spantrain.core.span import Span
+from spantrain.runtime.redistribution.exchange import (
+    Block,
+    boxes_of,
+    chunks_of,
+    missing_text,
+    place_of,
+    plan_fetch,
+)
 
 pytestmark = pytest.mark.checkpoint
 

@@ -13,12 +13,12 @@ from patience import PATIENCE_S
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.messages import MessageKey
 from spantrain.core.parts import TensorPart
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
-from spantrain.runtime.exchange import Block, place_of
-from spantrain.runtime.exchange_transfer import Exchange, Group
-from spantrain.runtime.posts import MailboxPost
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.runtime.redistribution.exchange import Block, place_of
+from spantrain.runtime.redistribution.transfer import Exchange, Group
+from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint
 

@@ -12,7 +12,7 @@ import pytest
 
 from patience import PATIENCE_S
 from programs import Program, nothing_is_left, programs, written
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

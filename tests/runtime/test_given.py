@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import spantrain.runtime.given as given_module
+import spantrain.runtime.coordinator.external_batches as given_module
 from patience import PATIENCE_S
-from spantrain.core.spans import Span, split_by_shares
+from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
-from spantrain.runtime.given import BatchDesk, GivenFeed
+from spantrain.runtime.coordinator.external_batches import BatchDesk, GivenFeed
 from spantrain.transport.control.codec import decode, encode
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES
 

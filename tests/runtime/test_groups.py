@@ -8,18 +8,18 @@ import torch
 from spantrain.core.action import Op
 from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Replica, Stage
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
+from spantrain.devices.device import EmulatedDevice
 from spantrain.errors import ConfigError
-from spantrain.models.device import EmulatedDevice
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor.group import run_members
-from spantrain.models.tensor.slices import take
-from spantrain.runtime.emulation import emulated_group_seconds, emulated_seconds
-from spantrain.runtime.groups import Alone, group_ranks
-from spantrain.runtime.memory_groups import ThreadMembers
-from spantrain.runtime.part_sums import share_parts
-from spantrain.runtime.stage_member import unit_shares
-from spantrain.runtime.work import DeviceClock
+from spantrain.models.tensor_parallel.group import run_members
+from spantrain.models.tensor_parallel.slices import take
+from spantrain.runtime.gradients.groups import Alone, group_ranks
+from spantrain.runtime.gradients.memory_groups import ThreadMembers
+from spantrain.runtime.gradients.part_sums import share_parts
+from spantrain.runtime.step.emulation import emulated_group_seconds, emulated_seconds
+from spantrain.runtime.step.stage_member import unit_shares
+from spantrain.runtime.step.work import DeviceClock
 
 pytestmark = pytest.mark.tensor_parallel
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.core.spans import Span
-from spantrain.runtime.inbox import Inbox
+from spantrain.core.span import Span
+from spantrain.runtime.step.inbox import Inbox
 
 
 @given(data=st.data())

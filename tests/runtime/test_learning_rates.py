@@ -3,7 +3,7 @@
 import pytest
 
 from spantrain.core.job import TrainJob
-from spantrain.runtime.optimizer import clip_factor, learning_rate
+from spantrain.runtime.gradients.optimizer import clip_factor, learning_rate
 
 
 def test_learning_rates():

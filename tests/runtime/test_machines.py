@@ -18,17 +18,17 @@ from patience import PATIENCE_S
 from programs import Program, nothing_is_left, programs, written
 from relay import FAR, NEAR, Relay
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import Session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import Session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
-from spantrain.runtime.barrier import StepOutcome
-from spantrain.runtime.coordinator import Coordinator
-from spantrain.runtime.launcher import LocalWorkers, Placement
-from spantrain.runtime.worker_settings import WorkerSettings
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.launch.launcher import LocalWorkers, Placement
+from spantrain.runtime.launch.worker_settings import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

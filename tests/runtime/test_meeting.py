@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.core.outer_stages import StageOrder, StageReport
-from spantrain.runtime.meeting import MeetingPoints
-from spantrain.runtime.outer_meetings import StageMeetings
+from spantrain.core.outer.stages import StageOrder, StageReport
+from spantrain.runtime.coordinator.meeting import MeetingPoints
+from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.transport.control.protocol import RemoteRefusal
 
 STAGES = [("a",), ("b", "c")]

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.config.artefacts import to_json
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError, WorkerError
 from spantrain.models.graph import build_graph
-from spantrain.runtime.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.coordinator import Coordinator
-from spantrain.runtime.orders import StepReport, TrainOrder
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.worker.worker_protocol import StepReport, TrainOrder
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
 

@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
+from spantrain.devices.device import CpuDevice
 from spantrain.models.build import build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.models.device import CpuDevice
-from spantrain.models.stage import StageExecutor
-from spantrain.runtime.inbox import Inbox
-from spantrain.runtime.memory import peak_bytes
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.runtime.step.inbox import Inbox
+from spantrain.runtime.worker.memory import peak_bytes
 
 SHAPE = (2, 64, 64)
 HIDDEN_BYTES = 4 * 2 * 64 * 64

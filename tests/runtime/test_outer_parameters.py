@@ -15,19 +15,19 @@ from torch import Tensor
 from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
+from spantrain.devices.device import CpuDevice
 from spantrain.models.build import build_units, unit_names
-from spantrain.models.device import CpuDevice
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor.group import ThreadGroup
-from spantrain.models.tensor.slices import take
+from spantrain.models.tensor_parallel.group import ThreadGroup
+from spantrain.models.tensor_parallel.slices import take
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
-from spantrain.runtime.memory_groups import thread_groups
-from spantrain.runtime.outer_layers import stage_layers
-from spantrain.runtime.outer_parameters import StageParameters
-from spantrain.runtime.posts import MailboxPost
-from spantrain.runtime.stage_member import build_member
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.runtime.gradients.memory_groups import thread_groups
+from spantrain.runtime.outer.layers import stage_layers
+from spantrain.runtime.outer.parameters import StageParameters
+from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.runtime.step.stage_member import build_member
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.tensor_parallel
 

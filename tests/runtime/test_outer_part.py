@@ -9,21 +9,21 @@ import torch
 from made_up_clients import EXACT
 from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
-from spantrain.core.outer_stages import OuterCluster, StageMeeting, StageOrder, StageReport
+from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageOrder, StageReport
 from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor.slices import take
-from spantrain.outer.grouping import group_layers, spec_of
+from spantrain.models.tensor_parallel.slices import take
+from spantrain.outer.client.grouping import group_layers, spec_of
+from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.optimizer import OuterOptimizer
-from spantrain.policy.outer.settings import OuterSettings
-from spantrain.runtime.outer_layers import moves_layers, stage_layers
-from spantrain.runtime.outer_meetings import StageMeetings, meeting_of
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.runtime.outer.layers import moves_layers, stage_layers
+from spantrain.runtime.outer.meetings import StageMeetings, meeting_of
 
 HALVES = [Span(0, 3), Span(3, 6)]
 JOB = TrainJob(steps=7, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, adapter="off")

@@ -10,19 +10,19 @@ import torch
 from made_up_clients import EXACT
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.steps import StepLoop
-from spantrain.app.train import TrainRequest
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.step_loop import StepLoop
+from spantrain.app.training.train import TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.outer_stages import OuterCluster
-from spantrain.core.spans import Span
+from spantrain.core.outer.stages import OuterCluster
+from spantrain.core.span import Span
 from spantrain.library.state import state_of
-from spantrain.models.data import open_dataset
+from spantrain.models.data.dataset import open_dataset
+from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.optimizer import OuterOptimizer, OuterOptions
-from spantrain.policy.outer.settings import OuterSettings
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.settings import OuterSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 

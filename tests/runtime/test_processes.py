@@ -13,24 +13,24 @@ import zmq
 
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.requests import resumed_run
-from spantrain.app.run_folder import DECISIONS_FILE
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import resumed_run
+from spantrain.app.training.run_folder import DECISIONS_FILE
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.decision_log import read_decisions
-from spantrain.config.network_traces import network_trace
-from spantrain.config.trace_file import read_trace
+from spantrain.config.traces.network_traces import network_trace
+from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.models.data import open_dataset
+from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
-from spantrain.runtime.barrier import StepOutcome
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.step.feed import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

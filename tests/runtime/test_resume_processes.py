@@ -9,14 +9,14 @@ import torch
 
 from made_up_runs import OneProcess
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.requests import resumed_run
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import resumed_run
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spantrain.runtime.orders import ConnectOrder, PeerEntry
-from spantrain.runtime.roster import Departure, Roster, failure_of, printable
+from spantrain.runtime.coordinator.roster import Departure, Roster, failure_of, printable
+from spantrain.runtime.worker.worker_protocol import ConnectOrder, PeerEntry
 from spantrain.transport.control.protocol import RemoteRefusal
 
 PATIENCE_S = 6.0

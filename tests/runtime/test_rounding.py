@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spantrain.core.plan import WireFormat
 from spantrain.core.units import TensorSpec, Unit
 from spantrain.errors import ProtocolError
-from spantrain.runtime.rounding import ErrorFeedback, for_wire, from_wire
+from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 
 NUMBERS = st.builds(lambda digits, power: digits * 2.0**power, st.integers(-(2**24), 2**24), st.integers(-90, 90))
 IN_ROWS = [one for one in WireFormat if one.in_rows]

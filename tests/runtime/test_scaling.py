@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spantrain.core.job import TrainJob
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.data import open_dataset
-from spantrain.models.stage import StageExecutor
-from spantrain.runtime.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.optimizer import build_optimizer
-from spantrain.runtime.orders import StepReport
-from spantrain.runtime.scaling import GradientScaling
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.gradients.scaling import GradientScaling
+from spantrain.runtime.worker.worker_protocol import StepReport
 
 JOB = TrainJob(steps=10, loss_scale=2.0**10)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_up_runs import OldWeights, OneProcess
 from made_up_sessions import train_in_threads
 from spantrain.core.job import TrainJob
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
 BATCH = 6

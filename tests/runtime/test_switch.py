@@ -10,7 +10,7 @@ from made_up_runs import OneProcess
 from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.runtime.checkpoint.saver import step_folder
 
 pytestmark = pytest.mark.checkpoint

@@ -10,19 +10,19 @@ import torch
 
 from made_up_runs import OneProcess
 from patience import PATIENCE_S
-from spantrain.app.plan_changes import SWITCHES_FILE
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.requests import resumed_run
-from spantrain.app.run_folder import read_run_record
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.validate_run import validate_run
+from spantrain.app.training.plan_changes import SWITCHES_FILE
+from spantrain.app.training.requests import resumed_run
+from spantrain.app.training.run_folder import read_run_record
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.validation.validate_run import validate_run
 from spantrain.config.artefacts import read_plan, write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
-from spantrain.runtime.advice import Advice
-from spantrain.runtime.barrier import StepOutcome
+from spantrain.core.span import Span
+from spantrain.runtime.coordinator.advice import Advice
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
 

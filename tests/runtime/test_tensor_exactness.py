@@ -14,22 +14,22 @@ from library_models import library_spec
 from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan, WireFormat
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.sums import GradientSums
+from spantrain.devices.device import CpuDevice
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.data import open_dataset
-from spantrain.models.device import CpuDevice
+from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor.slices import put
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.gradients import StageSum
-from spantrain.runtime.memory_groups import ThreadMembers, thread_groups
-from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.stage_actions import StageActions
-from spantrain.runtime.stage_member import StageMember, build_member
-from spantrain.runtime.tied import TiedSums, tied_across_stages
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.models.tensor_parallel.slices import put
+from spantrain.runtime.gradients.gradients import StageSum
+from spantrain.runtime.gradients.memory_groups import ThreadMembers, thread_groups
+from spantrain.runtime.gradients.tied import TiedSums, tied_across_stages
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.stage_actions import StageActions
+from spantrain.runtime.step.stage_member import StageMember, build_member
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.tensor_parallel
 

@@ -13,17 +13,17 @@ import pytest
 from made_up_runs import OneProcess
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.run_folder import DECISIONS_FILE
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.validate_run import validate_run
+from spantrain.app.training.run_folder import DECISIONS_FILE
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.validation.validate_run import validate_run
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.decision_log import read_decisions
-from spantrain.config.trace_file import read_trace
+from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 

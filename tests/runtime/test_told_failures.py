@@ -7,12 +7,12 @@ from torch.distributed import DistNetworkError
 import brought_models
 from spantrain.errors import ConfigError, InternalError, PeerLostError, UsageError, WorkerError
 from spantrain.models.build import build_units
-from spantrain.models.catalog import resolve_model
-from spantrain.runtime.failure import told
-from spantrain.runtime.roster import Member, failure_of
-from spantrain.runtime.watch import Standing, Watch
-from spantrain.runtime.worker import Worker
-from spantrain.runtime.worker_settings import WorkerSettings
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.runtime.coordinator.roster import Member, failure_of
+from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.worker.failure import told
+from spantrain.runtime.worker.watch import Standing, Watch
+from spantrain.runtime.worker.worker import Worker
 
 
 def raised(error: BaseException, log: str = "logs/a.log"):

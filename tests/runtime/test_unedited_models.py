@@ -10,31 +10,31 @@ import own_models
 from library_models import CONFIGURATIONS, library_spec
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.session import SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
+from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
+from spantrain.devices.device import CpuDevice
 from spantrain.errors import ConfigError
-from spantrain.models.any.losses import OwnLoss
-from spantrain.models.any.source import load_model, picked
 from spantrain.models.build import build_units, unit_names
-from spantrain.models.catalog import resolve_model
-from spantrain.models.data import open_dataset
-from spantrain.models.data_choice import user_functions
-from spantrain.models.device import CpuDevice
-from spantrain.models.stage import StageExecutor
-from spantrain.policy.dispatch import make_policy
-from spantrain.policy.tasks import replica_tasks
-from spantrain.runtime.driver import StepDriver
-from spantrain.runtime.feed import SampledFeed
-from spantrain.runtime.following import Followers
-from spantrain.runtime.groups import Alone
-from spantrain.runtime.own_functions import with_own_functions
-from spantrain.runtime.recorder import Recorder
-from spantrain.runtime.work import DeviceClock, ReplicaWork
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.choice import user_functions
+from spantrain.models.data.dataset import open_dataset
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.tracing.losses import OwnLoss
+from spantrain.models.tracing.source import load_model, picked
+from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.step.driver import StepDriver
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.following import Followers
+from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.runtime.worker.user_functions import with_own_functions
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.models
 

@@ -6,7 +6,7 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.errors import Interrupted, PeerLostError
-from spantrain.runtime.watch import Standing, Watch
+from spantrain.runtime.worker.watch import Standing, Watch
 
 LOST = Standing(lost="the coordinator was lost")
 ENDED = Standing(ended_orders=3, reason="device b was lost")

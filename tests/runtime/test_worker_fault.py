@@ -10,7 +10,7 @@ from spantrain.transport.control.server import ControlServer
 WORKER = """
 import sys, threading
 from spantrain.cli import main as cli
-from spantrain.runtime.worker import Worker
+from spantrain.runtime.worker.worker import Worker
 
 class Faulty(Worker):
     def _serve(self):

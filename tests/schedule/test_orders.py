@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Action
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.errors import PlanError, ScheduleError, UsageError
 from spantrain.schedule.check import check_orders, check_replica_order
 from spantrain.schedule.layout import Layout, forward_counts, windows
 from spantrain.schedule.orders import static_orders
 from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, STATIC_SCHEDULES, check_schedule
-from spantrain.schedule.text import format_orders
+from spantrain.schedule.render.text import format_orders
 
 
 def layout(*sizes: int, total: int = 8, limits: tuple[int, ...] = ()) -> Layout:

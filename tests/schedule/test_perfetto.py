@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.config.files import write_atomically
-from spantrain.config.trace_file import read_trace
+from spantrain.config.files.text_files import write_atomically
+from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.trace import LANES, Flow, Interval, Trace
 from spantrain.errors import UsageError
-from spantrain.schedule.perfetto import perfetto_json
+from spantrain.schedule.render.perfetto import perfetto_json
 
 
 def interval(device: str, lane: str, name: str, start_s: float, end_s: float, **detail: int) -> Interval:

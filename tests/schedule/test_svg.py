@@ -4,10 +4,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spantrain.app.schedule import EvenPipeline, show_even
+from spantrain.app.simulation.schedule import EvenPipeline, show_even
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import UsageError
-from spantrain.schedule.svg import draw_trace
+from spantrain.schedule.render.svg import draw_trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.schedule import EvenPipeline, show_even
-from spantrain.core.spans import equal_spans
+from spantrain.app.simulation.schedule import EvenPipeline, show_even
+from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.check import check_orders
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.orders import Orders
 from spantrain.schedule.registry import SCHEDULE_NAMES, STATIC_SCHEDULES
-from spantrain.schedule.text import format_orders, parse_orders
+from spantrain.schedule.render.text import format_orders, parse_orders
 
 GOLDEN = Path(__file__).parent / "golden"
 PIPELINE = EvenPipeline(stages=4, micro_batches=6, transfer_s=1.0, latency_s=0.5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spantrain.app.schedule import EvenPipeline, show_even
+from spantrain.app.simulation.schedule import EvenPipeline, show_even
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 16)])

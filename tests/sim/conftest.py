@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
-from spantrain.policy.limits import minimum_in_flight
+from spantrain.core.span import Span
+from spantrain.schedule.dispatch.limits import minimum_in_flight
 from spantrain.schedule.layout import Layout
 from spantrain.sim.costs import TableCosts
 

@@ -8,19 +8,19 @@ from statistics import fmean
 import pytest
 
 import four_sites
+from spantrain.adaptation.boundary import AutoBoundary
+from spantrain.adaptation.network_state import LinkState
+from spantrain.adaptation.registry import make_boundary
 from spantrain.core.plan import Plan
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.policy.adapter.boundary import AutoBoundary
-from spantrain.policy.adapter.choice import make_boundary
-from spantrain.policy.adapter.state import LinkState
 from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, simulate_adapting
-from spantrain.sim.bound import step_bound_s
+from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search import SearchEffort
-from spantrain.sim.search_spans import taper
-from spantrain.sim.slowed import SlowedCosts
+from spantrain.sim.network.slowed import SlowedCosts
+from spantrain.sim.search.search import SearchEffort
+from spantrain.sim.search.spans import taper
 
 LITTLE = SearchEffort(most_runs=40, most_actions=20_000)
 

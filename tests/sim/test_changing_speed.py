@@ -5,16 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Op
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
-from spantrain.policy.dispatch import make_policy
-from spantrain.policy.tasks import replica_tasks
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.tasks import replica_tasks
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network import Network, Transfer
+from spantrain.sim.network.network import Network
+from spantrain.sim.network.sending import Transfer
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 

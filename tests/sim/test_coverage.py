@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.spans import Coverage, Span
+from spantrain.core.span import Coverage, Span
 
 
 @settings(deadline=None, max_examples=200)

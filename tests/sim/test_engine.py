@@ -3,13 +3,14 @@
 import pytest
 
 from spantrain.core.action import Op
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.schedule.render import render_trace
+from spantrain.schedule.render.timeline import render_trace
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network import Network, Transfer
+from spantrain.sim.network.network import Network
+from spantrain.sim.network.sending import Transfer
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 

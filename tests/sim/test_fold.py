@@ -8,7 +8,7 @@ from made_up_profiles import PROVENANCE
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, simulate

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Op
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import UsageError
 from spantrain.schedule.registry import SCHEDULE_NAMES

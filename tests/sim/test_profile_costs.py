@@ -10,9 +10,9 @@ from spantrain.core.action import Action, Direction
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
-from spantrain.sim.bound import pipeline_bound_s
+from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
 

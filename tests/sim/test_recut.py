@@ -7,19 +7,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from restless import RestlessLocal
+from spantrain.adaptation.auto_local import AutoLocal
+from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Coverage, Span, equal_spans
+from spantrain.core.span import Coverage, Span, equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.policy.adapter.auto_local import AutoLocal
-from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.limits import minimum_in_flight
-from spantrain.policy.recut import halved
+from spantrain.schedule.dispatch.limits import minimum_in_flight
+from spantrain.schedule.dispatch.recut import halved
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search import SearchEffort, with_hints
+from spantrain.sim.search.search import SearchEffort, with_hints
 
 few = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 

@@ -11,9 +11,9 @@ from spantrain.config.decision_log import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.decisions import Decision, DeviceDecisions, event_of, event_text
 from spantrain.core.messages import Arrived, Finished, Run, StepStarted
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
-from spantrain.policy.dispatch import make_policy
+from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.replay import compare_all, replay, simulated_order, task_of
 

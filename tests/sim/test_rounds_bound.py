@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
-from spantrain.core.spans import equal_spans
-from spantrain.policy.limits import minimum_in_flight
+from spantrain.core.span import equal_spans
+from spantrain.schedule.dispatch.limits import minimum_in_flight
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.registry import SCHEDULE_NAMES
-from spantrain.sim.bound import pipeline_bound_s
+from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds.rounds import one_machine_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.rounds import one_machine_bound_s
-from spantrain.sim.search_model import model_of
-from spantrain.sim.search_run import run_orders
+from spantrain.sim.search.model import model_of
+from spantrain.sim.search.run import run_orders
 
 
 @st.composite

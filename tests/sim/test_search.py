@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
-from spantrain.core.spans import equal_spans, tapered_sizes
+from spantrain.core.span import equal_spans, tapered_sizes
 from spantrain.errors import PlanError
 from spantrain.schedule.check import check_orders
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.registry import SCHEDULE_NAMES
-from spantrain.sim.bound import pipeline_bound_s
+from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search import SearchEffort, quick_s, simulated_s, with_hints
-from spantrain.sim.search_exhaustive import is_alike, shortest
-from spantrain.sim.search_model import model_of
-from spantrain.sim.search_run import run_orders
-from spantrain.sim.search_spans import taper
+from spantrain.sim.search.exhaustive import is_alike, shortest
+from spantrain.sim.search.model import model_of
+from spantrain.sim.search.run import run_orders
+from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, with_hints
+from spantrain.sim.search.spans import taper
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 LITTLE = SearchEffort(most_runs=40, most_actions=20_000)

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Coverage, Span
+from spantrain.core.span import Coverage, Span
 from spantrain.errors import ScheduleError
-from spantrain.policy.limits import check_limits
 from spantrain.schedule.check import check_orders
+from spantrain.schedule.dispatch.limits import check_limits
 from spantrain.schedule.layout import Layout
 from spantrain.schedule.registry import SCHEDULE_NAMES
-from spantrain.sim.bound import pipeline_bound_s
+from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 

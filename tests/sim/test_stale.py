@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Op
-from spantrain.core.spans import equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.errors import PlanError
 from spantrain.schedule.registry import SCHEDULE_NAMES
 from spantrain.sim.costs import TableCosts

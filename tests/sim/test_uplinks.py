@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
-from spantrain.config.changes_file import read_changes
+from spantrain.config.traces.changes_file import read_changes
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
-from spantrain.sim.bound import pipeline_bound_s
+from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import pkgutil
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,40 +16,28 @@ MODULES = sorted(
     {module.name for module in pkgutil.walk_packages(spantrain.__path__, "spantrain.")} - {"spantrain.__main__"}
 )
 PACKAGES = [name for name in MODULES if hasattr(importlib.import_module(name), "__path__")]
-LISTED = [name for name in MODULES if name not in PACKAGES]
 
 
-@pytest.mark.parametrize("name", LISTED)
-def test_all_is_sorted_and_true(name):
-    """Constants, then classes, then functions, each by name: the order that the linter asks for."""
-    module = importlib.import_module(name)
-    assert list(module.__all__) == sorted(
-        module.__all__, key=lambda public: (not public.isupper(), not public[0].isupper(), public)
-    )
-    assert len(set(module.__all__)) == len(module.__all__)
-    for public in module.__all__:
-        assert hasattr(module, public), public
+def test_what_the_package_offers_is_listed_and_explained():
+    """Classes and functions that users import have a docstring; the list is sorted and true."""
+    assert list(spantrain.__all__) == sorted(spantrain.__all__)
+    for name in set(spantrain.__all__) - {"__version__"}:
+        value = getattr(spantrain, name)
+        assert value.__doc__, name
+        assert name in importlib.import_module(value.__module__).__dict__
 
 
-@pytest.mark.parametrize("name", LISTED)
-def test_what_is_listed_is_explained(name):
-    module = importlib.import_module(name)
-    assert module.__doc__
-    for public in module.__all__:
-        value = getattr(module, public)
-        if callable(value) and getattr(value, "__module__", "").startswith("spantrain."):
-            assert value.__doc__, public
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is(name):
+    assert (importlib.import_module(name).__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_package_maps_its_files(name):
-    """The package's docstring has a line for each module and each package in it, and none for others."""
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "spantrain"])
+def test_a_package_says_what_is_in_it_and_how_to_add_to_it(name):
+    """And holds nothing else in a file of its own."""
     package = importlib.import_module(name)
-    inside = {module.name.rpartition(".")[2] for module in pkgutil.iter_modules(package.__path__)}
-    words = set(re.findall(r"[a-z_0-9]+", package.__doc__ or ""))
-    assert sorted(inside - words) == []
-    source = Path(str(package.__file__)).read_text()
-    assert "import " not in source.replace(package.__doc__ or "", ""), "a package's own file holds only its map"
+    assert "Not here: " in (package.__doc__ or "")
+    assert "import " not in Path(str(package.__file__)).read_text().replace(package.__doc__ or "", "")
 
 
 def test_command_line_starts_without_torch():
@@ -70,7 +57,7 @@ def test_command_line_starts_without_torch():
 
 def test_planning_needs_no_torch():
     """The layers that decide run where torch is not installed."""
-    decide = ("spantrain.core", "spantrain.config", "spantrain.cost", "spantrain.schedule", "spantrain.policy",
+    decide = ("spantrain.core", "spantrain.config", "spantrain.cost", "spantrain.schedule", "spantrain.adaptation",
               "spantrain.planner", "spantrain.sim")  # fmt: skip
     names = [name for name in MODULES if name.startswith(decide)]
     code = (
@@ -115,8 +102,9 @@ def test_json_of_planning_and_training(tmp_path, law_profile):
 
 def written_profile(folder: Path, law_profile) -> Path:
     """Two emulated boards at two places, fast enough for a test."""
-    from spantrain.config.artefacts import write_profile
     from spantrain.config.cluster_file import parse_cluster
+
+    from spantrain.config.artefacts import write_profile
     from spantrain.models.catalog import resolve_model
 
     cluster = parse_cluster(

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spantrain.cli.testbed import app
-from spantrain.cli.testbed_traffic import sparkline
+from spantrain.cli.testbed.testbed import app
+from spantrain.cli.testbed.traffic import sparkline
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError, TestbedError
 

@@ -15,10 +15,10 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
-from spantrain.testbed.inhabitants import find_inhabitants
+from spantrain.testbed.namespace_processes import find_inhabitants
 from spantrain.testbed.state import State, read_states
 from spantrain.testbed.testbed import Testbed, down_all
-from spantrain.testbed.traffic import measure_round_trips
+from spantrain_studies.testbed_traffic import measure_round_trips
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 

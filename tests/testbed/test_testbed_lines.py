@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from spantrain.core.cluster import Link
 from spantrain.testbed.layout import SiteLayout
-from spantrain.testbed.lines import ShapedNetwork
-from spantrain.testbed.shaper import Packet, Shape
+from spantrain.testbed.router.lines import ShapedNetwork
+from spantrain.testbed.router.shaper import Packet, Shape
 
 SITES = ("lab", "office", "home")
 RATE, LATENCY_S = 1e6, 0.01

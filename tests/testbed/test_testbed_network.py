@@ -16,7 +16,7 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
 from spantrain.testbed.status import LinkStatus
 from spantrain.testbed.testbed import Testbed
-from spantrain.testbed.traffic import Flow, measure_round_trips
+from spantrain_studies.testbed_traffic import Flow, measure_round_trips
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 

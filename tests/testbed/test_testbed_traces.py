@@ -13,11 +13,11 @@ from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.layout import SiteLayout
-from spantrain.testbed.lines import ShapedNetwork
 from spantrain.testbed.load import Load
-from spantrain.testbed.shaper import Packet, Shape, ShapedLink
+from spantrain.testbed.router.lines import ShapedNetwork
+from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
 from spantrain.testbed.testbed import Testbed
-from spantrain.testbed.traffic import Flow
+from spantrain_studies.testbed_traffic import Flow
 
 RATE, LATENCY_S, PACKET_BYTES = 1e6, 0.01, 1000
 MBIT = 1e6 / 8

@@ -10,11 +10,11 @@ from layer_wires import KIB, Wires, greet
 from layer_wires import patient as patient_wires
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
-from spantrain.transport.interface import Limits, MailboxLike, Message, PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox
-from spantrain.transport.memory import MemoryNetwork
+from spantrain.core.span import Span
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.interface import Limits, MailboxLike, Message, PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 import msgpack
 import torch
 
-from spantrain.transport import layers_format, wire
-from spantrain.transport.exchange import Exchange
-from spantrain.transport.interface import Limits, PeerAddress
-from spantrain.transport.layers_format import decode_opening
+from spantrain.transport.layers import format as layers_format
+from spantrain.transport.layers.format import decode_opening
+from spantrain.transport.mailbox import wire
+from spantrain.transport.mailbox.exchange import Exchange
+from spantrain.transport.mailbox.interface import Limits, PeerAddress
 
 MIB = 2**20
 Kind = tuple[str, Sequence[int]]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from layer_wires import Wires, a_key, a_layer, has_refused, same, specs
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 NO_KEY = "#" * 40
 """Looks like Z85, and stands for no 32 bytes."""

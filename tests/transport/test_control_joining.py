@@ -26,9 +26,9 @@ from spantrain.transport.control import token as token_module
 from spantrain.transport.control.certificates import Authority, ServerIdentity, WorkerIdentity, pem_of_der
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.codec import decode, encode
-from spantrain.transport.control.desk import Denied
 from spantrain.transport.control.protocol import channel_options, method_path, server_options
 from spantrain.transport.control.server import ControlServer
+from spantrain.transport.control.services import Denied
 from spantrain.transport.control.token import JoinToken
 
 MIB = 2**20

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from spantrain.core.messages import MessageKey
-from spantrain.transport.interface import Message
-from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.mailbox.interface import Message
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 SILENCE_S = 0.3
 """After this, acknowledgements have gone: who has nothing to send would not find out by sending."""

@@ -7,15 +7,15 @@ import torch
 
 from layer_wires import KIB, Wires, a_key, a_layer, patient, same, specs
 from patience import PATIENCE_S
-from spantrain.core.outer_events import Ticket, Way
+from spantrain.core.outer.events import Ticket, Way
 from spantrain.errors import ProtocolError
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.layers import LayerLimits
-from spantrain.transport.layers_arrivals import Arrivals
-from spantrain.transport.layers_copiers import Copiers
-from spantrain.transport.layers_format import Opening
-from spantrain.transport.layers_link import LayerLink
-from spantrain.transport.layers_pool import BufferPool
+from spantrain.transport.layers.arrivals import Arrivals
+from spantrain.transport.layers.copiers import Copiers
+from spantrain.transport.layers.format import Opening
+from spantrain.transport.layers.interface import LayerLimits
+from spantrain.transport.layers.link import LayerLink
+from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.mailbox.interface import PeerAddress
 
 
 @pytest.fixture(params=["curve", "plain"])

@@ -6,17 +6,17 @@ from zmq.utils import z85
 
 from layer_wires import KIB, Wires, a_key, has_refused, patient, still_takes
 from patience import PATIENCE_S
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.admission import Admission
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers_arrivals import Arrivals
-from spantrain.transport.layers_copiers import Copiers
-from spantrain.transport.layers_format import HELLO, OPEN, LayerHello, Opening, decode_opening, encode_hello
-from spantrain.transport.layers_interface import LayerLimits
-from spantrain.transport.layers_link import DialledLayerLink, LayerLink, layer_socket
-from spantrain.transport.layers_pool import BufferPool
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.connection.admission import Admission
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.arrivals import Arrivals
+from spantrain.transport.layers.copiers import Copiers
+from spantrain.transport.layers.format import HELLO, OPEN, LayerHello, Opening, decode_opening, encode_hello
+from spantrain.transport.layers.interface import LayerLimits
+from spantrain.transport.layers.link import DialledLayerLink, LayerLink, layer_socket
+from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.mailbox.interface import PeerAddress
 
 MIB = 2**20
 ONE = (ParameterSpec(name="w", shape=(1,)),)

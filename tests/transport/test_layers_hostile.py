@@ -4,8 +4,8 @@ import msgpack
 import pytest
 
 from layer_wires import WORDS, a_key, has_refused, opened, still_takes
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.layers_format import DATA, decode_refused, encode_pair
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.layers.format import DATA, decode_refused, encode_pair
 
 WORDS_OF_BYTES = [ParameterSpec(name="w", shape=(1000,), dtype="uint8")]
 

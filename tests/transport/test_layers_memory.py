@@ -2,11 +2,11 @@
 
 import pytest
 
-from spantrain.core.outer_events import Ticket, Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.layers_copiers import ComingLayer
-from spantrain.transport.layers_interface import LayerKey
-from spantrain.transport.layers_pool import BufferPool
+from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.layers.copiers import ComingLayer
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.layers.pool import BufferPool
 
 
 def coming_layer(granted_bytes):

@@ -24,12 +24,10 @@ from layer_wires import (
     still_takes,
 )
 from patience import PATIENCE_S
-from spantrain.core.outer_events import Way
-from spantrain.core.outer_layers import ParameterSpec
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerWire
-from spantrain.transport.layers_format import (
+from spantrain.core.outer.events import Way
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.format import (
     DATA,
     HELLO,
     REFUSED,
@@ -39,6 +37,8 @@ from spantrain.transport.layers_format import (
     encode_hello,
     encode_pair,
 )
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
 
 
 @pytest.fixture(params=["curve", "plain"])
@@ -191,9 +191,9 @@ CHILD = """
 import sys, torch
 sys.path[:0] = {path!r}
 from layer_wires import Heard, a_key, a_layer
-from spantrain.transport.interface import PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.layers import LayerLimits, LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.layers.transport import LayerLimits, LayerWire
 wire = LayerWire(name="b", bind="", keypair=None, listener=Heard(), limits=LayerLimits())
 wire.set_peers([PeerAddress(name="s", endpoint={endpoint!r}, public_key="")])
 wire.send("s", a_key(1), {{"w": torch.ones(3)}})

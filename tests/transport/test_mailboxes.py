@@ -7,7 +7,7 @@ import torch
 
 from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.interface import Limits
+from spantrain.transport.mailbox.interface import Limits
 
 MB = 1_000_000
 

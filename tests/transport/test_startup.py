@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 ONES = torch.ones(3)
 LARGE = torch.ones(100_000)

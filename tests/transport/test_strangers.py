@@ -11,10 +11,11 @@ import zmq
 
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.mailbox import Mailbox, PeerAddress
-from spantrain.transport.wire import (
+from spantrain.core.span import Span
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.wire import (
     CHUNK,
     HELLO,
     Chunk,

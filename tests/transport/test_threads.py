@@ -6,11 +6,11 @@ import torch
 from layer_wires import Heard, Wires, a_key, a_layer, specs
 from patience import PATIENCE_S
 from spantrain.errors import ProtocolError
+from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.heartbeat import HeartbeatThread
-from spantrain.transport.exchange import Exchange
-from spantrain.transport.interface import Limits
-from spantrain.transport.loop import Loop
-from spantrain.transport.threads import ReliedOnThread
+from spantrain.transport.mailbox.exchange import Exchange
+from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

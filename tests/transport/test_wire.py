@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.inbox import Inbox
-from spantrain.transport.interface import Limits
-from spantrain.transport.outbox import Outbox, Parcel
-from spantrain.transport.wire import (
+from spantrain.core.span import Span
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.mailbox.inbox import Inbox
+from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.outbox import Outbox, Parcel
+from spantrain.transport.mailbox.wire import (
     BULK,
     CHUNK_BYTES,
     EXPRESS,

@@ -9,15 +9,16 @@ import zmq
 
 from layer_wires import Wires, a_key
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer_layers import Layer, ParameterSpec, ShardLayout, ShardRun
-from spantrain.core.spans import Span
-from spantrain.transport import layers_format, wire
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.exchange import Correspondent
-from spantrain.transport.inbox import Inbox
-from spantrain.transport.interface import Limits, PeerAddress
-from spantrain.transport.links import DialledLink, set_options
-from spantrain.transport.outbox import Parcel
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
+from spantrain.core.span import Span
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.layers import format as layers_format
+from spantrain.transport.mailbox import wire
+from spantrain.transport.mailbox.exchange import Correspondent
+from spantrain.transport.mailbox.inbox import Inbox
+from spantrain.transport.mailbox.interface import Limits, PeerAddress
+from spantrain.transport.mailbox.links import DialledLink, set_options
+from spantrain.transport.mailbox.outbox import Parcel
 
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(4, 8))
 TENSORS = [torch.zeros(5, dtype=torch.uint8), torch.zeros(0, 3), torch.ones(2, 3)]

@@ -9,19 +9,29 @@ import zmq
 
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
-from spantrain.transport.bounds import Refusal
-from spantrain.transport.exchange import Exchange
-from spantrain.transport.inbox import Inbox
-from spantrain.transport.interface import Limits, PeerAddress
-from spantrain.transport.keys import KeyPair
-from spantrain.transport.links import AcceptedLink, DialledLink, Link
-from spantrain.transport.loop import Loop
-from spantrain.transport.mailbox import Mailbox
-from spantrain.transport.outbox import Outbox, Parcel
-from spantrain.transport.pace import Pace
-from spantrain.transport.sender import Sender
-from spantrain.transport.wire import BYE, HELLO, RESET, WELCOME, WHO, Chunk, Greeting, encode_bye, encode_greeting
+from spantrain.core.span import Span
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.mailbox.exchange import Exchange
+from spantrain.transport.mailbox.inbox import Inbox
+from spantrain.transport.mailbox.interface import Limits, PeerAddress
+from spantrain.transport.mailbox.links import AcceptedLink, DialledLink, Link
+from spantrain.transport.mailbox.loop import Loop
+from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.outbox import Outbox, Parcel
+from spantrain.transport.mailbox.pace import Pace
+from spantrain.transport.mailbox.sender import Sender
+from spantrain.transport.mailbox.wire import (
+    BYE,
+    HELLO,
+    RESET,
+    WELCOME,
+    WHO,
+    Chunk,
+    Greeting,
+    encode_bye,
+    encode_greeting,
+)
 
 NOTHING = ((0, ()), (0, ()))
 NOWHERE = "tcp://127.0.0.1:9"

@@ -9,8 +9,6 @@ from typing import TypeVar
 from spantrain.config.artefacts import read_artefact, write_artefact
 from spantrain.errors import ConfigError, UsageError
 
-__all__ = ["cache_folder", "cached", "code_digest", "keep_cached", "state_folder"]
-
 T = TypeVar("T")
 
 

@@ -6,23 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from spantrain.app.old_run import refuse_run, remove_old_run
-from spantrain.app.plan import PlanOutcome, make_plan
-from spantrain.app.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import Reporter
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import DeviceFigures, LinkFigures, TrainOutcome
+from spantrain.app.training.old_run import refuse_run, remove_old_run
+from spantrain.app.training.outcome import DeviceFigures, LinkFigures, TrainOutcome
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.presets import load_preset
+from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.models.catalog import resolve_model
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.groups import Groups, group_devices
 from spantrain.planner.job import JobSpec
-
-__all__ = ["DemoListener", "DemoOptions", "DemoSummary", "run_demo"]
 
 _MARK = "demo.txt"
 """Says in a folder whose it is."""

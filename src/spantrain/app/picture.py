@@ -11,8 +11,6 @@ from spantrain.errors import ConfigError
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
-__all__ = ["check_png", "write_png"]
-
 _SCALE = 2
 """Dots for each point of the SVG picture."""
 
@@ -30,7 +28,7 @@ def check_png() -> None:
 
 
 def write_png(svg: str, path: Path) -> None:
-    """Draw an SVG picture of `schedule.svg` (rectangles, lines, text) and write it as PNG.
+    """Draw an SVG picture of `schedule.render.svg` (rectangles, lines, text) and write it as PNG.
 
     Raises:
         ConfigError: Pillow is not installed, or the file cannot be written.

@@ -3,9 +3,7 @@
 from typing import Protocol
 
 from spantrain.core.plan import Plan
-from spantrain.runtime.barrier import StepOutcome
-
-__all__ = ["Reporter", "SilentReporter"]
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 
 class Reporter(Protocol):

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import torch
 
-from spantrain.config.files import read_text
+from spantrain.config.files.text_files import read_text
 from spantrain.errors import ConfigError
-from spantrain.runtime.environment import Environment
-from spantrain.runtime.roster import RANK_PREFIX
-from spantrain.runtime.worker import Worker
-from spantrain.runtime.worker_settings import WorkerSettings
-
-__all__ = ["prepared_worker"]
+from spantrain.runtime.coordinator.roster import RANK_PREFIX
+from spantrain.runtime.launch.environment import Environment
+from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.worker.worker import Worker
 
 
 def prepared_worker(

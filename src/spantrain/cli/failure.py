@@ -11,8 +11,6 @@ from pathlib import Path
 from spantrain import __version__
 from spantrain.app.cache import state_folder
 
-__all__ = ["tell_internal_error"]
-
 _SECRETS = frozenset({"--token"})
 """Options whose values are not written down."""
 _LIBRARIES = ("torch", "transformers", "numpy", "zmq", "grpc")

@@ -9,8 +9,6 @@ from types import FrameType
 
 from spantrain.errors import Interrupted
 
-__all__ = ["clean_interrupt", "graceful_interrupt", "told_interrupt"]
-
 
 @contextmanager
 def clean_interrupt(what: str) -> Iterator[None]:

@@ -8,18 +8,19 @@ import traceback
 import typer
 
 from spantrain import __version__
-from spantrain.cli import commands, outer, schedule, testbed
-from spantrain.cli.compare import compare
-from spantrain.cli.explain import explain
-from spantrain.cli.export import export, import_
+from spantrain.cli.commands import basic as commands
+from spantrain.cli.commands import schedule
+from spantrain.cli.commands.compare import compare
+from spantrain.cli.commands.explain import explain
+from spantrain.cli.commands.export import export, import_
+from spantrain.cli.commands.plan import plan
+from spantrain.cli.commands.simulate import simulate
+from spantrain.cli.commands.train import train
+from spantrain.cli.commands.validate import validate
 from spantrain.cli.failure import tell_internal_error
-from spantrain.cli.plan import plan
-from spantrain.cli.simulate import simulate
-from spantrain.cli.train import train
-from spantrain.cli.validate import validate
+from spantrain.cli.outer import outer
+from spantrain.cli.testbed import testbed
 from spantrain.errors import InternalError, SpanTrainError
-
-__all__ = ["app", "main", "run"]
 
 _TRACEBACK = "--traceback"
 

@@ -9,48 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spantrain.config.cluster_file import load_cluster
-from spantrain.config.network_traces import NetworkTrace, network_trace
-from spantrain.config.presets import PRESET_NAMES, load_preset
+from spantrain.config.cluster.cluster_file import load_cluster
+from spantrain.config.cluster.presets import PRESET_NAMES, load_preset
+from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
 from spantrain.core.quantities import parse_seconds
 from spantrain.errors import ConfigError
-
-__all__ = [
-    "MAX_SAMPLES",
-    "ClusterFile",
-    "Data",
-    "Dtype",
-    "EmulatedSpeed",
-    "Functions",
-    "Insecure",
-    "Json",
-    "Listen",
-    "LostAfter",
-    "NetworkTraceName",
-    "NoNetwork",
-    "Out",
-    "Preset",
-    "SequenceLength",
-    "Tokenizer",
-    "at_speed",
-    "check_dtype",
-    "check_speed",
-    "chosen_cluster",
-    "chosen_functions",
-    "chosen_model",
-    "chosen_trace",
-    "print_json",
-    "session_options",
-]
 
 MAX_SAMPLES = 2**24
 """Of an optimizer step."""
 _LEAST_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
-    from spantrain.app.session import SessionOptions
+    from spantrain.app.training.session import SessionOptions
     from spantrain.core.units import ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
@@ -149,11 +121,11 @@ def chosen_model(
     Raises:
         ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
     """
-    from spantrain.models.data_choice import model_on_data
+    from spantrain.models.data.choice import model_on_data
 
     spec = model_on_data(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
     if read and (data is not None or tokenizer is not None):
-        from spantrain.models.data import open_dataset
+        from spantrain.models.data.dataset import open_dataset
 
         open_dataset(spec)
     return spec
@@ -165,7 +137,7 @@ def chosen_functions(functions: Sequence[str] | None) -> tuple[str, ...]:
     Raises:
         ConfigError: one is not written as FILE.py:FUNCTION, or there is no such file.
     """
-    from spantrain.models.data_choice import named_function
+    from spantrain.models.data.choice import named_function
 
     return tuple(named_function(function, "--function") for function in functions or ())
 
@@ -198,8 +170,8 @@ def session_options(
     Raises:
         ConfigError: `lost_after` is no time, or too short.
     """
-    from spantrain.app.session import SessionOptions
-    from spantrain.models.data_choice import user_functions
+    from spantrain.app.training.session import SessionOptions
+    from spantrain.models.data.choice import user_functions
 
     functions = user_functions(model) if model else ()
     found = SessionOptions(listen=listen, network=not no_network, encrypted=not insecure, functions=functions)

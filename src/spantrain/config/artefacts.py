@@ -6,35 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spantrain.config.consistency import check_plan, check_profile
-from spantrain.config.files import is_file, read_bytes, sha256_of, text_of, write_atomically
-from spantrain.config.json_codec import from_json, render_json, to_json
-from spantrain.config.parsing import parse_json
-from spantrain.config.problems import Problems, shortened
+from spantrain.config.files.json_codec import from_json, render_json, to_json
+from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.problems import Problems, shortened
+from spantrain.config.files.text_files import is_file, read_bytes, sha256_of, text_of, write_atomically
 from spantrain.core.plan import Plan, ProfileReference
 from spantrain.core.profile import Profile
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
-
-__all__ = [
-    "CHECKPOINT_FORMAT",
-    "PLAN_FORMAT",
-    "PROFILE_FORMAT",
-    "RUN_FORMAT",
-    "artefact_in",
-    "artefact_text",
-    "from_json",
-    "profile_at",
-    "profile_of_plan",
-    "profile_path_of",
-    "read_artefact",
-    "read_plan",
-    "read_profile",
-    "reference_to_profile",
-    "sha256_of",
-    "to_json",
-    "write_artefact",
-    "write_plan",
-    "write_profile",
-]
 
 T = TypeVar("T")
 PROFILE_FORMAT = "spantrain-profile"

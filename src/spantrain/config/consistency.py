@@ -7,8 +7,6 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 
-__all__ = ["check_cluster", "check_plan", "check_profile", "missing_links"]
-
 _MAX_SAMPLES = 2**24
 _MAX_PIECES = 2**20
 Note = Callable[[str, str], None]

@@ -11,14 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from spantrain.config.files import read_text, write_atomically
-from spantrain.config.json_codec import from_json, to_json
-from spantrain.config.parsing import parse_json
-from spantrain.config.problems import shortened
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.problems import shortened
+from spantrain.config.files.text_files import read_text, write_atomically
 from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.errors import ConfigError
-
-__all__ = ["DECISIONS_FORMAT", "read_decisions", "write_decisions"]
 
 DECISIONS_FORMAT = "spantrain-decisions"
 _VERSION = 2

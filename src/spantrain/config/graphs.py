@@ -6,11 +6,9 @@
 from dataclasses import dataclass
 from importlib import resources
 
-from spantrain.config.json_codec import from_json, to_json
-from spantrain.config.parsing import parse_json
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec, UnitGraph
-
-__all__ = ["ShippedGraph", "shipped_graph"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from spantrain.core.spans import Span
-
-__all__ = ["Action", "Direction", "Op", "produces", "requires"]
+from spantrain.core.span import Span
 
 _TEXT = re.compile(r"(\d+)([FBIW])(\[\d+:\d+\])")
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from spantrain.core.parts import TensorPart
 
-__all__ = ["CheckpointContent", "LedgerEntry", "SampleLedger", "StoredFile", "StoredTensor"]
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

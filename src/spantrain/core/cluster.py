@@ -8,8 +8,6 @@ from functools import cached_property
 
 from spantrain.core.names import check_name
 
-__all__ = ["MAX_DEVICES", "MAX_SITES", "Cluster", "Device", "DeviceKind", "Host", "Link", "Site"]
-
 MAX_DEVICES = 16_384
 MAX_SITES = 256
 """Each pair of them has a link."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run, StepStarted
-from spantrain.core.spans import Span
-
-__all__ = ["Decision", "DeviceDecisions", "event_of", "event_text"]
+from spantrain.core.span import Span
 
 
 def event_text(event: Event) -> str:

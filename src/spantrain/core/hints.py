@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["DispatchHints", "PlannedOrder", "PlannedWait"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWait:

@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from spantrain.core.plan import WireFormat
 
-__all__ = ["ADAPTERS", "LARGEST_NUMBER", "LR_SCHEDULES", "MOST_TRACE_STEPS", "OPTIMIZERS", "TrainJob"]
-
 ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine", "linear")
@@ -49,13 +47,13 @@ class TrainJob:
     trace_steps: int = 3
     """The last so many steps go into the trace; at most 50."""
     loss_scale: float = 65536.0
-    """Under float16: what the loss is multiplied by at first (`policy.loss_scale`)."""
+    """Under float16: what the loss is multiplied by at first (`runtime.gradients.loss_scale`)."""
     adapter: str = "auto"
     """What follows the network while it trains (`docs/adapter.md`)."""
     allow_wire: tuple[WireFormat, ...] = ()
     """What `auto` may send over slow cuts, besides what the plan says."""
     staleness: int = 0
-    """How many steps old the weights are that a step works on: 1 lets steps overlap (`policy.two_steps`)."""
+    """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.two_steps`)."""
 
     def __post_init__(self) -> None:
         problems = [*self._no_numbers()] or [*self._unknown_words(), *self._out_of_range()]

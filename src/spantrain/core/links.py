@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["LinkReport", "LinkVerdict"]
-
 
 class LinkVerdict(StrEnum):
     """What holds a link up, if anything does."""

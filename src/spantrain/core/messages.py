@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from spantrain.core.action import Action, Direction
-from spantrain.core.spans import Span
-
-__all__ = ["Arrived", "Command", "Event", "Finished", "MessageKey", "Recut", "Run", "StepStarted"]
+from spantrain.core.span import Span
 
 
 @dataclass(frozen=True, slots=True)

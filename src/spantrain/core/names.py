@@ -3,8 +3,6 @@
 import re
 from urllib.parse import quote
 
-__all__ = ["check_name", "file_stem", "is_member_name", "is_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,63}")
 

@@ -4,9 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spantrain.core.spans import Span, apportion
-
-__all__ = ["TensorPart", "divide_pieces"]
+from spantrain.core.span import Span, apportion
 
 
 @dataclass(frozen=True, kw_only=True)

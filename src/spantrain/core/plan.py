@@ -8,26 +8,11 @@ from types import MappingProxyType
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.hints import DispatchHints
-from spantrain.core.outer import OuterPlan
+from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.precision import check_dtype
-from spantrain.core.spans import Span, split_by_shares
+from spantrain.core.span import Span, split_by_shares
 from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
-
-__all__ = [
-    "ROUNDED_DTYPES",
-    "SCALE_BYTES",
-    "Alternative",
-    "Plan",
-    "Prediction",
-    "ProfileReference",
-    "Replica",
-    "Stage",
-    "StateSharding",
-    "WireFormat",
-    "frame_bytes",
-    "splits_backward",
-]
 
 _WHOLE_BACKWARD = ("1f1b", "1f1b-asteroid", "gpipe")
 """Schedules that go back in B alone."""
@@ -53,7 +38,7 @@ class WireFormat(StrEnum):
 
     `float16`, `int8` and `int4` send each sample of a tensor as a row of bytes: its numbers in blocks, a scale for each
     block, and what the tensor was (`frame_bytes`). A tensor of which that would take as many bytes as it has is sent as
-    it is (`docs/wire-formats.md`, `runtime.rounding`).
+    it is (`docs/wire-formats.md`, `runtime.step.rounding`).
     """
 
     NATIVE = "native"

@@ -1,9 +1,7 @@
 """In which numbers products are computed: parameters, gradients and optimizer state are float32 in any case."""
 
-__all__ = ["DTYPES", "check_dtype", "is_low"]
-
 DTYPES = ("float32", "bfloat16", "float16")
-"""The last two by autocast; float16 with a scaled loss (`policy.loss_scale`)."""
+"""The last two by autocast; float16 with a scaled loss (`runtime.gradients.loss_scale`)."""
 
 
 def check_dtype(dtype: str) -> str:

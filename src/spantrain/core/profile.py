@@ -11,17 +11,6 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.precision import check_dtype
 from spantrain.core.units import ModelSpec, UnitGraph
 
-__all__ = [
-    "BandwidthCurve",
-    "BandwidthPoint",
-    "DeviceScore",
-    "LinkMeasurement",
-    "Profile",
-    "Provenance",
-    "RuntimeCosts",
-    "UnitTiming",
-]
-
 _MEGABYTE = 1e6
 _LOOKED_AT = 64
 """Sizes at which a fitted curve is checked to be above zero."""
@@ -192,7 +181,7 @@ class DeviceScore:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeCosts:
-    """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.rehearsal`."""
+    """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.profiling.rehearsal`."""
 
     action_s: float
     """From the end of an action to the start of the next one, when nothing has to be waited for."""

@@ -3,15 +3,6 @@
 import math
 import re
 
-__all__ = [
-    "format_bandwidth",
-    "format_bytes",
-    "format_seconds",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_seconds",
-]
-
 _NUMBER = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*")
 _BANDWIDTH = {
     "bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8,

@@ -7,8 +7,6 @@ from functools import lru_cache
 
 from spantrain.core.parts import divide_pieces
 
-__all__ = ["ALONE", "MemberBytes", "MemberShare", "TensorPieces", "divided_share", "even_share", "shares_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemberShare:
@@ -101,7 +99,7 @@ class TensorPieces:
     parameter_bytes: int
     """Of the parameters that are divided; a shared one counts in the group that has it."""
     work_share: float
-    """Their part of the unit's matrices, as of its computation (`runtime.stage_member.unit_shares`)."""
+    """Their part of the unit's matrices, as of its computation (`runtime.step.stage_member.unit_shares`)."""
     shared: tuple[str, ...] = ()
     """Groups of shared parameters among them, e.g. `wte`."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from spantrain.errors import UsageError
 
-__all__ = ["SpeedTrace"]
-
 _SLOWEST = 1e-6
 """Of what is no pause."""
 

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "OWN_SUMS", "GradientSums", "SumModel"]
-
 DEFAULT_BUCKET_BYTES = 8 * 2**20
-"""Of our own sums, until a size is chosen by the link (`planner.sum_buckets`)."""
+"""Of our own sums, until a size is chosen by the link (`planner.assembly.sum_buckets`)."""
 
 _MAX_AT_ONCE = 64
 

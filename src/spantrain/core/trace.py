@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["LANES", "TRACE_FORMAT", "TRACE_VERSION", "Flow", "Interval", "Trace"]
-
 TRACE_FORMAT = "spantrain-trace"
 TRACE_VERSION = 1
 """Of its file."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 
-__all__ = ["MAX_SEQUENCE", "ModelSpec", "TensorSpec", "Unit", "UnitGraph"]
-
 MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
 _MAX_BYTES = 2**46

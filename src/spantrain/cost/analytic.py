@@ -28,16 +28,6 @@ from spantrain.core.precision import check_dtype
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
 
-__all__ = [
-    "ANALYTIC_METHOD",
-    "COMPUTE_EFFICIENCY",
-    "HALF_RATE_SAMPLES",
-    "LAUNCH_S",
-    "MEMORY_EFFICIENCY",
-    "AnalyticLaw",
-    "analytic_profile",
-]
-
 ANALYTIC_METHOD = "nothing was measured: compute by the kinds' data sheets, links as the cluster describes them"
 """How an analytic profile says what it is."""
 

@@ -1,8 +1,8 @@
 """Gradient sums in buckets beside the last backward action of a step: which are ready when, and what is left behind it.
 
 A backward pass goes through a stage's units from the last to the first, so their gradients are whole in that order, and
-buckets are filled in it (`runtime.background_sums`). Buckets are summed one by one. With more and smaller ones the
-first sum begins earlier, and each one costs the ring's latency once more.
+buckets are filled in it (`runtime.gradients.background_sums`). Buckets are summed one by one. With more and smaller
+ones the first sum begins earlier, and each one costs the ring's latency once more.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from spantrain.core.sums import GradientSums
-
-__all__ = ["SumBucket", "behind_s", "fill_buckets"]
 
 
 @dataclass(frozen=True, kw_only=True)

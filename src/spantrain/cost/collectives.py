@@ -30,8 +30,6 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Algorithm", "Collectives", "SumOptions", "Wires"]
-
 _SEGMENT_BYTES = 2**20
 """Most that Gloo sends at once (`kMaxSegmentSize`)."""
 _TURNS_ROUND = 16

@@ -7,8 +7,6 @@ from spantrain.core.action import Op
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.errors import ProfileError
 
-__all__ = ["ComputeCost"]
-
 
 class ComputeCost:
     """Seconds of computation on each kind of device, alone or as one of a tensor-parallel group.

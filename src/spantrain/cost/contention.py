@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from spantrain.cost.network import NetworkCost
 
-__all__ = ["StageRings", "sum_slowdowns"]
-
 Pair = tuple[str, str]
 
 

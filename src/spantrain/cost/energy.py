@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from spantrain.core.cluster import Cluster
 from spantrain.cost.money import between_sites
 
-__all__ = ["IDLE_POWER_RATIO", "NETWORK_J_PER_BYTE", "Energy", "energy_of_step"]
-
 IDLE_POWER_RATIO = 0.2
 """Power of a device that waits inside a step, as a part of its kind's power figure.
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Demand", "Uses", "fair_parts", "part_alone"]
-
 Uses = tuple[tuple[str, float], ...]
 """Links, each with the part of it that a flow takes when it goes at full speed."""
 Demand = tuple[float, Uses]

@@ -25,20 +25,6 @@ from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
 
-__all__ = [
-    "BUFFERED_MICRO_BATCHES",
-    "FRAMEWORK_BYTES",
-    "OPTIMIZER_STATE_RATIO",
-    "WHOLE",
-    "Division",
-    "HeldBytes",
-    "HeldSizes",
-    "MemoryCost",
-    "MemoryNeed",
-    "divisions_of",
-    "framework_bytes",
-]
-
 OPTIMIZER_STATE_RATIO = {"sgd": 0.0, "momentum": 1.0, "adamw": 2.0}
 """Bytes of optimizer state for one byte of float32 parameters."""
 
@@ -189,7 +175,7 @@ class MemoryCost:
     ) -> None:
         """Reckon by a profile; with weights that are so many steps old, there are as many sets of them more.
 
-        Each set has weights and gradients of its own, the optimizer's state is one (`policy.two_steps`).
+        Each set has weights and gradients of its own, the optimizer's state is one (`schedule.dispatch.two_steps`).
         """
         if optimizer not in OPTIMIZER_STATE_RATIO:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")

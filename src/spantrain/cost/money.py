@@ -13,8 +13,6 @@ import yaml
 
 from spantrain.core.cluster import Cluster
 
-__all__ = ["Money", "Price", "PriceTable", "between_sites", "load_prices", "money_of_step"]
-
 _JOULES_PER_KWH = 3.6e6
 _BYTES_PER_GB = 1e9
 

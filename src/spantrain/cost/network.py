@@ -9,8 +9,6 @@ from spantrain.cost.collectives import Collectives
 from spantrain.cost.fairness import Demand, fair_parts
 from spantrain.errors import ProfileError
 
-__all__ = ["SAME_RATIO", "NetworkCost", "Path", "SharedLink"]
-
 SAME_RATIO = 0.95
 """A pair that was measured at more than this part of a link fills it: two measurements of one link differ as much."""
 

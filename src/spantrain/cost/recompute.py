@@ -1,12 +1,10 @@
 """Which operations a unit does in an action, where its activations are computed again.
 
 A recomputed unit does F again and all of its backward pass as soon as its output's gradient is there: in I, or in B. W
-has nothing left to do for it (`models.segment` says why).
+has nothing left to do for it (`models.execution.segment` says why).
 """
 
 from spantrain.core.action import Op
-
-__all__ = ["operations_of"]
 
 
 def operations_of(op: Op, *, recomputed: bool) -> tuple[Op, ...]:

@@ -43,8 +43,6 @@ from spantrain.cost.recompute import operations_of
 from spantrain.cost.sum_models import nccl_between
 from spantrain.cost.tensor import GroupCost, normalised
 
-__all__ = ["ReplicaCost", "Ring", "rings_of"]
-
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""
 _SHARE_DIGITS = 9

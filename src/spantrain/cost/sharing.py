@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from spantrain.cost.fairness import Uses
 from spantrain.cost.network import SAME_RATIO, NetworkCost
 
-__all__ = ["Uses", "scarce_links"]
-
 Pair = tuple[str, str]
 
 

@@ -23,8 +23,6 @@ from spantrain.core.units import Unit
 from spantrain.cost.network import Path
 from spantrain.cost.replicas import ReplicaCost
 
-__all__ = ["StageTerms", "StepCost", "StepEstimate", "Term"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Term:

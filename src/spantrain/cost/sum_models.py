@@ -1,7 +1,8 @@
 """The ways in which frameworks sum gradients: the settings of each that are tried, and what carries them.
 
-spantrain           ours (`runtime.background_sums`): beside the last backward, buckets by the link, two at once.
-torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is whole
+spantrain           ours (`runtime.gradients.background_sums`): beside the last backward, buckets by the link, two at
+once. torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is
+whole
                     (Li et al., "PyTorch Distributed", VLDB 2020, sections 3.2 and 4.2; `_DEFAULT_BUCKET_CAP_MB`,
                     `dist._DEFAULT_FIRST_BUCKET_BYTES`), or all of the size that is given as `bucket_cap_mb`. Gloo has
                     two threads for them (`ProcessGroupGloo::Options`).
@@ -25,8 +26,6 @@ from itertools import count, takewhile
 from spantrain.core.cluster import Device
 from spantrain.core.sums import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
 from spantrain.cost.collectives import Collectives, SumOptions
-
-__all__ = ["default_sums", "nccl_between", "own_sum_s", "sum_options"]
 
 _MIB = 2**20
 _DDP_CAPS_MIB = (5, 10, 25, 50, 100, 200, 400)

@@ -24,8 +24,6 @@ from spantrain.core.shares import shares_of
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.network import NetworkCost
 
-__all__ = ["GroupCost", "normalised"]
-
 _EVEN = 1e-6
 """Tensor shares that differ by less than this part count as equal."""
 

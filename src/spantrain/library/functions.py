@@ -7,8 +7,6 @@ from typing import Any
 
 from spantrain.errors import ConfigError
 
-__all__ = ["function_source"]
-
 
 def function_source(function: str | Callable[..., Any], what: str) -> str:
     """Return `FILE.py:FUNCTION` of a function; text stays as it is.

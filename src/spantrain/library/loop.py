@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spantrain.app.session import SessionOptions
-from spantrain.app.steps import StepLoop
+from spantrain.app.training.session import SessionOptions
+from spantrain.app.training.step_loop import StepLoop
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -16,12 +16,12 @@ from spantrain.library.progress import Progress
 from spantrain.library.setting import ModelFactory, Setting, model_of
 from spantrain.library.state import state_of
 from spantrain.library.trainer import opened
-from spantrain.models.data_user import batch_of
+from spantrain.models.data.user import batch_of
+
+__all__ = ["StepSession", "session"]
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["StepSession", "session"]
 
 _ENDLESS = 2**31 - 1
 

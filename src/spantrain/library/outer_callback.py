@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from spantrain.outer.client_metrics import OuterMetrics
-from spantrain.outer.optimizer import OuterOptimizer
+from spantrain.outer.client.metrics import OuterMetrics
+from spantrain.outer.client.optimizer import OuterOptimizer
 
 __all__ = ["OuterTrainerCallback"]
 

@@ -3,12 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from spantrain.app.plan import PlanOutcome
 from spantrain.core.plan import Plan
 from spantrain.library.callbacks import Callback, StepReport
-from spantrain.runtime.barrier import StepOutcome
-
-__all__ = ["Progress"]
+from spantrain.planner.engine.outcome import PlanOutcome
+from spantrain.runtime.coordinator.barrier import StepOutcome
 
 
 class Progress:

@@ -8,23 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.old_run import refuse_run, remove_old_run
-from spantrain.app.outer_pipeline import outer_cluster
-from spantrain.app.quick import QuickListener, QuickRequest, describe, prepare, run_folder_for
-from spantrain.app.requests import new_run, resumed_run
-from spantrain.app.session import Session
-from spantrain.app.train import TrainRequest
-from spantrain.config.cluster_file import load_cluster, parse_cluster
-from spantrain.config.presets import PRESET_NAMES, load_preset
+from spantrain.app.outer.pipeline import outer_cluster
+from spantrain.app.training.old_run import refuse_run, remove_old_run
+from spantrain.app.training.requests import new_run, resumed_run
+from spantrain.app.training.session import Session
+from spantrain.app.training.train import TrainRequest
+from spantrain.app.training.train_from_scratch import (
+    QuickListener,
+    QuickRequest,
+    describe,
+    prepare,
+    run_folder_for,
+)
+from spantrain.config.cluster.cluster_file import load_cluster, parse_cluster
+from spantrain.config.cluster.presets import PRESET_NAMES, load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.functions import function_source
-from spantrain.models.data_choice import model_on_data, user_functions, with_loss
-from spantrain.runtime.given import GIVEN
-
-__all__ = ["ModelFactory", "Setting", "model_of", "optimizer_fields"]
+from spantrain.models.data.choice import model_on_data, user_functions, with_loss
+from spantrain.runtime.coordinator.external_batches import GIVEN
 
 ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""

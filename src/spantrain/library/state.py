@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spantrain.app.export import manifest_with, trained_parameters
+from spantrain.app.export.export import manifest_with, trained_parameters
 from spantrain.core.units import ModelSpec
-from spantrain.models.data_choice import user_functions
+from spantrain.models.data.choice import user_functions
 from spantrain.models.whole import whole_model, whole_parameters
 from spantrain.runtime.checkpoint.manifest import read_manifest
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["state_of"]
 
 
 def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spantrain.app.first_weights import first_weights
-from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.steps import StepLoop
-from spantrain.app.train import StopRequest, TrainRequest, train
-from spantrain.app.train_outcome import TrainOutcome
-from spantrain.config.files import check_can_make
+from spantrain.app.training.first_weights import first_weights
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.step_loop import StepLoop
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.callbacks import Callback, checked_callbacks
@@ -21,18 +21,18 @@ from spantrain.library.functions import function_source
 from spantrain.library.progress import Progress
 from spantrain.library.setting import ModelFactory, Setting, model_of
 from spantrain.library.state import state_of
-from spantrain.models.any.factory import check_not_importing
 from spantrain.models.build import unit_names
-from spantrain.models.data import Dataset, open_dataset
-from spantrain.models.data_choice import user_functions
-from spantrain.models.data_user import samples_of
-from spantrain.models.sampler import Sampler
+from spantrain.models.data.choice import user_functions
+from spantrain.models.data.dataset import Dataset, open_dataset
+from spantrain.models.data.sampler import Sampler
+from spantrain.models.data.user import samples_of
+from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint
+
+__all__ = ["Trainer"]
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Trainer"]
 
 
 class Trainer:

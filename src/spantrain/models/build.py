@@ -7,23 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
-from spantrain.models import catalog
-from spantrain.models.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
-from spantrain.models.hashing import derive_seed
-from spantrain.models.units import UnitModule, parameter_names, shared_parameters, tie_parameters
-
-__all__ = [
-    "UnitModule",
-    "build_units",
-    "empty_unit",
-    "example_inputs",
-    "example_labels",
-    "is_unedited",
-    "parameter_names",
-    "shared_parameters",
-    "unit_count",
-    "unit_names",
-]
+from spantrain.models.catalog import catalog
+from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
+from spantrain.models.data.hashing import derive_seed
+from spantrain.models.units import UnitModule, tie_parameters
 
 _SHARED_STD = 0.02
 """Standard deviation of tied embeddings: the transformers library's for GPT-2 and BERT."""
@@ -37,7 +24,7 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
     """
     if not is_unedited(spec):
         return catalog.unit_names(spec)
-    from spantrain.models.any.model import cut_model
+    from spantrain.models.tracing.model import cut_model
 
     return cut_model(spec).names
 
@@ -48,7 +35,7 @@ def unit_count(spec: ModelSpec) -> int:
 
 
 def is_unedited(spec: ModelSpec) -> bool:
-    """Whether the model is of no family of the catalog's, but followed as it is (`models.any`)."""
+    """Whether the model is of no family of the catalog's, but followed as it is (`models.tracing`)."""
     return spec.family in ("factory", "hf")
 
 
@@ -68,7 +55,7 @@ def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: 
     if any(not 0 <= index < unit_count(spec) for index in wanted):
         raise ValueError(f"{spec.name} has units 0 to {unit_count(spec) - 1}, got {wanted}")
     if is_unedited(spec):
-        from spantrain.models.any.model import build_traced
+        from spantrain.models.tracing.model import build_traced
 
         return list(build_traced(spec, wanted, seed=seed))
     units = [_seeded_unit(spec, index, seed) for index in wanted]
@@ -79,7 +66,7 @@ def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: 
 def empty_unit(spec: ModelSpec, index: int) -> UnitModule:
     """Build one unit on the meta device: shapes, no weights."""
     if is_unedited(spec):
-        from spantrain.models.any.model import empty_traced
+        from spantrain.models.tracing.model import empty_traced
 
         return empty_traced(spec, index)
     with torch.device("meta"):
@@ -104,20 +91,20 @@ def _family(spec: ModelSpec) -> ModuleType:
     # Imported here: transformers takes seconds to import, and planning needs none of it.
     match spec.family:
         case "gpt2":
-            from spantrain.models import gpt2
+            from spantrain.models.catalog import gpt2
 
             return gpt2
         case "bert":
-            from spantrain.models import bert
+            from spantrain.models.catalog import bert
 
             return bert
         case "resnet":
-            from spantrain.models import resnet
+            from spantrain.models.catalog import resnet
 
             return resnet
         case _:
             assert spec.family == "efficientnet", f"no family {spec.family}"
-            from spantrain.models import efficientnet
+            from spantrain.models.catalog import efficientnet
 
             return efficientnet
 
@@ -125,7 +112,7 @@ def _family(spec: ModelSpec) -> ModuleType:
 def example_inputs(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
     """Return inputs of the first unit with the right shapes and types, for measuring; their values mean nothing."""
     if is_unedited(spec):
-        from spantrain.models.any.model import cut_model
+        from spantrain.models.tracing.model import cut_model
 
         batch = cut_model(spec).batch.resized(samples)
         return tuple(tensor.to(device) for tensor in batch.inputs)
@@ -138,7 +125,7 @@ def example_inputs(spec: ModelSpec, samples: int, *, device: torch.device | str 
 def example_labels(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Return labels with the right shape and type, for measuring."""
     if is_unedited(spec):
-        from spantrain.models.any.model import cut_model
+        from spantrain.models.tracing.model import cut_model
 
         labels = cut_model(spec).batch.resized(samples).labels
         return torch.zeros(samples, dtype=torch.int64, device=device) if labels is None else labels.to(device)

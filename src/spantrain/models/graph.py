@@ -23,14 +23,12 @@ from spantrain.models.build import (
     unit_count,
     unit_names,
 )
-from spantrain.models.flop import FlopMeter
-from spantrain.models.held_member import TWO, held_behind, held_by_two
-from spantrain.models.precision import autocast_dtype
-from spantrain.models.tensor.pieces import pieces_of
-from spantrain.models.tensor.shard import divides_sequence, sums_of
+from spantrain.models.execution.flop import FlopMeter
+from spantrain.models.execution.held_member import TWO, held_behind, held_by_two
+from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.tensor_parallel.pieces import pieces_of
+from spantrain.models.tensor_parallel.shard import divides_sequence, sums_of
 from spantrain.models.units import UnitModule
-
-__all__ = ["build_graph"]
 
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
@@ -96,9 +94,9 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 def _checked(spec: ModelSpec, units: Sequence[UnitModule]) -> tuple[str, ...]:
     """Check that a user's model is what its units are; return what of it is not done."""
     # Imported here: they load what only users' models need.
-    from spantrain.models.any.check import check_units
-    from spantrain.models.any.difference import differences
-    from spantrain.models.any.source import load_model
+    from spantrain.models.tracing.check import check_units
+    from spantrain.models.tracing.difference import differences
+    from spantrain.models.tracing.source import load_model
 
     if spec.family != "factory":
         return differences(spec)

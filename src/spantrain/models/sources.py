@@ -7,22 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spantrain.config.files import is_file, read_text
-from spantrain.config.parsing import OutOfRange, parse_json
-from spantrain.config.problems import shortened
+from spantrain.config.files.parsing import OutOfRange, parse_json
+from spantrain.config.files.problems import shortened
+from spantrain.config.files.text_files import is_file, read_text
 from spantrain.core.units import MAX_SEQUENCE, ModelSpec
 from spantrain.errors import ConfigError
-
-__all__ = [
-    "CONFIGURATION",
-    "factory_file",
-    "factory_spec",
-    "hf_configuration",
-    "hf_spec",
-    "image_shape",
-    "is_factory",
-    "source_digest",
-]
 
 CONFIGURATION = "json"
 """The field of a spec's config that holds a transformers configuration as JSON: workers need no file."""

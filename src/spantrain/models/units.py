@@ -7,16 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "IGNORED_LABEL",
-    "ModuleUnit",
-    "UnitModule",
-    "parameter_names",
-    "sample_losses",
-    "shared_parameters",
-    "tie_parameters",
-]
-
 IGNORED_LABEL = -100
 
 

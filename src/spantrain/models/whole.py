@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.build import empty_unit, example_inputs, parameter_names, unit_count
-
-__all__ = ["WholeModel", "WholeParameter", "whole_buffers", "whole_model", "whole_parameters"]
+from spantrain.models.build import empty_unit, example_inputs, unit_count
+from spantrain.models.units import parameter_names
 
 _EXAMPLES = 2
 
@@ -53,7 +52,7 @@ def whole_parameters(spec: ModelSpec) -> dict[str, WholeParameter]:
 def whole_buffers(spec: ModelSpec) -> dict[str, torch.Tensor]:
     """Return the buffers that a model is made with, by name."""
     if spec.family == "hf":
-        from spantrain.models.any.source import load_model
+        from spantrain.models.tracing.source import load_model
 
         module = load_model(spec, seed=0, only=()).module
     else:
@@ -78,7 +77,7 @@ def whole_model(spec: ModelSpec, *, seed: int) -> WholeModel:
 
 
 def _unedited(spec: ModelSpec, seed: int) -> WholeModel:
-    from spantrain.models.any.source import load_model
+    from spantrain.models.tracing.source import load_model
 
     loaded = load_model(spec, seed=seed)
     batch = loaded.batch
@@ -92,20 +91,20 @@ def _of_catalog(spec: ModelSpec) -> nn.Module:
 
     match spec.family:
         case "gpt2":
-            from spantrain.models import gpt2
+            from spantrain.models.catalog import gpt2
 
             module: nn.Module = transformers.GPT2LMHeadModel(gpt2.configuration(spec))
         case "bert":
-            from spantrain.models import bert
+            from spantrain.models.catalog import bert
 
             module = transformers.BertForMaskedLM(bert.configuration(spec))
         case "resnet":
-            from spantrain.models import resnet
+            from spantrain.models.catalog import resnet
 
             module = transformers.ResNetForImageClassification(resnet.configuration(spec))
         case _:
             assert spec.family == "efficientnet", f"no family {spec.family}"
-            from spantrain.models import efficientnet
+            from spantrain.models.catalog import efficientnet
 
             module = transformers.EfficientNetForImageClassification(efficientnet.configuration(spec))
     return module

@@ -5,13 +5,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from spantrain.outer.master_config import MasterConfig
-from spantrain.outer.master_server import MasterServer
-from spantrain.outer.master_status import MasterStatus
-from spantrain.outer.shard_server import ShardServer, master_link
-from spantrain.outer.snapshots import FolderSnapshots
-
-__all__ = ["LocalParameterServer"]
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.server import MasterServer
+from spantrain.outer.master.status import MasterStatus
+from spantrain.outer.shard.server import ShardServer, master_link
+from spantrain.outer.shard.snapshots import FolderSnapshots
 
 
 class LocalParameterServer:

@@ -6,12 +6,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.cuts import least_largest
+from spantrain.planner.assembly.cuts import least_largest
+from spantrain.planner.assembly.tables import Tables
 from spantrain.planner.groups import Groups
-from spantrain.planner.search import Candidate, SearchResult
-from spantrain.planner.tables import Tables
-
-__all__ = ["infeasible", "reasons"]
+from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult
 
 
 def reasons(

@@ -7,8 +7,6 @@ from itertools import permutations
 
 from spantrain.core.profile import LinkMeasurement, Profile
 
-__all__ = ["Group", "Groups", "group_devices", "message_seconds"]
-
 _SAME = 1e-12
 
 

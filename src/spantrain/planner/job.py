@@ -6,8 +6,6 @@ from spantrain.core.plan import splits_backward
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.errors import PlanError
 
-__all__ = ["JobSpec"]
-
 _MOST_MICRO_BATCHES = 256
 
 

@@ -11,18 +11,6 @@ from spantrain.core.profile import Profile
 from spantrain.errors import PlanError
 from spantrain.planner.job import JobSpec
 
-__all__ = [
-    "Constraints",
-    "Evaluate",
-    "Evaluation",
-    "Objective",
-    "PlanRequest",
-    "Proposal",
-    "Quota",
-    "Restriction",
-    "Strategy",
-]
-
 
 class Objective(StrEnum):
     """What the best plan has the least of."""

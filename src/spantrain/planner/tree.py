@@ -4,8 +4,6 @@ from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.planner.groups import Group, Groups, message_seconds
 
-__all__ = ["tree_lines"]
-
 
 def tree_lines(groups: Groups, profile: Profile) -> list[str]:
     """Return the tree of groups: first level, second level, devices, with the metrics that grouped them."""

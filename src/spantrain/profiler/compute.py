@@ -10,15 +10,13 @@ from torch import Tensor
 
 from spantrain.core.action import Op
 from spantrain.core.profile import UnitTiming
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from spantrain.devices.device import Device
 from spantrain.models.build import build_units, example_inputs, example_labels
-from spantrain.models.device import Device
-from spantrain.models.precision import autocast_dtype
-from spantrain.models.stage import StageExecutor
+from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import UnitModule
-
-__all__ = ["Bench", "Emulation", "Progress", "measure_units"]
 
 _LOGGER = logging.getLogger(__name__)
 

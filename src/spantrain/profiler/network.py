@@ -16,25 +16,9 @@ from spantrain.core.cluster import Cluster, Device
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
 from spantrain.profiler.network_latency import LatencyMeter, RoundTrip, Software
-from spantrain.profiler.network_probes import Echo, Prober, knock
+from spantrain.profiler.network_probes import Echo, Prober
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, WARM_UP_BYTES, measure_bandwidth
-from spantrain.transport.interface import MailboxLike
-
-__all__ = [
-    "DevicePair",
-    "better",
-    "dismiss_echo",
-    "doubtful",
-    "echo_probes",
-    "expected_rates",
-    "knock",
-    "measure_both",
-    "measure_pair",
-    "measure_round_trip",
-    "pair_rounds",
-    "payload_cap_bytes",
-    "spread",
-]
+from spantrain.transport.mailbox.interface import MailboxLike
 
 DevicePair = tuple[str, str]
 

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spantrain.profiler.network_probes import Echo, Prober
-from spantrain.transport.interface import Limits, MailboxLike
-from spantrain.transport.mailbox import Mailbox
-
-__all__ = ["LatencyMeter", "RoundTrip", "Software", "software_round_trip"]
+from spantrain.transport.mailbox.interface import Limits, MailboxLike
+from spantrain.transport.mailbox.mailbox import Mailbox
 
 _LEAST_PINGS, _WARM_UP_PINGS = 15, 2
 """Of a sample; several samples, some time apart, find a moment in which every processor on their way is free."""

@@ -10,11 +10,9 @@ from enum import IntEnum
 import torch
 
 from spantrain.core.messages import MessageKey
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.interface import MailboxLike, Message
-
-__all__ = ["LARGEST_PIECES", "LARGEST_PIECE_BYTES", "Echo", "Prober", "knock"]
+from spantrain.transport.mailbox.interface import MailboxLike, Message
 
 LARGEST_PIECE_BYTES = 124 * 1024
 LARGEST_PIECES = 4096

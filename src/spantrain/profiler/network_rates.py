@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from spantrain.profiler.network_probes import LARGEST_PIECE_BYTES, LARGEST_PIECES
 
-__all__ = ["OVERHEAD_BYTES", "WARM_UP_BYTES", "arrival_rate", "measure_bandwidth"]
-
 OVERHEAD_BYTES = 280
 """What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
 WARM_UP_BYTES = 256 * 1024

@@ -14,10 +14,8 @@ from torch import nn
 
 from spantrain.core.profile import DeviceScore
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.models.device import Device
-from spantrain.models.flop import FlopMeter
-
-__all__ = ["TASKS", "CapacityTask", "measure_tasks"]
+from spantrain.devices.device import Device
+from spantrain.models.execution.flop import FlopMeter
 
 _REPEATS = 3
 _TASK_S = 0.3

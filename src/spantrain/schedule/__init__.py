@@ -1,11 +1,5 @@
-"""Orders of work as data.
+"""Orders of work as data, checks of them, and the machines that decide what a replica does next.
 
-registry   names of the schedules, a line on each
-layout     the spans and limits of a plan, and how far forwards must run ahead of a backward
-orders     static orders (gpipe, 1f1b in two forms, the original zero-bubble orders)
-check      does an order do all work once, in an order that can run?
-text       a whole order as text that parses back
-render     text timelines of traces
-svg        one step of a trace as a picture
-perfetto   traces as one file that opens in Perfetto
+Not here: seconds (`cost`, `sim`).
+To add a static schedule: one file that registers it, or a package with the entry point `spantrain.schedules`.
 """

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 from spantrain.core.action import Action, Op, requires
-from spantrain.core.spans import Coverage, Span
+from spantrain.core.span import Coverage, Span
 from spantrain.errors import ScheduleError
 from spantrain.schedule.layout import Layout
-
-__all__ = ["check_orders", "check_replica_order"]
 
 _PARTS = {
     Op.FORWARD: ("forward",),

@@ -12,9 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
-
-__all__ = ["Counts", "Layout", "forward_counts", "windows"]
+from spantrain.core.span import Span
 
 Counts = tuple[tuple[tuple[int, ...], ...], ...]
 """By stage, replica and own span."""

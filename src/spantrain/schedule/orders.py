@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from spantrain.core.action import Action, Op
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.errors import PlanError
 from spantrain.schedule.layout import Counts, Layout, forward_counts, windows
 from spantrain.schedule.registry import STATIC_SCHEDULES
-
-__all__ = ["Orders", "defer_weights", "gpipe_counts", "interleave", "static_orders", "warm_up_counts"]
 
 Orders = tuple[tuple[tuple[Action, ...], ...], ...]
 """By stage and replica."""

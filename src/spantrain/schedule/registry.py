@@ -6,8 +6,6 @@ from types import MappingProxyType
 
 from spantrain.errors import UsageError
 
-__all__ = ["DESCRIPTIONS", "SCHEDULE_NAMES", "STATIC_SCHEDULES", "check_schedule"]
-
 DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "1f1b": "static: P - p forwards warm up stage p, then one full backward and one forward in turn",

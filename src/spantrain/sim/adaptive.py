@@ -10,22 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from spantrain.adaptation.boundary import BoundaryAdapter, Proposal
+from spantrain.adaptation.local import LocalAdapter
+from spantrain.adaptation.network_state import LinkState, Pair
+from spantrain.adaptation.registry import LocalAdapters, make_local
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
-from spantrain.policy.adapter.boundary import BoundaryAdapter, Proposal
-from spantrain.policy.adapter.choice import LocalAdapters, make_local
-from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.adapter.state import LinkState, Pair
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search import SearchEffort
-from spantrain.sim.search_spans import recuts, taper
-from spantrain.sim.slowed import SlowedCosts
-
-__all__ = ["AdaptedStep", "SimulatedForecast", "simulate_adapting", "stay", "used_links"]
+from spantrain.sim.network.slowed import SlowedCosts
+from spantrain.sim.search.search import SearchEffort
+from spantrain.sim.search.spans import recuts, taper
 
 CostsOf = Callable[[Plan], StepCosts]
 MoveSeconds = Callable[[Plan, Plan, LinkState], float]
@@ -122,7 +120,7 @@ def simulate_adapting(
 ) -> tuple[AdaptedStep, ...]:
     """Run steps; links are named as costs name them, their speeds go by the seconds since the first step's begin.
 
-    `boundary` decides between steps; `local` is the name of what devices do by themselves (`policy.adapter.choice`).
+    `boundary` decides between steps; `local` is the name of what devices do by themselves (`adaptation.registry`).
     Going over to a plan takes `move_s`.
     """
     done: list[AdaptedStep] = []

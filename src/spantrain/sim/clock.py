@@ -5,8 +5,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-__all__ = ["VirtualClock"]
-
 
 class VirtualClock:
     """Calls what is due, in time; what is due at once is called in the order in which it was asked for.

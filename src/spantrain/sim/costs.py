@@ -11,14 +11,13 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
 from spantrain.core.shares import shares_of
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.cost.contention import StageRings, sum_slowdowns
+from spantrain.cost.fairness import Uses
 from spantrain.cost.replicas import ReplicaCost, rings_of
-from spantrain.cost.sharing import Uses, scarce_links
-from spantrain.policy.routing import Router
-from spantrain.sim.network import Transfer
-
-__all__ = ["EndOfStep", "OverlappedSums", "ProfileCosts", "StepCosts", "TableCosts", "TiedSum", "tied_sums"]
+from spantrain.cost.sharing import scarce_links
+from spantrain.schedule.dispatch.routing import Router
+from spantrain.sim.network.sending import Transfer
 
 
 class StepCosts(Protocol):

@@ -4,28 +4,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
 from spantrain.core.plan import Plan
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.dispatch import ReplicaTask, make_policy
-from spantrain.policy.routing import Router
-from spantrain.policy.tasks import replica_tasks
+from spantrain.schedule.dispatch.machine import ReplicaTask
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.routing import Router
+from spantrain.schedule.dispatch.tasks import replica_tasks
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
 from spantrain.sim.memory import DeviceMemory, MemoryLog
-from spantrain.sim.network import Network, Transfer
+from spantrain.sim.network.network import Network
+from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sums import SharedSums, ends_together, undisturbed
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
-from spantrain.sim.sums import SharedSums, ends_together, undisturbed
-
-__all__ = ["Simulation", "SimulationOptions", "SimulationResult", "simulate"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,10 @@ from itertools import pairwise
 
 from spantrain.core.action import Action, Direction
 from spantrain.core.plan import Plan, Stage
-from spantrain.core.spans import Span
+from spantrain.core.span import Span
 from spantrain.sim.costs import ProfileCosts, TiedSum
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network import Transfer
-
-__all__ = ["FoldedResult", "fold", "simulate_whole"]
+from spantrain.sim.network.sending import Transfer
 
 _DIGITS = 9
 _FOLDED_FROM = 2

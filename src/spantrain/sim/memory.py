@@ -8,8 +8,6 @@ from itertools import pairwise
 from spantrain.core.action import Action, Op
 from spantrain.cost.memory import HeldBytes, HeldSizes
 
-__all__ = ["DeviceMemory", "MemoryLog"]
-
 
 class _Part(IntEnum):
     """What comes and goes, by the byte; the first four by the sample: members of a group hold different parts."""

@@ -6,8 +6,6 @@ from spantrain.core.action import Action, Direction
 from spantrain.core.messages import MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
 
-__all__ = ["TraceRecorder"]
-
 
 class TraceRecorder:
     """Collects what happens; does nothing when it is off."""

@@ -13,11 +13,10 @@ from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.messages import Event, Finished, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, ScheduleError
-from spantrain.policy.dispatch import ReplicaTask, make_policy
-from spantrain.policy.tasks import replica_tasks
+from spantrain.schedule.dispatch.machine import ReplicaTask
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.tasks import replica_tasks
 from spantrain.sim.clock import VirtualClock
-
-__all__ = ["Compare", "Difference", "compare_all", "replay", "simulated_order", "task_of"]
 
 _CONTEXT = 3
 """So many decisions before a difference are told with it."""

@@ -4,18 +4,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from spantrain.adaptation.local import LocalAdapter
+from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
-from spantrain.core.spans import Span, equal_spans
+from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.policy.adapter.local import LocalAdapter
-from spantrain.policy.dispatch import DispatchPolicy
-from spantrain.policy.monitor import SentMessage
+from spantrain.schedule.dispatch.machine import DispatchPolicy
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.memory import MemoryLog
 from spantrain.sim.record import TraceRecorder
-
-__all__ = ["SimulatedReplica", "World"]
 
 
 @dataclass(frozen=True, kw_only=True)

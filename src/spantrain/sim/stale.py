@@ -1,9 +1,9 @@
 """Steps that overlap, on the virtual clock: the next one begins before the gradients of this one are summed.
 
-The rule is that of `policy.two_steps`, the machines are those that the runtime drives. What a device does at the end of
-a step (sums of gradients, the word of all devices, the update) it does beside its computation, as the runtime does in a
-thread of its own, and one step's after the other's. Sums that share a link with samples of the next step do not slow
-them down here, nor the other way round.
+The rule is that of `schedule.dispatch.two_steps`, the machines are those that the runtime drives. What a device does at
+the end of a step (sums of gradients, the word of all devices, the update) it does beside its computation, as the
+runtime does in a thread of its own, and one step's after the other's. Sums that share a link with samples of the next
+step do not slow them down here, nor the other way round.
 """
 
 from dataclasses import dataclass, field
@@ -13,15 +13,13 @@ from spantrain.core.messages import Arrived, Event, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ScheduleError
-from spantrain.policy.dispatch import ReplicaTask, make_policy
-from spantrain.policy.machine import Machine
-from spantrain.policy.two_steps import TwoSteps
+from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.dispatch.two_steps import TwoSteps
 from spantrain.schedule.registry import check_schedule
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult
 from spantrain.sim.replica import SimulatedReplica, World
-
-__all__ = ["STALE_STEPS", "simulate_stale"]
 
 _BEHIND = 2
 """Steps that are simulated behind those that are shown: with nothing behind it, a step would end sooner."""

@@ -11,8 +11,6 @@ from spantrain.errors import TestbedError
 from spantrain.testbed import namespaces
 from spantrain.testbed.layout import HOST_INTERFACE, Layout, SiteLayout
 
-__all__ = ["MTU_BYTES", "Built", "build"]
-
 MTU_BYTES = 9000
 """Large, so that headers take 0.6 % of a link; not larger, since at 10 Mbit/s one such packet takes 7 ms."""
 _WIRE_OVERHEAD_RATIO = (MTU_BYTES + 14) / MTU_BYTES

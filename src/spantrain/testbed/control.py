@@ -7,8 +7,6 @@ from typing import Any
 
 from spantrain.errors import TestbedError
 
-__all__ = ["Answer", "ControlServer", "ask"]
-
 _TIMEOUT_S = 20.0
 """A router answers within milliseconds; on a machine that is busy with other things, within seconds."""
 _LONGEST_REQUEST_BYTES = 1 << 22

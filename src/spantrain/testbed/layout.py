@@ -9,8 +9,6 @@ from typing import Any
 from spantrain.core.cluster import Cluster, Link
 from spantrain.errors import TestbedError
 
-__all__ = ["HOST_INTERFACE", "HostLayout", "Layout", "SiteLayout", "lay_out"]
-
 HOST_INTERFACE = "eth0"
 _HOSTS_PER_BLOCK = 250
 _MOST_SITES = 250

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from spantrain.testbed.testbed import Testbed
 
-__all__ = ["Load"]
-
 _BLOCK_BYTES = 1 << 16
 _UNSENT_BYTES = 1 << 17
 """What the kernel may hold that TCP cannot send yet: little, so that a slow link is felt at once."""
@@ -46,7 +44,7 @@ class Load:
             bytes_per_s: Of TCP payload, over all connections; None: as fast as they can.
             connections: How many share the work; the network shares fairly by connection.
         """
-        from spantrain.testbed.packets import LOAD_TYPE_OF_SERVICE
+        from spantrain.testbed.router.packets import LOAD_TYPE_OF_SERVICE
 
         address = testbed.address(target)
         self._received_bytes = 0

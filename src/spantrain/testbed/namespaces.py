@@ -5,8 +5,6 @@ import fcntl
 import os
 import struct
 
-__all__ = ["enter_network", "fine_timers", "new_network", "new_user", "open_tun", "set_segmentation"]
-
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
 _PR_SET_TIMERSLACK = 29

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spantrain.config.parsing import parse_json
+from spantrain.config.files.parsing import parse_json
 from spantrain.errors import TestbedError
-from spantrain.testbed.entrance import process_started
-
-__all__ = ["ProcessMark", "State", "boot_id", "mark_of", "read_states", "runtime_dir"]
+from spantrain.testbed.namespace_handle import process_started
 
 _LONGEST_DIRECTORY = 90
 """A Unix socket's path has at most 107 bytes."""

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["HostStatus", "LineStatus", "LinkStatus", "TestbedStatus"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HostStatus:

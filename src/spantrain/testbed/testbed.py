@@ -16,13 +16,11 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import ask
-from spantrain.testbed.entrance import Entrance
-from spantrain.testbed.inhabitants import end_inhabitants, end_process
 from spantrain.testbed.layout import HOST_INTERFACE, Layout, lay_out
+from spantrain.testbed.namespace_handle import Entrance
+from spantrain.testbed.namespace_processes import end_inhabitants, end_process
 from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
 from spantrain.testbed.status import HostStatus, LineStatus, LinkStatus, TestbedStatus
-
-__all__ = ["Testbed", "down_all", "why_unavailable"]
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
@@ -265,7 +263,7 @@ def _start_router(layout: Layout, *options: str) -> "subprocess.Popen[str]":
     log = directory / f"{layout.testbed_id}.log"
     with log.open("wb") as errors:
         router = subprocess.Popen(
-            [sys.executable, "-m", "spantrain.testbed.router", str(directory), *options],
+            [sys.executable, "-m", "spantrain.testbed.router.router", str(directory), *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd="/",
         )  # fmt: skip
     assert router.stdin is not None

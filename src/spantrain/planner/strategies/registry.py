@@ -1,34 +1,27 @@
-"""Strategies by name."""
+"""Strategies by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
-from spantrain.planner.strategies.alpa import alpa
-from spantrain.planner.strategies.asteroid import asteroid
-from spantrain.planner.strategies.auto import auto
-from spantrain.planner.strategies.dapple import dapple
-from spantrain.planner.strategies.ddp import ddp
-from spantrain.planner.strategies.eddl import eddl
-from spantrain.planner.strategies.equal_layers import GPIPE, ONE_F_ONE_B
-from spantrain.planner.strategies.exhaustive import exhaustive
-from spantrain.planner.strategies.fsdp import fsdp
-from spantrain.planner.strategies.hetpipe import hetpipe
-from spantrain.planner.strategies.metis import metis
-from spantrain.planner.strategies.pipedream import pipedream
-from spantrain.planner.strategies.sailor import sailor
-from spantrain.planner.strategies.single_device import single_device
-from spantrain.planner.strategies.single_site import single_site
-from spantrain.planner.strategies.spantrain import spantrain
-from spantrain.planner.strategies.spantrain_dp import spantrain_dp
-from spantrain.planner.strategies.zero2 import zero2
-
-__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "RegisteredStrategy", "strategies_named"]
+from spantrain.planner.strategies.auto.strategy import auto
+from spantrain.planner.strategies.baselines.ddp import ddp
+from spantrain.planner.strategies.baselines.equal_layers import GPIPE, ONE_F_ONE_B
+from spantrain.planner.strategies.baselines.fsdp import fsdp
+from spantrain.planner.strategies.baselines.single_device import single_device
+from spantrain.planner.strategies.baselines.single_site import single_site
+from spantrain.planner.strategies.baselines.zero2 import zero2
+from spantrain.planner.strategies.spantrain.strategy import spantrain
+from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 
 DEFAULT_STRATEGY = "auto"
+ENTRY_POINTS = "spantrain.strategies"
+"""The group of entry points of which each names a `RegisteredStrategy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +34,7 @@ class RegisteredStrategy:
     """Whether it is for small cases only, and so not among `all`."""
 
 
-STRATEGIES: Mapping[str, RegisteredStrategy] = MappingProxyType(
+_OURS: Mapping[str, RegisteredStrategy] = MappingProxyType(
     {
         "auto": RegisteredStrategy(
             propose=auto, description="ours: devices, order, cuts, shares and micro-batches together, then simulated"
@@ -59,30 +52,40 @@ STRATEGIES: Mapping[str, RegisteredStrategy] = MappingProxyType(
         "ddp": RegisteredStrategy(propose=ddp, description="the whole model on every device, equal shares"),
         "zero2": RegisteredStrategy(propose=zero2, description="ddp with gradients and optimizer state divided (ZeRO)"),
         "fsdp": RegisteredStrategy(propose=fsdp, description="ddp with all state divided, as in PyTorch FSDP (ZeRO-3)"),
-        "eddl": RegisteredStrategy(propose=eddl, description="the whole model on every device, shares by capacity"),
         "gpipe": RegisteredStrategy(propose=GPIPE, description="equal layers in cluster order, all forwards first"),
         "1f1b": RegisteredStrategy(propose=ONE_F_ONE_B, description="equal layers in cluster order, 1F1B"),
-        "pipedream": RegisteredStrategy(
-            propose=pipedream, description="PipeDream's partition for alike devices, with a flush"
-        ),
-        "dapple": RegisteredStrategy(propose=dapple, description="DAPPLE's partition over machines in cluster order"),
-        "asteroid": RegisteredStrategy(
-            propose=asteroid, description="Asteroid's stages of devices sorted by memory, 1F1B with its warm-up"
-        ),
-        "hetpipe": RegisteredStrategy(propose=hetpipe, description="HetPipe's equal virtual workers, with a flush"),
-        "alpa": RegisteredStrategy(propose=alpa, description="Alpa's stages on alike submeshes of samples or tensors"),
-        "metis": RegisteredStrategy(
-            propose=metis, description="Metis's uneven device groups with balanced samples and layers"
-        ),
-        "sailor": RegisteredStrategy(
-            propose=sailor, description="Sailor's choice of devices, tensor groups and equally wide stages"
-        ),
-        "exhaustive": RegisteredStrategy(
-            propose=exhaustive, description="the optimum of small cases, by trying everything", small_only=True
-        ),
     }
 )
-"""Ours first, then what others do."""
+
+
+@cache
+def strategies() -> Mapping[str, RegisteredStrategy]:
+    """Return all strategies by name: ours first, then those of installed packages, by name.
+
+    Raises:
+        UsageError: a package's strategy cannot be loaded, is none, or has the name of one that is there already.
+    """
+    found = dict(_OURS)
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        if entry.name in found:
+            raise UsageError(f"{_where(entry)}: there is a strategy of this name already; remove one of the packages")
+        found[entry.name] = _loaded(entry)
+    return MappingProxyType(found)
+
+
+def _loaded(entry: EntryPoint) -> RegisteredStrategy:
+    try:
+        strategy = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{_where(entry)} cannot be loaded: {error}; mend or remove that package") from error
+    if not isinstance(strategy, RegisteredStrategy):
+        raise UsageError(f"{_where(entry)} is a {type(strategy).__name__}, not a RegisteredStrategy; mend that package")
+    return strategy
+
+
+def _where(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist else "an unknown package"
+    return f"strategy {entry.name!r} of {package} ({entry.value})"
 
 
 def strategies_named(names: Sequence[str]) -> tuple[str, ...]:
@@ -91,14 +94,15 @@ def strategies_named(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such strategy; the message has the names and a near match.
     """
+    known = strategies()
     found: dict[str, None] = {}
     for name in names:
         if name == "all":
-            found |= {entry: None for entry, strategy in STRATEGIES.items() if not strategy.small_only}
-        elif name in STRATEGIES:
+            found |= {entry: None for entry, strategy in known.items() if not strategy.small_only}
+        elif name in known:
             found[name] = None
         else:
-            near = difflib.get_close_matches(name, STRATEGIES, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"unknown strategy {name!r}; {hint}choose all, or some of {', '.join(STRATEGIES)}")
+            raise UsageError(f"unknown strategy {name!r}; {hint}choose all, or some of {', '.join(known)}")
     return tuple(found)

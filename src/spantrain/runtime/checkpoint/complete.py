@@ -19,9 +19,7 @@ from spantrain.runtime.checkpoint.manifest import (
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder
 from spantrain.runtime.checkpoint.storage import Disk, Storage
 from spantrain.runtime.checkpoint.tensor_file import check_file
-from spantrain.runtime.exchange import missing_text, plan_fetch
-
-__all__ = ["CheckpointSet"]
+from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
 
 class CheckpointSet:

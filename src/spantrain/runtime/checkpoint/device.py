@@ -13,9 +13,7 @@ from spantrain.runtime.checkpoint.manifest import CHECKPOINTS
 from spantrain.runtime.checkpoint.restore import restore
 from spantrain.runtime.checkpoint.saver import CheckpointSaver, SavedFile
 from spantrain.runtime.checkpoint.storage import Disk, Storage, remove_partials
-from spantrain.runtime.exchange_transfer import Group, Post
-
-__all__ = ["DeviceCheckpoints"]
+from spantrain.runtime.redistribution.transfer import Group, Post
 
 
 class DeviceCheckpoints:

@@ -11,23 +11,10 @@ from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
-from spantrain.models.build import empty_unit, parameter_names
+from spantrain.models.build import empty_unit
+from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
-from spantrain.runtime.exchange_transfer import Described
-
-__all__ = [
-    "PARAMETER",
-    "RANDOM_TORCH",
-    "STATE",
-    "Holding",
-    "first_names",
-    "held_tensors",
-    "holding_of",
-    "put_back",
-    "shared_names",
-    "tensors_of",
-    "wanted_of",
-]
+from spantrain.runtime.redistribution.transfer import Described
 
 PARAMETER, STATE = "parameter/", "optimizer/"
 """What names of stored tensors begin with."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_artefact
-from spantrain.config.files import read_text
+from spantrain.config.files.text_files import read_text
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -14,18 +14,6 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.storage import Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
-
-__all__ = [
-    "CHECKPOINTS",
-    "MANIFEST_FILE",
-    "MARKER",
-    "Manifest",
-    "latest_checkpoint",
-    "read_manifest",
-    "step_of",
-    "write_manifest",
-    "write_marker",
-]
 
 CHECKPOINTS = "checkpoint"
 """Name of the folder in a run's folder."""

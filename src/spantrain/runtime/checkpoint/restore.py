@@ -8,10 +8,8 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
-from spantrain.runtime.exchange import Block, boxes_of
-from spantrain.runtime.exchange_transfer import Exchange, Group, Post
-
-__all__ = ["group_of", "restore"]
+from spantrain.runtime.redistribution.exchange import Block, boxes_of
+from spantrain.runtime.redistribution.transfer import Exchange, Group, Post
 
 
 def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> Group:

@@ -18,8 +18,6 @@ from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
 from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import check_file, dtype_name, tensor_pieces
 
-__all__ = ["CheckpointSaver", "SavedFile", "step_folder", "write_device_file"]
-
 _DIGEST_DIGITS = 12
 _END_S = 1.0
 """How long the end of a run that failed waits for what is being written."""

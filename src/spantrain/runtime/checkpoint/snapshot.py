@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 import torch
 
-__all__ = ["SnapshotBuffers"]
-
 
 class SnapshotBuffers:
     """Host memory for one snapshot, used again by the next: as much as the tensors themselves.

@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-__all__ = ["Disk", "Storage", "remove_partials", "write_named"]
-
 _PARTIAL = ".partial"
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spantrain.config.files import check_tensor_header, sha256_of
+from spantrain.config.files.text_files import check_tensor_header, sha256_of
 from spantrain.core.checkpoint import StoredFile
 from spantrain.errors import ConfigError
-from spantrain.runtime.exchange import Block, place_of
-
-__all__ = ["DTYPES", "TensorFiles", "check_file", "dtype_name", "raw_bytes", "tensor_pieces"]
+from spantrain.runtime.redistribution.exchange import Block, place_of
 
 _PIECE_BYTES = 8 * 2**20
 _ALIGNMENT = 8

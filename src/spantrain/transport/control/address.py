@@ -9,8 +9,6 @@ from pathlib import Path
 
 from spantrain.errors import UsageError
 
-__all__ = ["Address"]
-
 _TCP = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _UNIX_PATH_LIMIT_BYTES = 107
 _WILDCARDS = ("0.0.0.0", "::")

@@ -18,8 +18,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from spantrain.errors import ProtocolError
 from spantrain.transport.control.protocol import COORDINATOR_NAME
 
-__all__ = ["Authority", "ServerIdentity", "WorkerIdentity", "certificate_digest", "der_of_pem", "pem_of_der"]
-
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """What the library raises at bytes that are none of its kind."""
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

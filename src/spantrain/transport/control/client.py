@@ -28,8 +28,6 @@ from spantrain.transport.control.protocol import (
 )
 from spantrain.transport.control.token import JoinToken
 
-__all__ = ["ControlClient", "PendingCall", "fetch_certificate"]
-
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2
 _DIAL_S = 2.0

@@ -11,8 +11,6 @@ import msgpack
 
 from spantrain.errors import ProtocolError
 
-__all__ = ["decode", "encode"]
-
 _DEPTH_LIMIT = 32
 _KEY_LIMIT = 512
 _VALUES_LIMIT = 2**20

@@ -4,13 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from spantrain.config.parsing import parse_json
+from spantrain.config.files.parsing import parse_json
 from spantrain.errors import UsageError
 from spantrain.transport.control.certificates import Authority, ServerIdentity
 from spantrain.transport.control.private_file import read_private, write_private
 from spantrain.transport.control.token import JoinToken
-
-__all__ = ["Credentials"]
 
 _FIELDS = ("identity_key", "identity_certificate", "authority_key", "authority_certificate", "token")
 

@@ -4,8 +4,6 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 
-__all__ = ["JoinThrottle", "RefusalCounter"]
-
 _SOURCE_LIMIT = 1024
 
 

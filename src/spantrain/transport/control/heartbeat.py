@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spantrain.errors import PeerLostError, SpanTrainError
+from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.client import ControlClient, PendingCall
-from spantrain.transport.threads import ReliedOnThread
-
-__all__ = ["HEARTBEAT", "FailureDetector", "HeartbeatThread"]
 
 HEARTBEAT = "heartbeat"
 _COORDINATOR = "the coordinator"

@@ -9,8 +9,6 @@ from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
 from spantrain.transport.control.protocol import RemoteRefusal
 
-__all__ = ["Members", "Seat", "TooManyCalls", "check_name"]
-
 
 class TooManyCalls(Exception):
     """A member has as many calls running as it may."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from spantrain.errors import UsageError
 
-__all__ = ["make_private_folder", "read_private", "write_private"]
-
 _MAX_CHARACTERS = 2**27
 """Of a file that is read as a whole."""
 

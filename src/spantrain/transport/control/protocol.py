@@ -5,22 +5,6 @@ from typing import Any
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.control.codec import decode, encode
 
-__all__ = [
-    "COORDINATOR_NAME",
-    "HELLO",
-    "JOIN",
-    "JOIN_REQUEST_LIMIT_BYTES",
-    "MESSAGE_LIMIT_BYTES",
-    "PROTOCOL_VERSION",
-    "RemoteRefusal",
-    "channel_options",
-    "method_path",
-    "server_options",
-    "unwrap",
-    "wrap_answer",
-    "wrap_refusal",
-]
-
 PROTOCOL_VERSION = 1
 MESSAGE_LIMIT_BYTES = 8 * 2**20
 JOIN_REQUEST_LIMIT_BYTES = 2**16

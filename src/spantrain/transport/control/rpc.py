@@ -11,10 +11,8 @@ import grpc
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.certificates import ServerIdentity, der_of_pem
-from spantrain.transport.control.desk import Denied
 from spantrain.transport.control.protocol import method_path, server_options
-
-__all__ = ["Method", "RpcServer", "certificate_of", "source_of"]
+from spantrain.transport.control.services import Denied
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""

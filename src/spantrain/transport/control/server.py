@@ -11,13 +11,11 @@ import grpc
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.desk import CallDesk, Handler, JoinDesk
 from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
 from spantrain.transport.control.members import Members
 from spantrain.transport.control.protocol import JOIN, JOIN_REQUEST_LIMIT_BYTES, MESSAGE_LIMIT_BYTES
 from spantrain.transport.control.rpc import RpcServer, certificate_of, source_of
-
-__all__ = ["ControlServer", "Handler"]
+from spantrain.transport.control.services import CallDesk, Handler, JoinDesk
 
 _CALLS_PER_PEER = 4
 """A long poll, a heartbeat, and two more."""

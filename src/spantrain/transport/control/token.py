@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from spantrain.errors import UsageError
 
-__all__ = ["JoinToken", "fingerprint_of"]
-
 _PREFIX = "st1"
 _SECRET_BYTES = 16
 _FINGERPRINT_BYTES = 20

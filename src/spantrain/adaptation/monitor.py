@@ -1,0 +1,268 @@
+"""What a sender learns of its links from the messages that it sends anyway; no clock, no probe, no other side's time.
+
+Messages to a peer go out in turn, so the last byte of one leaves no earlier than that of the one before. What one took
+of the link is the time from the peer's word on the message before, or from its own start and a round trip if that is
+later, to the peer's word on it. Words may come in bunches, so the rate is the median, by bytes, of some runs of
+messages: a pause of the link spoils one run, however long it was.
+(SpanTrain 3.4 has forward and backward monitors of bandwidth and of a micro-batch's sending time, and compares with one
+threshold; kept is what is watched.)
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spantrain.core.links import LinkReport, LinkVerdict
+
+_WINDOW = 64
+"""Messages that are kept."""
+_USUAL, _ENOUGH = 12, 4
+"""A rate is found from the last so many where a step has had fewer than the second."""
+_AGREES = 1.25
+"""Samples within this factor of the median agree with it."""
+_SLOW, _CALM_AGAIN = 0.8, 0.9
+"""Of what is expected: a link under the first is slow, and calm again over the second."""
+_SIZES, _UNLIKE = 8, 1.5
+"""Sizes whose fastest message is kept; sizes at least so many times as large tell a round trip from a rate."""
+_SMALL_IN_A_ROW = 32
+"""Small messages in a row that are the usual ones now: the large ones before were something else, as a plan's units."""
+_LEAST_S = 1e-6
+_LEAST_PART = 0.1
+"""Of a message's time since it, or the one before, was under way: it has taken at least that of the link."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentMessage:
+    """One message's way out, on the sender's clock."""
+
+    peer: str
+    size_bytes: int
+    queued_s: float
+    """When it was given to the mailbox."""
+    started_s: float
+    """When its first byte left."""
+    acknowledged_s: float
+    """When the peer's word came that it has all of it."""
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0 or not self.queued_s <= self.started_s <= self.acknowledged_s:
+            raise ValueError(f"a message is queued, then started, then acknowledged, with 0 bytes or more; got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkExpectation:
+    """What a link should do."""
+
+    bytes_per_s: float
+    round_trip_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSample:
+    """What one message tells of its link."""
+
+    size_bytes: int
+    acknowledged_s: float
+    occupied_s: float
+    """For how long the link was busy with it."""
+    queued_s: float
+    """How long it waited before its first byte left."""
+    held_back_s: float
+    """The part of that in which nothing of ours was on the wire."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Its rate."""
+        return self.size_bytes / self.occupied_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerState:
+    """What is kept of one link; can be written as JSON and taken up again."""
+
+    samples: tuple[RateSample, ...] = ()
+    round_trip_s: float | None = None
+    acknowledged_s: float | None = None
+    """When the last word came."""
+    fastest: tuple[tuple[int, float], ...] = ()
+    """Of messages that had the link to themselves: bytes, and the least seconds from start to word; by bytes."""
+    slow: bool = False
+    small_in_a_row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorState:
+    """What a monitor knows, by peer."""
+
+    peers: Mapping[str, PeerState]
+
+
+class LinkMonitor:
+    """Hears what was sent and says how the links do.
+
+    >>> monitor = LinkMonitor({"b": LinkExpectation(bytes_per_s=1e6)})
+    >>> for k in range(4):
+    ...     at_s = 2.0 * k
+    ...     _ = monitor.sent(SentMessage(
+    ...         peer="b", size_bytes=10**6, queued_s=at_s, started_s=at_s, acknowledged_s=at_s + 2.0))
+    >>> report, = monitor.reports()
+    >>> report.bytes_per_s, str(report.verdict), report.confidence
+    (500000.0, 'slow-link', 1.0)
+    """
+
+    def __init__(self, expected: Mapping[str, LinkExpectation] | None = None) -> None:
+        self._expected = dict(expected or {})
+        self._peers: dict[str, _Peer] = {}
+
+    @classmethod
+    def resumed(cls, state: MonitorState, expected: Mapping[str, LinkExpectation] | None = None) -> "LinkMonitor":
+        """Go on from a saved state."""
+        monitor = cls(expected)
+        monitor._peers = {name: _Peer(monitor._expected.get(name), kept) for name, kept in state.peers.items()}
+        return monitor
+
+    @property
+    def state(self) -> MonitorState:
+        """What is known now."""
+        return MonitorState(peers={name: peer.state for name, peer in self._peers.items()})
+
+    def sent(self, message: SentMessage) -> RateSample | None:
+        """Take in a message, in the order of the peers' words; return what it tells of its link's rate, if anything."""
+        peer = self._peers.get(message.peer)
+        if peer is None:
+            peer = self._peers[message.peer] = _Peer(self._expected.get(message.peer), PeerState())
+        return peer.sent(message)
+
+    def reports(self, since_s: float = -math.inf) -> tuple[LinkReport, ...]:
+        """Return what is known of each peer, by name; one that was sent nothing since then is idle."""
+        return tuple(self._peers[name].report(name, since_s) for name in sorted(self._peers))
+
+
+class _Peer:
+    def __init__(self, expected: LinkExpectation | None, state: PeerState) -> None:
+        self._expected = expected
+        self._samples = deque(state.samples, maxlen=_WINDOW)
+        self._round_trip_s = state.round_trip_s
+        self._acknowledged_s = state.acknowledged_s
+        self._fastest = dict(state.fastest)
+        self._slow = state.slow
+        self._small_in_a_row = state.small_in_a_row
+
+    @property
+    def state(self) -> PeerState:
+        return PeerState(
+            samples=tuple(self._samples),
+            round_trip_s=self._round_trip_s,
+            acknowledged_s=self._acknowledged_s,
+            fastest=tuple(sorted(self._fastest.items())),
+            slow=self._slow,
+            small_in_a_row=self._small_in_a_row,
+        )
+
+    def sent(self, message: SentMessage) -> RateSample | None:
+        taken_s = message.acknowledged_s - message.started_s
+        before_s = message.queued_s if self._acknowledged_s is None else self._acknowledged_s
+        self._acknowledged_s = max(before_s, message.acknowledged_s)
+        if self._is_small(message):
+            known_s = self._round_trip_s
+            self._round_trip_s = taken_s if known_s is None else min(known_s, taken_s)
+            return None
+        if message.started_s >= before_s:
+            self._alone(message.size_bytes, taken_s)
+        begun_s = max(before_s, message.started_s + self._latency_s)
+        alone_s = message.acknowledged_s - max(before_s, message.started_s)
+        sample = RateSample(
+            size_bytes=message.size_bytes,
+            acknowledged_s=message.acknowledged_s,
+            occupied_s=max(message.acknowledged_s - begun_s, _LEAST_PART * alone_s, _LEAST_S),
+            queued_s=message.started_s - message.queued_s,
+            held_back_s=max(0.0, message.started_s - max(message.queued_s, before_s)),
+        )
+        self._samples.append(sample)
+        return sample
+
+    def _is_small(self, message: SentMessage) -> bool:
+        """Whether a message tells of latency rather than of the rate: far smaller than what is usual."""
+        if message.size_bytes == 0:
+            return True
+        usual = max((sample.size_bytes for sample in self._samples), default=0)
+        if message.size_bytes * 16 < usual:
+            self._small_in_a_row += 1
+            if self._small_in_a_row < _SMALL_IN_A_ROW:
+                return True
+            self._samples.clear()
+            self._fastest.clear()
+            self._round_trip_s = None
+        self._small_in_a_row = 0
+        return False
+
+    def _alone(self, size_bytes: int, taken_s: float) -> None:
+        """Note a message that had the link to itself; the least and the most bytes tell most."""
+        self._fastest[size_bytes] = min(taken_s, self._fastest.get(size_bytes, taken_s))
+        if len(self._fastest) > _SIZES:
+            del self._fastest[sorted(self._fastest)[_SIZES // 2]]
+
+    @property
+    def _latency_s(self) -> float:
+        """Seconds of a round trip: as expected, or more where messages of unlike sizes, or small ones, say so."""
+        known_s = self._expected.round_trip_s if self._expected else 0.0
+        if not self._fastest:
+            return known_s
+        (small, short_s), (large, long_s) = min(self._fastest.items()), max(self._fastest.items())
+        fitted_s = 0.0
+        if large >= _UNLIKE * small and long_s > short_s:
+            fitted_s = short_s - small * (long_s - short_s) / (large - small)
+        least_s = min(short_s, long_s)
+        return min(max(known_s, fitted_s, self._round_trip_s or 0.0), (1 - _LEAST_PART) * least_s)
+
+    def report(self, name: str, since_s: float) -> LinkReport:
+        idle = self._acknowledged_s is None or self._acknowledged_s < since_s
+        recent = [sample for sample in self._samples if sample.acknowledged_s >= since_s]
+        samples = [] if idle else self._enough(recent)
+        blocks = _blocks(samples)
+        rate = _median(blocks) if blocks else None
+        agreeing = sum(rate is not None and rate / _AGREES <= s / t <= rate * _AGREES for s, t in blocks)
+        return LinkReport(
+            peer=name,
+            verdict=self._verdict(rate, samples),
+            bytes_per_s=rate,
+            latency_s=self._round_trip_s,
+            queued_s=max((sample.queued_s for sample in samples), default=0.0),
+            busy_s=sum(sample.occupied_s for sample in recent),
+            messages=len(recent),
+            confidence=agreeing / max(len(blocks), _ENOUGH),
+            newest_bytes_per_s=blocks[-1][0] / blocks[-1][1] if len(recent) >= _ENOUGH and not idle else None,
+        )
+
+    def _enough(self, recent: list[RateSample]) -> list[RateSample]:
+        """Add samples of before to a few; where there are none at all, old ones say nothing of the link as it is."""
+        return recent if len(recent) >= _ENOUGH or not recent else list(self._samples)[-_USUAL:]
+
+    def _verdict(self, rate: float | None, samples: Sequence[RateSample]) -> LinkVerdict:
+        if rate is None:
+            return LinkVerdict.IDLE
+        if sum(s.held_back_s for s in samples) > sum(s.occupied_s for s in samples):
+            return LinkVerdict.SLOW_PEER
+        if self._expected is None:
+            return LinkVerdict.CALM
+        self._slow = rate < (_CALM_AGAIN if self._slow else _SLOW) * self._expected.bytes_per_s
+        return LinkVerdict.SLOW_LINK if self._slow else LinkVerdict.CALM
+
+
+def _blocks(samples: Sequence[RateSample]) -> list[tuple[int, float]]:
+    """Return bytes and seconds of about four runs of messages: words on several messages may come together."""
+    size = max(1, len(samples) // _ENOUGH)
+    runs = (samples[k : k + size] for k in range(0, len(samples), size))
+    return [(sum(one.size_bytes for one in run), sum(one.occupied_s for one in run)) for run in runs]
+
+
+def _median(blocks: Sequence[tuple[int, float]]) -> float:
+    """Return the rate that half of the bytes went faster than."""
+    ordered = sorted((size / seconds, size) for size, seconds in blocks)
+    half, passed = sum(size for _, size in ordered) / 2, 0
+    for rate, size in ordered:
+        passed += size
+        if passed >= half:
+            return rate
+    raise AssertionError("a median of nothing")

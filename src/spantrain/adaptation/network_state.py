@@ -1,0 +1,121 @@
+"""How fast links are, as a part of what the plan was made for, found from what monitors report."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise, permutations, product
+
+from spantrain.adaptation.monitor import LinkExpectation
+from spantrain.core.links import LinkReport
+from spantrain.core.plan import Plan
+
+Pair = tuple[str, str]
+"""Sender and receiver, leaders of their replicas."""
+Reports = Mapping[str, tuple[LinkReport, ...]]
+"""By device: what it knows of its links."""
+
+SURE, UNSURE = 0.75, 0.25
+"""The part of its runs of messages that must agree on a rate: for it to be believed at once, and to be heard at all.
+
+A step in which a link changes has up to half of them at the rate that is no longer.
+"""
+_NORMAL = 0.9
+"""Of the plan's speed: what is at least as fast counts as normal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkState:
+    """The present speeds."""
+
+    speeds: Mapping[Pair, float] = field(default_factory=dict)
+    """Of pairs whose link is slower than planned: the part of the planned bandwidth."""
+
+    def __post_init__(self) -> None:
+        wrong = {pair: speed for pair, speed in self.speeds.items() if not 0 < speed < math.inf}
+        if wrong:
+            raise ValueError(f"speeds must be positive, got {wrong}")
+
+    def speed(self, source: str, target: str) -> float:
+        """Return the speed from one device to another."""
+        return self.speeds.get((source, target), 1.0)
+
+    @property
+    def calm(self) -> bool:
+        """Whether all links are as planned."""
+        return not self.speeds
+
+    def changed(self, factors: Mapping[Pair, float]) -> "LinkState":
+        """Return the state with speeds so many times as large; never faster than planned."""
+        pairs = self.speeds.keys() | factors.keys()
+        speeds = {pair: self.speeds.get(pair, 1.0) * factors.get(pair, 1.0) for pair in sorted(pairs)}
+        return LinkState(speeds={pair: speed for pair, speed in speeds.items() if speed < _NORMAL})
+
+    def assumed(self, plan: Plan) -> "LinkState":
+        """Return the state with a guess of links that the plan does not use, so that nobody measured them.
+
+        They are as slow as the slowest that leaves the same site or comes to the same site: what is slow may be a
+        site's line, or all there is, and a plan that moves over to links in the belief that they are calm is a gamble.
+        """
+        site = {name: plan.cluster.device_by_name[name].site for name in plan.devices}
+        used = used_pairs(plan)
+        speeds = dict(self.speeds)
+        for a, b in permutations(plan.devices, 2):
+            if (a, b) not in used and site[a] != site[b]:
+                near = [speed for (c, d), speed in self.speeds.items() if site[c] == site[a] or site[d] == site[b]]
+                speeds |= {(a, b): min(near)} if near else {}
+        return LinkState(speeds=dict(sorted(speeds.items())))
+
+    def __str__(self) -> str:
+        if self.calm:
+            return "links as planned"
+        told = sorted(self.speeds.items(), key=lambda entry: entry[1])
+        slow = ", ".join(f"{source}->{target} {speed:.0%}" for (source, target), speed in told[:4])
+        return f"links at a part of the planned rate: {slow}{' and others' if len(told) > 4 else ''}"
+
+
+def measured_rates(reports: Reports, *, least: float = UNSURE) -> dict[Pair, float]:
+    """Return the rates that the devices are as sure of as that, in bytes per second."""
+    return {
+        (device, link.peer): link.bytes_per_s
+        for device, links in reports.items()
+        for link in links
+        if link.bytes_per_s is not None and link.confidence >= least
+    }
+
+
+def newest_rates(reports: Reports) -> dict[Pair, float]:
+    """Return the rates of the newest messages, in bytes per second."""
+    return {
+        (device, link.peer): link.newest_bytes_per_s
+        for device, links in reports.items()
+        for link in links
+        if link.newest_bytes_per_s is not None
+    }
+
+
+def busy_links(reports: Reports, least_s: float) -> frozenset[Pair]:
+    """Return the links that were busy for so many seconds or more in the last step."""
+    return frozenset(
+        (device, link.peer) for device, links in reports.items() for link in links if link.busy_s >= least_s
+    )
+
+
+def used_pairs(plan: Plan) -> frozenset[Pair]:
+    """Return the pairs of leaders between which a plan's stages send, in both directions."""
+    down = {
+        (a.devices[0], b.devices[0])
+        for here, there in pairwise(plan.stages)
+        for a, b in product(here.replicas, there.replicas)
+    }
+    return frozenset(down | {(b, a) for a, b in down})
+
+
+def expected_links(plan: Plan, device: str) -> dict[str, LinkExpectation]:
+    """Return what the plan's cluster says of the links from a leader to those of the stages beside its own."""
+    stage, _ = plan.place(device)
+    beside = [plan.stages[index] for index in (stage - 1, stage + 1) if 0 <= index < len(plan.stages)]
+    ways = {r.devices[0]: plan.cluster.link(device, r.devices[0]) for other in beside for r in other.replicas}
+    return {
+        peer: LinkExpectation(bytes_per_s=way.bandwidth_bytes_per_s, round_trip_s=2 * way.latency_s)
+        for peer, way in ways.items()
+    }

@@ -1,0 +1,106 @@
+"""The adapters by the names that users give."""
+
+from dataclasses import replace
+
+from spantrain.adaptation.auto_local import AutoLocal
+from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Replanner
+from spantrain.adaptation.local import LocalAdapter, LocalState
+from spantrain.adaptation.monitor import MonitorState
+from spantrain.adaptation.network_state import expected_links
+from spantrain.adaptation.pace import PaceState
+from spantrain.adaptation.paper import PaperBoundary, PaperLocal
+from spantrain.adaptation.search import Forecast
+from spantrain.core.job import ADAPTERS
+from spantrain.core.plan import Plan
+
+
+class LocalAdapters:
+    """One device's adapters, plan after plan: what it knows of its links lives on."""
+
+    def __init__(self, name: str, device: str) -> None:
+        """Take the name that users give, and the device."""
+        self._name = name
+        self._device = device
+        self._last: tuple[Plan, LocalAdapter] | None = None
+
+    def under(self, plan: Plan) -> LocalAdapter:
+        """Return the adapter for the steps under a plan, with what is known from those before."""
+        adapter = make_local(self._name, plan, self._device)
+        if self._last is not None:
+            before, last = self._last
+            adapter.take_up(_still_true(last.state, before, plan, self._device))
+        self._last = plan, adapter
+        return adapter
+
+
+def make_local(name: str, plan: Plan, device: str) -> LocalAdapter:
+    """Return the adapter of a device that leads a replica, for the steps under a plan.
+
+    Raises:
+        ValueError: there is no such adapter.
+    """
+    expected = expected_links(plan, device)
+    stage, _ = plan.place(device)
+    after = plan.stages[stage + 1].replicas if stage + 1 < len(plan.stages) else ()
+    leaders = frozenset(replica.devices[0] for replica in after)
+    match _known(name):
+        case "auto":
+            return AutoLocal(expected, after=leaders)
+        case "paper":
+            return PaperLocal(expected, after=leaders)
+        case _:
+            return LocalAdapter(expected)
+
+
+def make_boundary(
+    name: str,
+    plan: Plan,
+    forecast: Forecast,
+    settings: AutoSettings | None = None,
+    replanner: Replanner | None = None,
+) -> BoundaryAdapter | None:
+    """Return what decides between the steps of a run that begins with a plan; None: nothing does.
+
+    Raises:
+        ValueError: there is no such adapter.
+    """
+    match _known(name):
+        case "auto":
+            return AutoBoundary(plan, forecast, settings, replanner)
+        case "paper":
+            return PaperBoundary(plan, forecast)
+        case _:
+            return None
+
+
+def _still_true(state: LocalState, before: Plan, after: Plan, device: str) -> LocalState:
+    """Return what holds under another plan: bytes per second in any case, seconds of samples where those are alike.
+
+    What messages of unlike sizes told of a round trip, and the present pace, are found anew: messages of another plan
+    are not like those.
+    """
+    if before.stages == after.stages:
+        return state
+    peers = {name: replace(peer, fastest=()) for name, peer in state.monitor.peers.items()}
+    monitor = MonitorState(peers=peers)
+    if _work_of(before, device) != _work_of(after, device):
+        return LocalState(monitor=monitor)
+    sending, arriving = (
+        {direction: PaceState(calm_s=pace.calm_s) for direction, pace in paces.items()}
+        for paces in (state.sending, state.arriving)
+    )
+    return replace(state, monitor=monitor, sending=sending, arriving=arriving)
+
+
+def _work_of(plan: Plan, device: str) -> tuple[object, ...]:
+    """Return what a sample's seconds on a device and on its links depend on."""
+    number, replica = plan.place(device)
+    stage, first = plan.stages[number], max(0, number - 1)
+    formats = [other.wire_format for other in plan.stages[first : number + 1]]
+    return stage.units, stage.recompute, stage.replicas[replica].devices, formats
+
+
+def _known(name: str) -> str:
+    if name not in ADAPTERS:
+        raise ValueError(f"no adapter is called {name!r}; there are {', '.join(ADAPTERS)}")
+    return name

@@ -1,0 +1,341 @@
+"""Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from spantrain.app.comparison.bounds import bounds_of
+from spantrain.app.comparison.figures import CompareOutcome, MethodFigures, Run, Setting, figures_of
+from spantrain.app.comparison.fit import Fitted, SettingWishes, fit
+from spantrain.app.comparison.layouts import Layout, layouts
+from spantrain.app.comparison.methods import Method, MethodKind
+from spantrain.app.comparison.runs import Runner, median_step_s
+from spantrain.app.comparison.setting import Scale
+from spantrain.app.comparison.time import WARM_UP_STEPS, steps_within, worth_trying
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.rehearsal import rehearse
+from spantrain.app.profiling.slowing import real_seconds_per_sample
+from spantrain.app.reporter import Reporter
+from spantrain.app.training.old_run import refuse_run
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile
+from spantrain.config.artefacts import write_profile
+from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.cluster import Cluster
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.quantities import format_seconds
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.predict import optimizer_state
+from spantrain.planner.engine.trainable import not_trained_yet
+from spantrain.planner.job import JobSpec
+from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
+from spantrain.runtime.comparison.order import Framework
+from spantrain.runtime.comparison.reference import reference_losses
+
+_TRIAL_STEPS, _TRIAL_WARM_UP = 2, 1
+_PROFILE_FILE = "profile.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRequest:
+    """What is to be compared, on what."""
+
+    cluster: Cluster
+    model: ModelSpec
+    methods: tuple[Method, ...]
+    out: Path
+    wishes: SettingWishes = field(default_factory=SettingWishes)
+    """How the setting is to be fitted to this machine."""
+    steps: int = 8
+    """Of each run, the first two not measured."""
+    rounds: int = 1
+    """Each runs all methods once, in turn."""
+    seconds_per_method: float = 15.0
+    """A method whose steps take longer runs fewer of them, one at least; one of very few in the first round only."""
+    seed: int = 0
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change in every run, from its first step on."""
+    measured: bool = False
+    """Plan by a measured profile; False: by data sheets, which emulated devices and links follow anyhow, and what the
+    runtime takes."""
+
+    def __post_init__(self) -> None:
+        if self.steps <= WARM_UP_STEPS:
+            raise ConfigError(f"--steps must be more than {WARM_UP_STEPS}, which are not measured; got {self.steps}")
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
+        speeds = {"--emulated-speed": self.wishes.emulated_speed, "--network-speed": self.wishes.network_speed}
+        for option, value in {"--seconds-per-method": self.seconds_per_method, **speeds}.items():
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{option} must be positive and finite, got {value}")
+        real = [device.name for device in self.cluster.devices if not device.emulated]
+        if real:
+            raise ConfigError(
+                f"{', '.join(real)}: only emulated devices are the same for every method; give a preset, or a cluster "
+                "file whose hosts have `backend: emulated`"
+            )
+
+
+class CompareListener(Reporter, Protocol):
+    """A reporter that also shows rows as they come."""
+
+    def show_scale(self, scale: Scale) -> None:
+        """Show what of the setting is not life-size."""
+
+    def show_method(self, name: str, figures: MethodFigures) -> None:
+        """Show the row of a method, as far as it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How a method is to be run."""
+
+    run: Callable[[int, TrainJob, int], Run]
+    """(round, what to train, steps not measured) -> figures."""
+    what: str
+    step_s_simulated: float
+    ours: bool
+    """Whether our planner made the plan, so that its prediction is shown."""
+
+
+def compare(request: CompareRequest, options: SessionOptions, listener: CompareListener) -> CompareOutcome:
+    """Run all methods and return their figures.
+
+    Raises:
+        ConfigError: the setting cannot be emulated, or the folder holds a run.
+        InfeasiblePlanError: not one of the methods can run.
+        PeerLostError: the workers did not come up.
+    """
+    refuse_run(request.out, "a comparison needs a folder of its own: name another one with --out")
+    fitted = fit(request.cluster, request.model, request.wishes, partial(real_seconds_per_sample, request.model))
+    listener.show_scale(fitted.scale)
+    request.out.mkdir(parents=True, exist_ok=True)
+    names = tuple(device.name for device in fitted.cluster.devices)
+    with open_session(fitted.cluster, names, options, request.out / "logs", listener) as session:
+        return _Comparison(request, session, fitted, listener).run()
+
+
+class _Comparison:
+    def __init__(self, request: CompareRequest, session: Session, fitted: Fitted, listener: CompareListener) -> None:
+        self._request, self._session, self._scale, self._listener = request, session, fitted.scale, listener
+        self._batch = fitted.global_batch
+        self._job = TrainJob(steps=request.steps, seed=request.seed, trace_steps=1, adapter="off")
+        self._profile = self._known_profile()
+        self._runner = Runner(
+            session=session,
+            profile=self._profile,
+            reporter=listener,
+            out=request.out,
+            network_trace=request.network_trace,
+        )
+        self._spec = JobSpec(global_batch=self._batch, optimizer=optimizer_state(self._job))
+        self._refused: dict[str, str] = {}
+        self._planned: dict[str, tuple[Plan, float]] = {}
+        """By strategy: its plan, and the seconds of a step that the simulator has."""
+        self._same: dict[str, str] = {}
+        """Methods whose plan is that of another one, which is run once for both."""
+
+    def run(self) -> CompareOutcome:
+        for line in self._left_out():
+            self._listener.note(f"Not as the model was given: {line}")
+        ways = self._ways()
+        self._listener.phase("The same steps in one process, for the losses")
+        reference = reference_losses(self._request.model, self._job, self._batch)
+        runs: dict[str, list[Run]] = {name: [] for name in ways}
+        for number in range(self._request.rounds):
+            for name, way in ways.items():
+                if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
+                    runs[name].append(run)
+                    self._listener.show_method(name, self._figures(way, runs[name], None, reference))
+        return self._outcome(ways, runs, reference)
+
+    def _left_out(self) -> tuple[str, ...]:
+        model = self._request.model
+        weights = (f"all methods begin with the same random weights; none are read from {model.source}",)
+        return (*(weights if model.family == "hf" else ()), *self._profile.graph.left_out)
+
+    def _run(self, number: int, name: str, way: _Way, before: Sequence[Run]) -> Run | None:
+        """Run a method for as long as it may take; None: not any more, or it cannot run."""
+        most_s = self._request.seconds_per_method
+        step_s = median_step_s(before[-1]) if before else way.step_s_simulated
+        steps, warm_up_steps = steps_within(self._request.steps, step_s, most_s)
+        if before and warm_up_steps < WARM_UP_STEPS:
+            return None
+        about = f"{name} ({way.what}), {steps} steps of about {format_seconds(step_s)}"
+        self._listener.phase(f"Round {number + 1} of {self._request.rounds}: {about}")
+        return self._attempt(name, lambda: way.run(number, replace(self._job, steps=steps), warm_up_steps))
+
+    def _known_profile(self) -> Profile:
+        """Return a profile of the setting: that of an earlier comparison in the same folder, if it still holds."""
+        request, session = self._request, self._session
+        if not request.measured:
+            described = described_profile(session.cluster, request.model)
+            self._listener.phase("Measuring the runtime: a few steps of a small model")
+            return replace(described, runtime=rehearse(session, described.link_by_pair.values()))
+        path = request.out / _PROFILE_FILE
+        asked = QuickRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
+        profile = kept_profile(path, session.network, asked)
+        if profile is None:
+            profile = measure_profile(session, request.model, ProfileOptions(), self._listener)
+            write_profile(profile, path)
+        return profile
+
+    def _ways(self) -> dict[str, _Way]:
+        found: dict[str, _Way] = {}
+        plans: dict[str, tuple[Plan, str]] = {}
+        for method in self._request.methods:
+            try:
+                if method.kind is MethodKind.FRAMEWORK:
+                    found[method.name] = self._framework(Framework(method.name))
+                    continue
+                plan, step_s = self._plan(method)
+            except (UsageError, WorkerError, InternalError, PeerLostError) as error:
+                self._refuse(method.name, str(error))
+                continue
+            twin = next((name for name, other in plans.items() if _alike((plan, method.adapter), other)), None)
+            if twin is not None:
+                self._same[method.name] = twin
+                continue
+            plans[method.name] = plan, method.adapter
+            found[method.name] = self._ours(method, plan, step_s)
+        return found
+
+    def _framework(self, framework: Framework) -> _Way:
+        """Return the best of the ways to set a framework up, each tried for real where there is time for it."""
+        evaluate = Evaluator(self._profile, self._spec)
+        tried = layouts(framework, self._profile, self._batch, evaluate)
+        step_s = evaluate(tried[0].plan).step_s
+        chosen = tried[0]
+        if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method):
+            chosen = self._fastest(tried)
+        return _Way(
+            run=lambda _number, job, warm_up_steps: self._runner.framework(chosen, job, warm_up_steps),
+            what=chosen.what,
+            step_s_simulated=step_s,
+            ours=False,
+        )
+
+    def _fastest(self, tried: Sequence[Layout]) -> Layout:
+        job, calm = replace(self._job, steps=_TRIAL_STEPS), replace(self._runner, network_trace=None)
+        seconds: dict[int, float] = {}
+        for number, layout in enumerate(tried):
+            self._listener.phase(f"Trying {layout.framework}: {layout.what}")
+            seconds[number] = median_step_s(calm.framework(layout, job, _TRIAL_WARM_UP))
+        return tried[min(seconds, key=lambda number: seconds[number])]
+
+    def _plan(self, method: Method) -> tuple[Plan, float]:
+        if method.strategy in self._planned:
+            return self._planned[method.strategy]
+        self._listener.phase(f"Planning: {method.name}")
+        # The default is what `spantrain plan` chooses when it is free to, which may be the best site's plan.
+        asked = () if method.strategy == DEFAULT_STRATEGY else (method.strategy,)
+        outcome = make_plan(self._profile, self._spec, PlanWishes(strategies=asked))
+        if problems := not_trained_yet(outcome.plan):
+            raise PlanError(f"its plan cannot be trained: {'; '.join(problems)}")
+        self._planned[method.strategy] = outcome.plan, outcome.step_s_predicted
+        return self._planned[method.strategy]
+
+    def _ours(self, method: Method, plan: Plan, step_s: float) -> _Way:
+        def run(number: int, job: TrainJob, warm_up_steps: int) -> Run:
+            adapted = replace(job, adapter=method.adapter)
+            return self._runner.plan(plan, adapted, f"{method.name}-{number + 1}", warm_up_steps)
+
+        what = _plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}")
+        return _Way(run=run, what=what, step_s_simulated=step_s, ours=True)
+
+    def _attempt(self, name: str, run: Callable[[], Run]) -> Run | None:
+        """Run a method; one that fails is refused from then on, and the others go on."""
+        try:
+            return run()
+        except (UsageError, WorkerError, InternalError, PeerLostError) as error:
+            if self._session.workers is not None:
+                self._session.workers.check()  # a worker that has ended is no matter of one method
+            self._refuse(name, str(error))
+            return None
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._refused[name] = reason
+        self._listener.note(f"{name} does not run here: {reason}")
+
+    def _figures(
+        self, way: _Way, runs: Sequence[Run], first: float | None, reference: Sequence[float]
+    ) -> MethodFigures:
+        return figures_of(
+            runs,
+            what=way.what,
+            global_batch=self._batch,
+            first_samples_per_s=first,
+            reference=reference,
+            changing=self._request.network_trace is not None,
+            step_s_predicted=way.step_s_simulated if way.ours else None,
+        )
+
+    def _outcome(
+        self, ways: Mapping[str, _Way], runs: Mapping[str, Sequence[Run]], reference: Sequence[float]
+    ) -> CompareOutcome:
+        rows: dict[str, MethodFigures] = {}
+        for method in self._request.methods:
+            name = self._same.get(method.name, method.name)
+            if name in self._refused or not runs.get(name):
+                continue
+            first = next(iter(rows.values())).samples_per_s if rows else None
+            row = self._figures(ways[name], runs[name], first, reference)
+            rows[method.name] = row if name == method.name else replace(row, what=f"as {name}: the same plan")
+        cluster = self._session.cluster
+        plan, _ = self._planned.get(DEFAULT_STRATEGY, (None, 0.0))
+        return CompareOutcome(
+            methods=rows,
+            refused=self._refused,
+            # By what emulated devices and links are told to be: measurements on a busy machine would make no bounds.
+            bounds=bounds_of(described_profile(cluster, self._request.model), self._batch, plan),
+            setting=Setting(
+                cluster=cluster.name,
+                model=self._request.model.name,
+                methods=tuple(method.name for method in self._request.methods if method.name in rows),
+                global_batch=self._batch,
+                steps=self._request.steps,
+                warm_up_steps=WARM_UP_STEPS,
+                rounds=self._request.rounds,
+                seconds_per_method=self._request.seconds_per_method,
+                optimizer=self._job.optimizer,
+                seed=self._job.seed,
+                planned_by="a measured profile" if self._request.measured else "data sheets and a rehearsal",
+                network=self._session.network,
+                network_trace="" if self._request.network_trace is None else self._request.network_trace.text,
+                scale=self._scale,
+                cores=len(os.sched_getaffinity(0)),
+            ),
+            left_out=self._left_out(),
+            emulated=_emulated_text(len(cluster.devices), self._session.network),
+        )
+
+
+def _emulated_text(devices: int, network: str) -> str:
+    links = "emulated (real TCP through a shaping router)" if network == "testbed" else network
+    return (
+        f"devices: all {devices} emulated, alike for every method (real computation, made-up time); links: {links}; "
+        "gradients, losses, messages: real"
+    )
+
+
+def _alike(one: tuple[Plan, str], other: tuple[Plan, str]) -> bool:
+    """Whether two plans with their adapters are the same run."""
+    first, second = ((plan.stages, plan.schedule, plan.hints, adapter) for plan, adapter in (one, other))
+    return first == second
+
+
+def _plan_text(plan: Plan) -> str:
+    sizes = [max(span.size for span in stage.micro_batches) for stage in plan.stages]
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    return f"{stages} on {len(plan.devices)} devices, micro-batches of {max(sizes)}, {plan.schedule}"

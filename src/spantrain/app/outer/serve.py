@@ -1,0 +1,106 @@
+"""The outer optimizer's master, or one of its shards, in this process, until it is told to end."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from spantrain.app.outer.setup import master_config, naming_state
+from spantrain.app.outer.where import address_file, listen_address, token_file
+from spantrain.config.files.text_files import write_atomically
+from spantrain.config.outer.outer_file import OuterConfig
+from spantrain.config.outer.rows import ShardPlace
+from spantrain.errors import ConfigError, WorkerError
+from spantrain.outer.master.server import MasterServer
+from spantrain.outer.shard.server import ShardServer, master_link
+from spantrain.outer.shard.snapshots import FolderSnapshots
+from spantrain.transport.control.address import Address
+
+_LOOK_EVERY_S = 0.5
+
+
+def serve_master(config: OuterConfig, *, ready: Callable[[str, Path], None], end_with_input: bool) -> None:
+    """Serve until interrupted; `ready` hears the address and where the token is.
+
+    Raises:
+        UsageError: the address or the state folder cannot be used.
+        WorkerError: the state could not be written.
+    """
+    _log_to_stderr()
+    place = config.master
+    stop = _stop_with_input() if end_with_input else threading.Event()
+    with naming_state(config):
+        made = MasterServer(bind=listen_address(place), state_dir=place.state, config=master_config(config))
+    with made as server:
+        address = str(Address(host=place.host, port=Address.parse(server.address).port))
+        write_atomically(address_file(place), f"{address}\n")
+        ready(address, token_file(place))
+        while not stop.wait(_LOOK_EVERY_S):
+            if server.failure:
+                raise WorkerError(server.failure)
+
+
+def serve_shard(
+    place: ShardPlace, *, master: str, token: str, encrypted: bool, ready: Callable[[str], None], end_with_input: bool
+) -> None:
+    """Serve until interrupted, whether the master is there or not; `ready` hears where layers come in.
+
+    Raises:
+        ConfigError: the address or the folder cannot be used.
+        WorkerError: it cannot go on.
+    """
+    _log_to_stderr()
+    stop = _stop_with_input() if end_with_input else threading.Event()
+    try:
+        server = ShardServer(
+            name=place.name,
+            bind=f"tcp://{_numeric(place)}:{place.port}",
+            snapshots=FolderSnapshots(place.snapshots),
+            link_of=master_link(address=master, token=token, name=place.name),
+            host=place.host,
+            encrypted=encrypted,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"shard {place.name}: cannot use {place.listen}:{place.port} and {place.snapshots}: {error}; free them or "
+            "take others"
+        ) from None
+    with server:
+        ready(server.endpoint)
+        while not stop.wait(_LOOK_EVERY_S):
+            if server.failure:
+                raise WorkerError(f"shard {place.name}: {server.failure}")
+
+
+def _numeric(place: ShardPlace) -> str:
+    """Return the address that a shard listens on in numbers: its sockets know no names."""
+    try:
+        found = socket.getaddrinfo(place.listen, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"shard {place.name}: cannot listen on {place.listen}: {error.strerror}; give `listen`, an address of this "
+            "machine, e.g. 0.0.0.0"
+        ) from None
+    address = str(found[4][0])
+    return f"[{address}]" if ":" in address else address
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+def _stop_with_input() -> threading.Event:
+    """Return an event that is set when standard input ends: when whoever started this process has ended."""
+    stop = threading.Event()
+
+    def wait() -> None:
+        # Not through sys.stdin: whoever reads that in a thread aborts an interpreter that ends.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        stop.set()
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+    return stop

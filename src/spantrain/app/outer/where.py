@@ -1,0 +1,77 @@
+"""Where the outer optimizer's master is, and the token to join it with: from outer.yaml, or from its state folder."""
+
+from pathlib import Path
+
+from spantrain.config.files.text_files import read_text
+from spantrain.config.outer.outer_file import OuterConfig, load_outer
+from spantrain.config.outer.rows import MasterPlace
+from spantrain.errors import ConfigError, UsageError
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.token import JoinToken
+
+_SUFFIXES = (".yaml", ".yml")
+_START = "start the master first, with `spantrain outer master` or `spantrain outer up`"
+_ELSEWHERE = f"{_START}; on another machine give --token-file FILE, or the token in SPANTRAIN_OUTER_TOKEN"
+
+
+def listen_address(master: MasterPlace) -> str:
+    """Return where the master listens."""
+    return str(Address(host=master.listen, port=master.port))
+
+
+def address_file(master: MasterPlace) -> Path:
+    """Return where the master writes how others reach it."""
+    return master.state / "address"
+
+
+def token_file(master: MasterPlace) -> Path:
+    """Return where the master keeps the token that members join with."""
+    return master.state / "token"
+
+
+def master_address(config: OuterConfig) -> str:
+    """Return how others reach the master.
+
+    Raises:
+        ConfigError: it may take any port, and has not said which one it took.
+    """
+    master = config.master
+    if master.port:
+        return str(Address(host=master.host, port=master.port))
+    return read_text(address_file(master), remedy=_START).strip()
+
+
+def reach(where: str, *, token: str | None, token_file: Path | None) -> tuple[str, str]:
+    """Return address and token of a master that is named by its file or its address.
+
+    Raises:
+        ConfigError: it is neither, or there is no token.
+        UsageError: the token is cut or mistyped.
+    """
+    if Path(where).suffix in _SUFFIXES:
+        config = load_outer(Path(where))
+        return master_address(config), master_token(config, text=token, file=token_file)
+    try:
+        address = str(Address.parse(where))
+    except UsageError as error:
+        raise ConfigError(f"{error}; or the file, ending in {' or '.join(_SUFFIXES)}") from None
+    return address, master_token(None, text=token, file=token_file)
+
+
+def master_token(config: OuterConfig | None, *, text: str | None, file: Path | None) -> str:
+    """Return the token: as it is given, out of a file, or out of the master's state folder.
+
+    Raises:
+        ConfigError: there is no such file, or nothing to take it from.
+        UsageError: it is cut or mistyped.
+    """
+    if file is not None:
+        found = read_text(file, remedy="name the file that the master wrote")
+    elif text:
+        found = text
+    elif config is not None:
+        found = read_text(token_file(config.master), remedy=_ELSEWHERE)
+    else:
+        raise ConfigError("give the master's token: --token-file FILE, or SPANTRAIN_OUTER_TOKEN")
+    JoinToken.parse(found)
+    return found.strip()

@@ -1,0 +1,122 @@
+"""A plan with the profile that it was made from, checked against each other: what every command that takes one asks."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from spantrain.config.artefacts import profile_of_plan, read_plan
+from spantrain.config.files.problems import shortened
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.units import ModelSpec
+from spantrain.errors import PlanError, UsageError
+from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
+from spantrain.models.sources import hf_configuration
+from spantrain.schedule.registry import check_schedule
+
+_AGAIN = "put the plan and the profile that it was made from together, or plan again with `spantrain plan`"
+_MAX_BUCKETS = 4096
+"""In which a stage sums gradients."""
+_SAME = ("family", "sequence_length", "objective", "source_sha256")
+"""Fields of a model that decide what its units are, beside its configuration."""
+
+
+def open_plan(path: Path) -> tuple[Plan, Profile]:
+    """Read a plan, and the profile that it names.
+
+    Raises:
+        PlanError: the plan is missing or wrong, or not for the profile; file, field and value are in the message.
+        ProfileError: the profile is missing, wrong, or has changed since the plan was made.
+    """
+    plan = read_plan(path)
+    profile = profile_of_plan(plan, path)
+    check_fits_profile(plan, profile, where=f"{path}: ")
+    return plan, profile
+
+
+def under_schedule(plan: Plan, schedule: str | None) -> Plan:
+    """Return a plan that runs in this schedule; None: in its own.
+
+    What was found and predicted for its own schedule is left out.
+
+    Raises:
+        UsageError: there is no such schedule.
+    """
+    if schedule is None or check_schedule(schedule) == plan.schedule:
+        return plan
+    return replace(plan, schedule=schedule, hints=None, prediction=None)
+
+
+def check_fits_profile(plan: Plan, profile: Profile, *, where: str = "") -> None:
+    """Refuse a plan that is not for the units and devices of a profile; `where` begins the message.
+
+    Raises:
+        PlanError: it is for another model, another configuration of it, or devices that the profile does not have; or
+            there is no such schedule.
+    """
+    try:
+        check_schedule(plan.schedule)
+        _check_units(profile)
+    except UsageError as error:
+        raise PlanError(f"{where}{error}") from None
+    have, want = len(profile.graph.units), plan.stages[-1].end_unit
+    if have != want or plan.model.name != profile.model.name:
+        raise PlanError(
+            f"{where}stages end at unit {want} of {plan.model.name} (stages[{len(plan.stages) - 1}].end_unit), the "
+            f"profile has {profile.model.name} with {have} units; {_AGAIN}"
+        )
+    mine, theirs = _identity(plan.model), _identity(profile.model)
+    differ = sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
+    if differ:
+        told = ", ".join(f"{name} {_shown(mine, name)} (profile: {_shown(theirs, name)})" for name in differ[:5])
+        raise PlanError(f"{where}the plan is for another {plan.model.name} than the profile: {told}; {_AGAIN}")
+    _check_devices(plan, profile, where)
+    _check_buckets(plan, profile, where)
+
+
+def _check_units(profile: Profile) -> None:
+    """Refuse a profile whose units are not the model's, as far as that is known without building it."""
+    model = profile.model
+    if model.family == "hf":
+        hf_configuration(model)
+    if model.family in CATALOG_FAMILIES and len(unit_names(model)) != len(profile.graph.units):
+        raise UsageError(
+            f"the profile has {len(profile.graph.units)} units, but {model.name} as it is configured there has "
+            f"{len(unit_names(model))}; profile and plan again"
+        )
+
+
+def _check_buckets(plan: Plan, profile: Profile, where: str) -> None:
+    for number, stage in enumerate(plan.stages):
+        size_bytes = sum(profile.graph.units[unit].parameter_bytes for unit in stage.units)
+        if size_bytes > _MAX_BUCKETS * stage.sums.bucket_bytes:
+            raise PlanError(
+                f"{where}stages[{number}].sums.bucket_bytes: {stage.sums.bucket_bytes} makes over {_MAX_BUCKETS} "
+                f"buckets of the {size_bytes} bytes of its gradients; give larger ones"
+            )
+
+
+def _identity(model: ModelSpec) -> dict[str, object]:
+    return {f"config.{name}": value for name, value in model.config.items()} | {
+        name: getattr(model, name) for name in _SAME
+    }
+
+
+def _shown(fields: Mapping[str, object], name: str) -> str:
+    return shortened(repr(fields.get(name)))
+
+
+def _check_devices(plan: Plan, profile: Profile, where: str) -> None:
+    known = profile.cluster.device_by_name
+    strangers = sorted(set(plan.devices) - set(known))
+    if strangers:
+        raise PlanError(
+            f"{where}the plan uses {', '.join(strangers)}, which the profile's cluster does not have; {_AGAIN}"
+        )
+    for name in plan.devices:
+        mine, theirs = plan.cluster.device_by_name[name], known[name]
+        if (mine.kind, mine.host, mine.site) != (theirs.kind, theirs.host, theirs.site):
+            raise PlanError(
+                f"{where}{name} is a {mine.kind} on {mine.host} at {mine.site} in the plan, a {theirs.kind} on "
+                f"{theirs.host} at {theirs.site} in the profile; {_AGAIN}"
+            )

@@ -1,0 +1,111 @@
+"""How slow emulated devices have to be for this machine's own computation to hide in their time."""
+
+import math
+import time
+from dataclasses import replace
+
+import torch
+
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.training.emulation import SOUND_REAL_COMPUTE, sound_speed
+from spantrain.core.action import Op
+from spantrain.core.cluster import Cluster
+from spantrain.core.span import Span
+from spantrain.core.units import ModelSpec
+from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.runtime.step.emulation import emulated_seconds
+
+_SAMPLES = 1
+_REPEATS = 6
+_LONGEST_STEP_S = 4.0
+"""Devices are not slowed so far that a step takes longer: a first look should not take an hour."""
+_KEEP = "--emulated-speed sets another"
+
+
+def slowed(cluster: Cluster, model: ModelSpec, *, dtype: str, global_batch: int) -> tuple[Cluster, str]:
+    """Return the cluster with emulated devices slow enough for this model, and what to say about it.
+
+    Real computation should take a tenth of the emulated time at most (DESIGN section 7); else times and predictions
+    are partly those of the machine below. The whole model is run here on a few samples, and compared with the time of
+    the fastest emulated kind. Where a step would become too long, the cluster stays as it is, and that is said.
+
+    Raises:
+        ConfigError: an unedited model cannot be built or followed.
+    """
+    emulated_s = _emulated_seconds(cluster, model, dtype)
+    if not emulated_s or _step_s(emulated_s, global_batch) > _LONGEST_STEP_S:
+        return cluster, ""
+    real_s = real_seconds_per_sample(model, dtype)
+    ratio = real_s * _SAMPLES / min(emulated_s)
+    if ratio <= SOUND_REAL_COMPUTE:
+        return cluster, ""
+    graph = described_profile(cluster, model, dtype=dtype).graph
+    speed = _one_digit(sound_speed(cluster, graph, real_s, dtype=dtype))
+    step_s = _step_s(emulated_s, global_batch) * cluster.emulated_speed / speed
+    now = f"at {cluster.emulated_speed:g} of their kinds' speed real computation takes {ratio:.0%} of their time"
+    if step_s > _LONGEST_STEP_S:
+        return cluster, (
+            f"Note: emulated devices: {now}, so times and predictions are partly this machine's; at {speed:g} they "
+            f"would be the devices', with steps of {step_s:.0f} s or more ({_KEEP})"
+        )
+    return replace(cluster, emulated_speed=speed), (
+        f"Emulated devices are slowed to {speed:g} of their kinds' speed: {now}, and {SOUND_REAL_COMPUTE:.0%} is the "
+        f"most that hides in it ({_KEEP})"
+    )
+
+
+def _emulated_seconds(cluster: Cluster, model: ModelSpec, dtype: str) -> list[float]:
+    """Return what forward and backward of the whole model take on each emulated device."""
+    names = [device.name for device in cluster.devices if device.emulated]
+    if not names:
+        return []
+    units = described_profile(cluster, model, dtype=dtype).graph.units
+    found = []
+    for name in names:
+        seconds = emulated_seconds(cluster, name, dtype, units)
+        found.append(sum(seconds(op, _SAMPLES) or 0.0 for op in (Op.FORWARD, Op.BACKWARD)))
+    return found
+
+
+def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
+    """Return what forward and backward of a sample take a processor of this machine on one thread, as workers do.
+
+    It is the least of a few times, and of the processor's time: what other programs of the machine do is not in it.
+
+    Raises:
+        ConfigError: an unedited model cannot be built or followed.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        executor = StageExecutor(
+            build_units(model, seed=0),
+            is_first=True,
+            is_last=True,
+            global_batch=_SAMPLES,
+            autocast_dtype=autocast_dtype(dtype),
+        )
+        inputs, labels = example_inputs(model, _SAMPLES), example_labels(model, _SAMPLES)
+        taken_s = []
+        for number in range(_REPEATS):
+            span = Span(number * _SAMPLES, (number + 1) * _SAMPLES)
+            start_s = time.process_time()
+            executor.forward(span, inputs, labels)
+            executor.backward(span, ())
+            taken_s.append(time.process_time() - start_s)
+    finally:
+        torch.set_num_threads(threads)
+    return min(taken_s) / _SAMPLES
+
+
+def _step_s(emulated_s: list[float], global_batch: int) -> float:
+    """Return what a step takes at least, if all devices share it with nothing lost."""
+    return global_batch / sum(_SAMPLES / seconds for seconds in emulated_s if seconds > 0)
+
+
+def _one_digit(value: float) -> float:
+    """Return the next smaller number with one digit that is not zero."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return float(f"{math.floor(value / power) * power:.1g}")

@@ -1,0 +1,197 @@
+"""What a schedule does: on even stages with made-up seconds, or on a plan with its profile's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spantrain.app.planning.plan_files import open_plan
+from spantrain.config.artefacts import read_plan
+from spantrain.config.files.text_files import read_text
+from spantrain.core.action import Op
+from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.span import equal_spans
+from spantrain.core.trace import Trace
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError, PlanError, ScheduleError
+from spantrain.schedule.check import check_orders
+from spantrain.schedule.layout import Layout
+from spantrain.schedule.orders import Orders
+from spantrain.schedule.registry import check_schedule
+from spantrain.schedule.render.text import parse_orders
+from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.costs import ProfileCosts, StepCosts, TableCosts
+from spantrain.sim.engine import simulate
+
+_MAX_SECONDS = 1e6
+_KIND = DeviceKind(
+    name="even",
+    peak_fp16_flop_per_s=1.0,
+    peak_fp32_flop_per_s=1.0,
+    memory_bytes=1,
+    memory_bandwidth_bytes_per_s=1.0,
+    power_w=0.0,
+    source="made up: F, I and W take a second each",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenPipeline:
+    """Equal stages of one device each; F, I and W of a micro-batch take a second each."""
+
+    stages: int
+    micro_batches: int
+    """Of one sample."""
+    transfer_s: float = 0.0
+    """How long a micro-batch keeps a link busy, in either direction."""
+    latency_s: float = 0.0
+    in_flight: int | None = None
+    """Micro-batches that a stage may hold, up to W; None: all."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("stages", 1), ("micro_batches", 1), ("transfer_s", 0), ("latency_s", 0)):
+            if not least <= getattr(self, name) <= _MAX_SECONDS:
+                raise ConfigError(
+                    f"{name} must be a number from {least} to {_MAX_SECONDS:g}, got {getattr(self, name)}"
+                )
+        if self.in_flight is not None and self.in_flight < 1:
+            raise ConfigError(f"in_flight must be at least 1 micro-batch, got {self.in_flight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSchedule:
+    """What a schedule does in one step."""
+
+    schedule: str
+    step_s: float
+    """With the sum of gradients, the update and the barrier, where the costs have them."""
+    pipeline_s: float
+    """From the first start to the end of the last action."""
+    lower_bound_s: float
+    """Less than any order of work takes from first start to last end."""
+    devices: tuple[tuple[str, ...], ...]
+    """By stage."""
+    bubble_ratio: tuple[float, ...]
+    """By stage: the part of the step in which its devices wait, in the mean."""
+    peak_samples: Mapping[str, int]
+    """By device: the most samples held at once, up to W."""
+    orders: Orders
+    trace: Trace
+
+    @property
+    def ratio_to_bound(self) -> float:
+        """How many times as long as the lower bound the pipeline takes."""
+        return self.pipeline_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+
+def show_even(schedule: str, pipeline: EvenPipeline) -> ShownSchedule:
+    """Run a schedule on equal stages.
+
+    Raises:
+        UsageError: there is no such schedule.
+        PlanError: the in-flight limit is too small for a static order.
+    """
+    third = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
+    cuts = pipeline.stages - 1
+    costs = TableCosts(
+        sample_s=(third,) * pipeline.stages,
+        latency_s=(pipeline.latency_s,) * cuts,
+        forward_s=(pipeline.transfer_s,) * cuts,
+        backward_s=(pipeline.transfer_s,) * cuts,
+    )
+    return _shown(check_schedule(schedule), _even_plan(pipeline), costs, steps=1)
+
+
+def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
+    """Run a schedule, in the place of its own, on a plan with the costs of the plan's profile.
+
+    Raises:
+        UsageError: there is no such schedule, or no such plan or profile, or they are wrong.
+        PlanError: an in-flight limit is too small for a static order.
+        ScheduleError: the plan's limits stop the pipeline.
+    """
+    check_schedule(schedule)
+    plan, profile = open_plan(plan_path)
+    costs = ProfileCosts(profile, plan)
+    return _shown(schedule, plan, costs, steps=3)
+
+
+def check_order_file(path: Path, plan_path: Path | None = None) -> Orders:
+    """Return the order that a text file holds, if it does all work once, within memory, and can run.
+
+    The plan says which micro-batches and limits each replica has; without one, they are those of the order itself.
+
+    Raises:
+        UsageError: the file is missing or not an order, or the order is wrong; the action that fails is named.
+    """
+    text = read_text(path, remedy="write one with `spantrain schedule show NAME --order FILE`")
+    try:
+        orders = parse_orders(text)
+        layout = _layout_of(orders) if plan_path is None else Layout.of(read_plan(plan_path))
+        check_orders(orders, layout)
+    except ScheduleError as error:
+        raise PlanError(f"{path}: {error}; mend the order") from error
+    return orders
+
+
+def _layout_of(orders: Orders) -> Layout:
+    """Return the layout in which an order has nothing missing but what it leaves half done."""
+    spans = tuple(tuple(tuple(sorted({action.span for action in order})) for order in row) for row in orders)
+    return Layout(
+        micro_batches=tuple(tuple(sorted({span for own in row for span in own})) for row in spans),
+        spans=spans,
+        limits=tuple(tuple(sum(span.size for span in own) for own in row) for row in spans),
+    )
+
+
+def _shown(schedule: str, plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
+    result = simulate(plan, costs, schedule=schedule, steps=steps)
+    last = max((interval.step for interval in result.trace.intervals), default=0)
+    return ShownSchedule(
+        schedule=schedule,
+        step_s=result.step_s,
+        pipeline_s=result.pipeline_s,
+        lower_bound_s=pipeline_bound_s(plan, costs),
+        devices=tuple(stage.devices for stage in plan.stages),
+        bubble_ratio=tuple(
+            sum(result.bubble_ratio[device] for device in stage.devices) / len(stage.devices) for stage in plan.stages
+        ),
+        peak_samples=dict(result.peak_in_flight),
+        orders=tuple(tuple(result.orders[replica.devices[0]] for replica in stage.replicas) for stage in plan.stages),
+        trace=replace(
+            result.trace,
+            intervals=tuple(interval for interval in result.trace.intervals if interval.step == last),
+            flows=tuple(flow for flow in result.trace.flows if flow.step == last),
+        ),
+    )
+
+
+def _even_plan(pipeline: EvenPipeline) -> Plan:
+    names = tuple(f"d{stage}" for stage in range(pipeline.stages))
+    limit = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
+    return Plan(
+        cluster=Cluster(
+            name="even",
+            kinds=(_KIND,),
+            sites=(Site(name="even", hosts=names, bandwidth_bytes_per_s=1.0, latency_s=pipeline.latency_s),),
+            hosts=tuple(Host(name=name, site="even", devices=(name,)) for name in names),
+            devices=tuple(
+                Device(name=name, kind="even", host=name, site="even", backend="emulated", memory_bytes=1)
+                for name in names
+            ),
+            links=(),
+        ),
+        model=ModelSpec(name="even", family="none", config={}, dataset="none"),
+        global_batch=pipeline.micro_batches,
+        dtype="float32",
+        stages=tuple(
+            Stage(
+                first_unit=index,
+                end_unit=index + 1,
+                replicas=(Replica(devices=(name,), sample_share=1.0, in_flight_limit=limit),),
+                micro_batches=equal_spans(pipeline.micro_batches, 1),
+            )
+            for index, name in enumerate(names)
+        ),
+        schedule="critical-path",
+    )

@@ -1,0 +1,123 @@
+"""The adapter of a run: what it asks of costs, memory and the simulator, and how its answers reach the devices."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+from spantrain.adaptation.boundary import AutoSettings, BoundaryAdapter
+from spantrain.adaptation.network_state import LinkState, Pair
+from spantrain.adaptation.registry import make_boundary
+from spantrain.app.training.replan import BackgroundPlanner, slowed_profile
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan, StateSharding
+from spantrain.core.profile import Profile
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.planner.engine.predict import costs_of, optimizer_state
+from spantrain.runtime.coordinator.advice import Advice
+from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.sim.adaptive import SimulatedForecast
+from spantrain.sim.costs import ProfileCosts, StepCosts
+
+_SWITCH_S = 0.1
+"""Of a change that moves parameters, besides their way: new groups, new optimizer state."""
+_STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
+"""Optimizer states per parameter, as large as it."""
+
+
+class ProfileForecast(SimulatedForecast):
+    """What plans would do by a profile; one that does not fit into a device's memory cannot run."""
+
+    def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
+        """Take the plan that was made for calm links: what it needs is allowed in any case."""
+        self._profile = profile
+        self._states = _STATES[optimizer]
+        self._replicas = ReplicaCost(profile, plan.dtype)
+        self._memory = MemoryCost(profile, optimizer, plan.dtype)
+        own = plan.cluster.device_by_name
+        planned = self._memory.plan_peak_bytes(plan)
+        self._limit_bytes = {name: max(own[name].memory_bytes, planned[name]) for name in plan.devices}
+        self._slow: tuple[LinkState, Profile, ReplicaCost] | None = None
+        """The last state in which there were replicas."""
+        super().__init__(self._plan_costs, move_s=self._moving_s)
+
+    def step_s(self, plan: Plan, state: LinkState) -> float:
+        """Return the seconds of a step; infinite where the plan cannot run or does not fit."""
+        peaks = self._memory.plan_peak_bytes(plan)
+        if any(peaks[name] > limit for name, limit in self._limit_bytes.items()):
+            return math.inf
+        return super().step_s(plan, state)
+
+    def _costs(self, plan: Plan, state: LinkState) -> StepCosts:
+        """Return what a step costs on these links: messages as the state has them, sums as its slowest links allow."""
+        if state.calm or all(len(stage.replicas) == 1 for stage in plan.stages):
+            return super()._costs(plan, state)
+        if self._slow is None or self._slow[0] != state:
+            profile = slowed_profile(self._profile, state)
+            self._slow = state, profile, ReplicaCost(profile, plan.dtype)
+        return costs_of(plan, *self._slow[1:])
+
+    def _plan_costs(self, plan: Plan) -> ProfileCosts:
+        return costs_of(plan, self._profile, self._replicas)
+
+    def _moving_s(self, before: Plan, after: Plan, state: LinkState) -> float:
+        """Return the seconds of going over to a plan: parameters and optimizer state of units go to devices without.
+
+        What leaves one site, or comes to one, shares its line: those seconds add up.
+        """
+        network, own = self._replicas.groups.network, before.cluster.device_by_name
+        lines: dict[tuple[str, str], float] = {}
+        for (source, target), size in self._moving(before, after).items():
+            taken_s = network.transfer_seconds(source, target, size) / state.speed(source, target)
+            for line in (("from", own[source].site), ("to", own[target].site)):
+                lines[line] = lines.get(line, 0.0) + taken_s
+        return _SWITCH_S + max(lines.values()) if lines else 0.0
+
+    def _moving(self, before: Plan, after: Plan) -> dict[Pair, int]:
+        """Return the bytes that go from one device to another; a unit comes from the first device that has it."""
+        had = {unit: stage.devices for stage in before.stages for unit in stage.units}
+        sizes: dict[Pair, int] = {}
+        for stage in after.stages:
+            for unit, device in product(stage.units, stage.devices):
+                if device not in had[unit]:
+                    pair = had[unit][0], device
+                    unit_bytes = self._profile.graph.units[unit].parameter_bytes * (1 + self._states)
+                    sizes[pair] = sizes.get(pair, 0) + unit_bytes
+        return sizes
+
+
+class PlanAdviser:
+    """The adapter between steps, as the coordinator asks it."""
+
+    def __init__(self, boundary: BoundaryAdapter, planner: BackgroundPlanner) -> None:
+        self._boundary = boundary
+        self._planner = planner
+
+    def close(self) -> None:
+        """End what is at work beside the run."""
+        self._planner.close()
+
+    def advise(self, step: int, plan: Plan, reports: Mapping[str, StepReport]) -> Advice | None:
+        """Return what should run instead of the plan that has run this step, or None to leave it."""
+        links = {name: report.links for name, report in reports.items()}
+        taken_s = max(report.duration_s for report in reports.values())
+        proposal = self._boundary.advise(step, plan, links, taken_s)
+        return None if proposal is None else Advice(plan=proposal.plan, reason=proposal.reason)
+
+
+def adviser_of(plan: Plan, profile: Profile, job: TrainJob, calm_plan: Plan | None = None) -> PlanAdviser | None:
+    """Return who looks for better plans in a run that begins with this one, in its own schedule; None: nobody does.
+
+    `calm_plan` is the one that was made for links as planned, where this is another. Nobody looks where the job says
+    so, where there is one stage only, and where training cannot change plans: sites that train by themselves, and state
+    divided among replicas.
+    """
+    sharded = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
+    if len(plan.stages) == 1 or plan.outer is not None or sharded:
+        return None
+    base = plan if calm_plan is None else replace(calm_plan, generation=plan.generation)
+    forecast = ProfileForecast(base, profile, optimizer_state(job))
+    planner = BackgroundPlanner(profile, base, optimizer_state(job), job.allow_wire)
+    boundary = make_boundary(job.adapter, base, forecast, AutoSettings(allowed=job.allow_wire), planner)
+    return None if boundary is None else PlanAdviser(boundary, planner)

@@ -1,0 +1,162 @@
+"""What became of a training run: figures of devices, links and steps."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spantrain.app.training.plan_changes import PlanChange
+from spantrain.app.training.run_folder import typical_s
+from spantrain.app.training.traced_run import NetworkTraceFigures
+from spantrain.core.plan import Plan
+from spantrain.cost.tensor import normalised
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.runtime.worker.worker_protocol import TrainResult
+from spantrain.sim.engine import SimulationResult
+
+_WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFigures:
+    """How one device was used, over the measured steps."""
+
+    kind: str
+    stage: int
+    sample_share: float
+    """Of the stage's samples."""
+    tensor_share: float
+    """Of each tensor that its replica divides, as planned; 1 on a device alone."""
+    utilisation: float
+    """Device time computing, over step time."""
+    utilisation_predicted: float
+    bubble_ratio: float
+    peak_held_samples: int
+    peak_bytes: int | None
+    """The most that its tensors held at once; by its allocator on CUDA, else without passing needs of operations."""
+    peak_bytes_predicted: int
+    """The same by the memory model over the simulated steps (`docs/memory.md`)."""
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time (1 on real devices)."""
+    overrun_actions: int
+    overhead_median_s: float
+    """Runtime time per action outside computation and waiting."""
+    overhead_p90_s: float
+    """Nine of ten actions have less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFigures:
+    """What went from one device to another."""
+
+    bytes_sent: int
+    bytes_received: int
+    mean_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutLoss:
+    """The loss on a held-out batch, with the parameters after so many steps."""
+
+    steps_done: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """What became of a run; the JSON that `spantrain train --json` ends with."""
+
+    losses: tuple[float, ...]
+    """Of every step since the first, those before a resume included."""
+    step_s_measured: float
+    """Median over the steps of the last plan, after its first two, evaluations left out."""
+    step_s_predicted: float
+    """Of the last plan, on the network that it was made for."""
+    prediction_error_ratio: float
+    """Measured over predicted, minus one."""
+    samples_per_s: float
+    steps: int
+    """Done in all."""
+    devices: Mapping[str, DeviceFigures]
+    links: Mapping[str, LinkFigures]
+    generation: int
+    """Of the last plan."""
+    schedule: str
+    """Of the last plan."""
+    trace: str
+    """Path of the trace, or empty."""
+    checkpoint: str
+    """Path of the newest checkpoint, or empty."""
+    heldout_losses: tuple[HeldOutLoss, ...]
+    refused_messages: Mapping[str, int]
+    interrupted: bool
+    emulated: str
+    """What was emulated and what was real."""
+    network_trace: NetworkTraceFigures | None = None
+    """How the links changed, and when steps ended; None where they did not."""
+    plan_changes: tuple[PlanChange, ...] = ()
+    """Plans that took over while the run went on."""
+    weights: str = ""
+    """What it began with, if that is not as ever: those of a folder, or random ones."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given was not done, a line each (`core.units.UnitGraph`)."""
+
+
+def device_figures(
+    plan: Plan, name: str, result: TrainResult, predicted: SimulationResult, outcomes: Sequence[StepOutcome]
+) -> DeviceFigures:
+    """Return how one device was used in steps under a plan."""
+    stage_index, replica_index = plan.place(name)
+    replicas = plan.stages[stage_index].replicas
+    own = replicas[replica_index]
+    measured = steady(outcomes)
+    utilisation = statistics.fmean(outcome.busy_s[name] for outcome in measured) / statistics.fmean(
+        outcome.duration_s for outcome in measured
+    )
+    return DeviceFigures(
+        kind=plan.cluster.device_by_name[name].kind,
+        stage=stage_index,
+        sample_share=own.sample_share / sum(replica.sample_share for replica in replicas),
+        tensor_share=normalised(own.tp_shares)[own.devices.index(name)],
+        utilisation=utilisation,
+        utilisation_predicted=predicted.utilisation[name],
+        bubble_ratio=max(0.0, 1.0 - utilisation),
+        peak_held_samples=max(outcome.peak_held_samples[name] for outcome in outcomes),
+        peak_bytes=result.peak_bytes,
+        peak_bytes_predicted=predicted.memory[name].tensor_bytes,
+        real_compute_ratio=result.real_compute_ratio,
+        overrun_actions=result.overrun_actions,
+        overhead_median_s=_quantile(result.overhead_s, 0.5),
+        overhead_p90_s=_quantile(result.overhead_s, 0.9),
+    )
+
+
+def link_figures(results: Mapping[str, TrainResult], total_s: float) -> dict[str, LinkFigures]:
+    """Return what went between devices in so many seconds, by `source -> target`."""
+    return {
+        f"{source} -> {target}": LinkFigures(
+            bytes_sent=size,
+            bytes_received=results[target].received_bytes.get(source, 0) if target in results else 0,
+            mean_bytes_per_s=size / total_s,
+        )
+        for source, result in results.items()
+        for target, size in sorted(result.sent_bytes.items())
+        if size
+    }
+
+
+def measured_step_s(outcomes: Sequence[StepOutcome], *, overlap: bool = False) -> float:
+    """Return the duration of a step after the warm-up, evaluations left out, as `run_folder.typical_s` takes it."""
+    return typical_s([outcome.duration_s for outcome in steady(outcomes)], overlap=overlap)
+
+
+def steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:
+    """Return the steps after the warm-up, evaluations left out; if there are none of these, what there is."""
+    trained = [outcome for outcome in outcomes if outcome.loss is not None]
+    calm = [outcome for outcome in trained if outcome.evaluation_loss is None]
+    return calm[_WARM_UP_STEPS:] or calm or trained
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    """Return the value that this part of all values does not exceed; 0 of none."""
+    return sorted(values)[math.ceil(part * len(values)) - 1] if values else 0.0

@@ -1,0 +1,264 @@
+"""What a run leaves in its folder for those who look at it later: plan, profile, trace, decisions, figures of steps."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spantrain.config.artefacts import (
+    RUN_FORMAT,
+    read_artefact,
+    read_plan,
+    read_profile,
+    reference_to_profile,
+    write_artefact,
+    write_plan,
+    write_profile,
+)
+from spantrain.config.decision_log import write_decisions
+from spantrain.config.files.text_files import write_atomically
+from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.trace import Trace
+from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
+from spantrain.errors import ConfigError, UsageError
+from spantrain.schedule.render.perfetto import perfetto_json
+
+RUN_FILE = "run.json"
+TRACE_FILE = "trace.json"
+DECISIONS_FILE = "decisions.jsonl"
+_MOST_STEPS = 200
+"""So many of the last steps are looked at, however long the run was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """What one step of a live run was: the coordinator's view."""
+
+    duration_s: float
+    """From one barrier to the next."""
+    busy_s: Mapping[str, float]
+    """By device."""
+    peak_held_samples: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What was run, and medians over its steady steps (warm-up and evaluations left out)."""
+
+    plan: str
+    """Name of the plan's file in the run's folder; of several, the last one that ran."""
+    profile: str
+    """Name of the profile's file in the run's folder, or its path from there."""
+    optimizer: str
+    """As `cost.memory` names it."""
+    steps_measured: int
+    """How many steps the figures are of; at most the last 200."""
+    step_s: float
+    slowest_step_s: float
+    fastest_step_s: float
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    peak_held_samples: Mapping[str, int] = field(default_factory=dict)
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By device: the most that its tensors held at once (`runtime.worker.memory`)."""
+    first_step: int = 0
+    """Under the plan."""
+    earlier_plans: tuple[str, ...] = ()
+    """Names of the files of the plans that ran before it, in order."""
+    staleness: int = 0
+    """How many steps old weights were: 1 where steps overlapped."""
+    weights: str = ""
+    """What the run began with, if that is not as ever."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given was not done, a line each."""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZER_STATE_RATIO:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {self.optimizer!r}")
+        if self.steps_measured < 1 or not 0 < self.fastest_step_s <= self.step_s <= self.slowest_step_s:
+            raise ValueError(
+                f"a run has steps, the median between the fastest and the slowest; got {self.steps_measured} steps of "
+                f"{self.fastest_step_s}, {self.step_s} and {self.slowest_step_s} s"
+            )
+        if self.staleness not in (0, 1):
+            raise ValueError(f"staleness must be 0 or 1, got {self.staleness}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContent:
+    """All that a run has to leave."""
+
+    plan: Plan
+    """The first one."""
+    profile: Profile
+    optimizer: str
+    """As `cost.memory` names it."""
+    steps: tuple[MeasuredStep, ...]
+    """The steady ones."""
+    peak_bytes: Mapping[str, int]
+    """By device, where it was measured."""
+    trace: Trace
+    decisions: tuple[DeviceDecisions, ...]
+    later_plans: Mapping[str, Plan] = field(default_factory=dict)
+    """Those that took over, in order, by the names of their files: the last one is what the figures are of."""
+    first_step: int = 0
+    """Under the last plan."""
+    staleness: int = 0
+    weights: str = ""
+    """What the run began with, if that is not as ever."""
+
+
+def write_run(folder: Path, content: RunContent) -> None:
+    """Write all files of a run that has ended.
+
+    The plan goes to plan.json and its profile to profile.json, unless other ones lie there that no run has put there:
+    those are left, and this run's go beside them (plan.trained.json, profile.trained.json). Plans that took over are
+    plan-1.json and so on, by generation. run.json names them.
+
+    Raises:
+        UsageError: something cannot be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_name, profile_name = _write_inputs(folder, content.plan, content.profile)
+    for name, plan in content.later_plans.items():
+        write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
+    names = (*_earlier(folder, plan_name), plan_name, *content.later_plans)
+    start_s = min((interval.start_s for interval in content.trace.intervals), default=0.0)
+    write_atomically(folder / TRACE_FILE, json.dumps(perfetto_json(_shifted(content.trace, -start_s))))
+    shifted = (replace(log, trace_shift_s=log.trace_shift_s - start_s) for log in content.decisions)
+    write_decisions(shifted, folder / DECISIONS_FILE)
+    write_artefact(_record(names, profile_name, content), RUN_FORMAT, folder / RUN_FILE)
+
+
+def read_run_record(folder: Path) -> RunRecord | None:
+    """Return the record of a run's folder; None where there is none.
+
+    Raises:
+        ConfigError: it is something else, or wrong.
+    """
+    path = folder / RUN_FILE
+    return read_artefact(RunRecord, RUN_FORMAT, path) if path.exists() else None
+
+
+def files_of_run(folder: Path) -> tuple[str, ...]:
+    """Return the plans and the profile that a run in this folder was made with, as its record names them."""
+    try:
+        record = read_run_record(folder)
+    except UsageError:
+        return ()
+    return (record.plan, *record.earlier_plans, record.profile) if record else ()
+
+
+def check_not_of_a_run(path: Path, option: str) -> None:
+    """Refuse to replace a plan or a profile that a run was made with: it is read to go on with it, and to validate it.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if path.name in files_of_run(path.parent):
+        raise ConfigError(
+            f"{option} {path}: the run in {path.parent} was made with it, and reads it to go on; name another place"
+        )
+
+
+def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:
+    """Return the median of steps' durations; if steps overlap, the mean of an even number.
+
+    Those may end in pairs, one long and one short.
+    """
+    if overlap:
+        return statistics.fmean(durations_s[len(durations_s) % 2 :] or durations_s)
+    return statistics.median(durations_s)
+
+
+def free_name(folder: Path, stem: str) -> str:
+    """Return the name of a file that holds nothing, or what an earlier run wrote: STEM.json or STEM.trained.json."""
+    return _free(folder, stem, files_of_run(folder)).name
+
+
+def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]:
+    """Write plan and profile, or find them written; return their names."""
+    for name in ("plan.json", f"plan-{plan.generation}.json"):
+        found = _profile_beside(folder / name, plan)
+        if found:
+            return name, found
+    ours = files_of_run(folder)
+    if _holds_profile(folder / "profile.json", profile):
+        ours = (*ours, "profile.json")
+    profile_path = _free(folder, "profile", ours)
+    write_profile(profile, profile_path)
+    plan_path = _free(folder, "plan", ours)
+    write_plan(replace(plan, profile=reference_to_profile(profile_path, plan_path)), plan_path)
+    return plan_path.name, profile_path.name
+
+
+def _profile_beside(path: Path, plan: Plan) -> str:
+    """Return the profile that a plan's file names, if it holds this plan, made from the same, and both are there."""
+    try:
+        found = read_plan(path)
+    except UsageError:
+        return ""
+    if found.profile is None or not (path.parent / found.profile.path).is_file():
+        return ""
+    same_profile = plan.profile is None or plan.profile.sha256 == found.profile.sha256
+    return found.profile.path if same_profile and replace(plan, profile=found.profile) == found else ""
+
+
+def _holds_profile(path: Path, profile: Profile) -> bool:
+    try:
+        return read_profile(path) == profile
+    except UsageError:
+        return False
+
+
+def _earlier(folder: Path, plan: str) -> tuple[str, ...]:
+    """Return the plans that ran here before the one of this name, where a run goes on under it."""
+    try:
+        record = read_run_record(folder)
+    except UsageError:
+        return ()
+    plans = (*record.earlier_plans, record.plan) if record else ()
+    return plans[: plans.index(plan)] if plan in plans else ()
+
+
+def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
+    path = folder / f"{stem}.json"
+    return path if path.name in ours or not path.exists() else folder / f"{stem}.trained.json"
+
+
+def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecord:
+    steps = content.steps[-_MOST_STEPS:]
+    durations_s = [step.duration_s for step in steps]
+    devices = sorted(steps[0].busy_s)
+    return RunRecord(
+        plan=plans[-1],
+        earlier_plans=tuple(plans[:-1]),
+        first_step=content.first_step,
+        profile=profile,
+        staleness=content.staleness,
+        optimizer=content.optimizer,
+        steps_measured=len(steps),
+        step_s=typical_s(durations_s, overlap=content.staleness > 0),
+        slowest_step_s=max(durations_s),
+        fastest_step_s=min(durations_s),
+        busy_s={name: statistics.median(step.busy_s[name] for step in steps) for name in devices},
+        peak_held_samples={name: max(step.peak_held_samples[name] for step in steps) for name in devices},
+        peak_bytes=content.peak_bytes,
+        weights=content.weights,
+        left_out=content.profile.graph.left_out,
+    )
+
+
+def _shifted(trace: Trace, by_s: float) -> Trace:
+    return Trace(
+        intervals=tuple(
+            replace(interval, start_s=interval.start_s + by_s, end_s=interval.end_s + by_s)
+            for interval in trace.intervals
+        ),
+        flows=tuple(
+            replace(flow, sent_s=flow.sent_s + by_s, received_s=flow.received_s + by_s) for flow in trace.flows
+        ),
+        clock=trace.clock,
+    )

@@ -1,0 +1,184 @@
+"""A coordinator with workers, on this machine's testbed, on its loopback, or on machines that join."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spantrain.app.reporter import Reporter
+from spantrain.core.cluster import Cluster
+from spantrain.errors import ConfigError, TestbedError
+from spantrain.runtime.coordinator.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
+from spantrain.runtime.launch.launcher import LocalWorkers, Placement
+from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.testbed.testbed import Testbed, why_unavailable
+
+_LOCAL_JOIN_TIMEOUT_S = 120.0
+_LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
+"""For workers of this machine: their deaths are seen at once without heartbeats, and a crowded machine is slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """Where the workers run."""
+
+    listen: str | None = None
+    """HOST:PORT to wait on for workers of other machines; None: start all workers here."""
+    network: bool = True
+    """Emulate the links between sites; False: all on loopback, unshaped."""
+    encrypted: bool = True
+    """Encrypt and authenticate the data between workers."""
+    functions: tuple[str, ...] = ()
+    """Users' functions for model, data and loss that workers started here may call."""
+    join_timeout_s: float = 600.0
+    """How long to wait for workers of other machines."""
+    heartbeat_timeout_s: float | None = None
+    """After what silence a worker is lost; None: 6 s, or a minute on this machine, where its end is seen at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("join_timeout_s", "heartbeat_timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise ConfigError(f"SessionOptions: {name} must be a finite number of seconds over 0, got {value!r}")
+
+
+class Generations:
+    """Numbers what the workers of a session run, one thing after another (DESIGN idea 8).
+
+    >>> generations = Generations()
+    >>> [generations.following(0), generations.following(0), generations.following(5), generations.following(3)]
+    [0, 1, 5, 6]
+    """
+
+    def __init__(self) -> None:
+        self._latest = -1
+
+    def following(self, wanted: int, *, goes_on: bool = False) -> int:
+        """Return the number of the next plan: its own, if that is newer; the newest too, where its run goes on."""
+        own = wanted > self._latest or (goes_on and wanted == self._latest)
+        self._latest = wanted if own else self._latest + 1
+        return self._latest
+
+    def taken(self, generation: int) -> None:
+        """Note a number that was used: for measuring, or by a plan that took over while another ran."""
+        self._latest = max(self._latest, generation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Workers that have joined and wait for orders."""
+
+    cluster: Cluster
+    devices: tuple[str, ...]
+    coordinator: Coordinator
+    network: str
+    """What the links are: `testbed`, `loopback, unshaped` or `real`."""
+    testbed: Testbed | None
+    workers: LocalWorkers | None
+    generations: Generations = field(default_factory=Generations)
+
+
+@contextmanager
+def open_session(
+    cluster: Cluster, devices: Sequence[str], options: SessionOptions, log_folder: Path, reporter: Reporter
+) -> Iterator[Session]:
+    """Bring workers up for these devices; take everything down at the end, however it comes.
+
+    Raises:
+        TestbedError: the emulated network is wanted and cannot be had here.
+        PeerLostError: workers did not join in time.
+    """
+    with ExitStack() as stack:
+        if options.listen is not None:
+            session = _remote(cluster, devices, options, options.listen, reporter, stack)
+        else:
+            session = _local(cluster, devices, options, log_folder, reporter, stack)
+        yield session
+
+
+def _remote(
+    cluster: Cluster, devices: Sequence[str], options: SessionOptions, listen: str, reporter: Reporter, stack: ExitStack
+) -> Session:
+    coordinator = Coordinator(
+        bind=listen, devices=devices, heartbeat_timeout_s=options.heartbeat_timeout_s or HEARTBEAT_TIMEOUT_S
+    )
+    coordinator.start()
+    stack.callback(coordinator.stop)
+    reporter.note(
+        f"Waiting for {len(devices)} workers; on each machine run:\n"
+        f"  {coordinator.join_command('DEVICE')}\n"
+        f"  with DEVICE one of {', '.join(devices)}"
+    )
+    coordinator.wait_for(
+        devices,
+        options.join_timeout_s,
+        lambda joined: reporter.progress(joined, len(devices), "workers joined"),
+        reporter.note,
+    )
+    return Session(
+        cluster=cluster, devices=tuple(devices), coordinator=coordinator, network="real", testbed=None, workers=None
+    )
+
+
+def _local(
+    cluster: Cluster,
+    devices: Sequence[str],
+    options: SessionOptions,
+    log_folder: Path,
+    reporter: Reporter,
+    stack: ExitStack,
+) -> Session:
+    use_testbed = options.network and len({cluster.device_by_name[name].host for name in devices}) > 1
+    if use_testbed and (reason := why_unavailable()) is not None:
+        raise TestbedError(f"{reason}; or run with --no-network (loopback, unshaped)")
+    reporter.phase(f"Starting {len(devices)} workers")
+    workers = stack.enter_context(LocalWorkers(log_folder))
+    testbed = stack.enter_context(Testbed.up(cluster)) if use_testbed else None
+    coordinator = Coordinator(
+        bind=f"unix:{workers.socket_folder / 'coordinator'}",
+        devices=devices,
+        watch=workers.check,
+        where_is_log=lambda name: str(workers.log_of(name)),
+        heartbeat_timeout_s=options.heartbeat_timeout_s or _LOCAL_HEARTBEAT_TIMEOUT_S,
+    )
+    coordinator.start()
+    stack.callback(_part, coordinator, workers)
+    workers.start([_placement(cluster, name, coordinator, testbed, options) for name in devices])
+    coordinator.wait_for(
+        devices, _LOCAL_JOIN_TIMEOUT_S, lambda joined: reporter.progress(joined, len(devices), "workers joined")
+    )
+    return Session(
+        cluster=cluster,
+        devices=tuple(devices),
+        coordinator=coordinator,
+        network="testbed" if testbed else "loopback, unshaped",
+        testbed=testbed,
+        workers=workers,
+    )
+
+
+def _part(coordinator: Coordinator, workers: LocalWorkers) -> None:
+    workers.expect_ends()
+    coordinator.stop()
+
+
+def _placement(
+    cluster: Cluster, name: str, coordinator: Coordinator, testbed: Testbed | None, options: SessionOptions
+) -> Placement:
+    device = cluster.device_by_name[name]
+    settings = WorkerSettings(
+        join=coordinator.join_address,
+        token=coordinator.token,
+        name=name,
+        backend=device.backend,
+        data_address=testbed.address(device.host) if testbed else "127.0.0.1",
+        encrypted=options.encrypted,
+        functions=options.functions,
+    )
+    return Placement(
+        settings=settings,
+        entrance=testbed.entrance(device.host) if testbed else None,
+        environment={"GLOO_SOCKET_IFNAME": testbed.interface(device.host) if testbed else "lo"},
+    )

@@ -1,0 +1,145 @@
+"""A run on the testbed whose links follow a trace, and what it leaves for a plot."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spantrain.app.simulation.network_trace import calm_run_s, simulate_traced
+from spantrain.config.traces.changes_file import Changes, write_changes
+from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import ConfigError
+from spantrain.runtime.coordinator.barrier import StepOutcome
+from spantrain.testbed.testbed import Testbed
+
+TRACE_NAME = "network-trace.yaml"
+_MOST_PREDICTED_STEPS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkTraceFigures:
+    """What the network did during a run, and what its steps did; times since the first step's begin."""
+
+    trace: str
+    """As it was asked for."""
+    file: str
+    """The same in the form that `--network-trace` reads, in the run's folder."""
+    run_s: float
+    """What the run was expected to take on the normal network; times that are parts of the run are parts of this."""
+    bytes_per_s: Mapping[str, tuple[tuple[float, float], ...]]
+    """By link: (seconds, bytes per second from then on)."""
+    step_ends_s: tuple[float, ...]
+    """When each step ended."""
+    predicted_step_ends_s: tuple[float, ...]
+    """When the simulator has it end, with this trace and the plan that the run began with."""
+
+
+class CalmRun:
+    """A run whose network does not change."""
+
+    def prepare(self, steps: int, folder: Path) -> None:
+        """Do nothing."""
+
+    def begin(self, begun_s: float) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def rates_at(self, now_s: float) -> dict[str, float]:  # noqa: ARG002
+        """Return nothing: no link changes."""
+        return {}
+
+    def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures | None:  # noqa: ARG002
+        """Return that there was no trace."""
+        return None
+
+
+class TracedRun(CalmRun):
+    """A run on a testbed whose links follow a trace."""
+
+    def __init__(self, trace: NetworkTrace, testbed: Testbed, plan: Plan, profile: Profile) -> None:
+        self._trace = trace
+        self._testbed = testbed
+        self._plan = plan
+        self._profile = profile
+        self._speeds: dict[str, SpeedTrace] = {}
+        self._run_s = 0.0
+        self._begun_s: float | None = None
+
+    def prepare(self, steps: int, folder: Path) -> None:
+        """Work out how links change over so many steps, and leave it in the run's folder.
+
+        Raises:
+            ConfigError: the trace does not fit the cluster or the run.
+        """
+        self._run_s = calm_run_s(self._plan, self._profile, self._plan.schedule, steps)
+        self._speeds = self._trace.on(self._plan.cluster, self._run_s)
+        write_changes(Changes(link_speed=self._speeds), folder / TRACE_NAME)
+
+    def begin(self, begun_s: float) -> None:
+        """Let the network follow the trace; it began with the first step, on this machine's monotonic clock."""
+        self._begun_s = begun_s
+        self._testbed.follow(self._speeds, start_s=begun_s)
+
+    def end(self) -> None:
+        """Give the links their normal speed again."""
+        if self._begun_s is not None:
+            self._testbed.follow({})
+
+    def rates_at(self, now_s: float) -> dict[str, float]:
+        """Return the present bytes per second of each link that changes."""
+        since_s = now_s - (now_s if self._begun_s is None else self._begun_s)
+        normal = _normal_rates(self._plan.cluster)
+        return {name: normal[name] * speed.speed_at(since_s) for name, speed in self._speeds.items()}
+
+    def figures(self, outcomes: Sequence[StepOutcome], folder: Path) -> NetworkTraceFigures:
+        """Return what there was, with the times at which steps ended."""
+        begun_s = 0.0 if self._begun_s is None else self._begun_s
+        normal = _normal_rates(self._plan.cluster)
+        ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
+        predicted = simulate_traced(
+            self._plan, self._profile, self._plan.schedule, min(len(ends_s), _MOST_PREDICTED_STEPS), self._speeds
+        )
+        return NetworkTraceFigures(
+            trace=self._trace.text,
+            file=str(folder / TRACE_NAME),
+            run_s=self._run_s,
+            bytes_per_s={name: _rates(speed, normal[name]) for name, speed in self._speeds.items()},
+            step_ends_s=ends_s,
+            predicted_step_ends_s=predicted.step_ends_s,
+        )
+
+
+def open_trace(trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> CalmRun:
+    """Return what makes a run's network follow a trace, or leaves it as it is if there is none.
+
+    Raises:
+        ConfigError: the run is not on an emulated network.
+    """
+    if trace is None:
+        return CalmRun()
+    if testbed is None:
+        raise ConfigError(
+            f"--network-trace {trace.text}: this run is not on an emulated network (all its devices are on one host, "
+            "or its links are real or loopback), so no link can be made to change; leave the option out, or train on "
+            "an emulated cluster of several sites without --no-network and --listen"
+        )
+    return TracedRun(trace, testbed, plan, profile)
+
+
+def _normal_rates(cluster: Cluster) -> dict[str, float]:
+    rates = {f"{link.source}->{link.target}": link.bandwidth_bytes_per_s for link in cluster.links}
+    for site in cluster.sites:
+        rates[f"{site.name} up"] = site.uplink_bandwidth_bytes_per_s or math.inf
+        rates[f"{site.name} down"] = site.downlink_bandwidth_bytes_per_s or math.inf
+    return rates
+
+
+def _rates(speed: SpeedTrace, normal_bytes_per_s: float) -> tuple[tuple[float, float], ...]:
+    changes = tuple((at_s, part * normal_bytes_per_s) for at_s, part in speed.changes)
+    return changes if changes[0][0] <= 0 else ((0.0, normal_bytes_per_s), *changes)

@@ -1,0 +1,388 @@
+"""Train a plan: plan and job in, losses and measurements out."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spantrain.app.export.import_weights import FoundWeights, write_weights
+from spantrain.app.outer.pipeline import check_outer
+from spantrain.app.reporter import Reporter
+from spantrain.app.training.adapt import adviser_of
+from spantrain.app.training.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.training.first_weights import FirstWeights
+from spantrain.app.training.outcome import (
+    HeldOutLoss,
+    TrainOutcome,
+    device_figures,
+    link_figures,
+    measured_step_s,
+    steady,
+)
+from spantrain.app.training.plan_changes import PlanChanges, with_reasons
+from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
+from spantrain.app.training.session import Session
+from spantrain.app.training.staleness import check_staleness, with_room_for_two
+from spantrain.app.training.tensorboard import ScalarWriter
+from spantrain.app.training.traced_run import open_trace
+from spantrain.config.files.json_codec import from_json
+from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
+from spantrain.core.job import TrainJob
+from spantrain.core.outer.stages import OuterCluster
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.trace import Trace
+from spantrain.errors import ConfigError
+from spantrain.planner.engine.predict import optimizer_state, predict
+from spantrain.runtime.checkpoint.complete import CheckpointSet
+from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, read_manifest
+from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.checkpoint.storage import Disk, remove_partials
+from spantrain.runtime.coordinator.advice import Adviser, Advising
+from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.external_batches import GIVEN, BatchDesk
+from spantrain.runtime.worker.worker_protocol import TrainOrder, TrainResult
+
+
+class StopRequest:
+    """Ctrl-C: the first asks for a checkpoint and a clean end, the second for an end at once.
+
+    Before the first step there is nothing to save: then the first asks for an end at once, too.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.RLock()  # a signal may come while one is counted
+        self.begun = False
+        """Whether the first step has begun."""
+
+    def ask(self) -> bool:
+        """Count one more wish to stop; return whether it is one for an end at once."""
+        with self._lock:
+            self._count += 1
+            return self.at_once or not self.begun
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run should end after this step."""
+        return self._count > 0
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the run should end now."""
+        return self._count > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What an earlier run left."""
+
+    folder: Path
+    """Of its checkpoint."""
+    content: CheckpointContent
+    """Its steps among it."""
+    losses: tuple[float, ...]
+    ledger: SampleLedger
+    """Which samples were consumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What to train, how, and where to write."""
+
+    plan: Plan
+    profile: Profile
+    profile_path: str
+    """For the checkpoint, so that it can be resumed."""
+    job: TrainJob
+    out: Path
+    checkpoints: bool = True
+    keep_checkpoints: int = 2
+    """So many complete ones stay, the newest."""
+    resume: Resume | None = None
+    tensorboard: Path | None = None
+    batches: BatchDesk | None = None
+    """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
+    adviser: Adviser | None = None
+    """Who looks for better plans while it runs; None: the job's adapter."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
+    calm_plan: Plan | None = None
+    """That was made for links as planned, where a run goes on under another one."""
+    weights: FirstWeights = field(default_factory=FirstWeights)
+    """What a new run begins with."""
+
+
+def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
+    """Run the plan's devices until the steps are done or a stop is asked for.
+
+    Raises:
+        ConfigError: the plan is of a run whose batches came from a user's own loop.
+        PlanError: steps cannot overlap as the job wants it.
+        ConfigError: the run cannot be a cluster of an outer optimizer.
+        WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
+    """
+    if request.batches is None and request.plan.model.dataset == GIVEN:
+        raise ConfigError(
+            "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
+            "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
+        )
+    plan = request.plan
+    if request.outer:
+        check_outer(session)
+    if request.job.staleness:
+        plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
+        check_staleness(plan, request.profile, request.job, own_loop=request.batches is not None)
+    plan = replace(
+        plan,
+        generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
+    )
+    request = replace(request, plan=plan)
+    if request.weights.found is not None:
+        request = replace(request, resume=_begun_with(request.weights.found, request))
+    return _Run(session, request, stop, reporter).run()
+
+
+def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
+    """Write weights as this run's checkpoint at step 0."""
+    manifest = Manifest(
+        step=0,
+        model=request.plan.model,
+        plan=replace(request.plan, alternatives=(), reasons=()),
+        job=request.job,
+        profile=request.profile_path,
+        losses=(),
+        ledger=SampleLedger(),
+    )
+    folder = write_weights(weights, request.out, manifest)
+    content = read_manifest(folder, check_files=False).content
+    return Resume(folder=folder, content=content, losses=(), ledger=manifest.ledger)
+
+
+class _Run:
+    def __init__(self, session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> None:
+        self._session = session
+        self._request = request
+        self._stop = stop
+        self._reporter = reporter
+        self._outcomes: list[StepOutcome] = []
+        self._losses = list(request.resume.losses) if request.resume else []
+        self._first_step = request.resume.content.step if request.resume else 0
+        before = request.resume.ledger if request.resume else SampleLedger()
+        self._ledger = before.extended(self._first_step, request.plan.global_batch)
+        self._checkpoints = CheckpointSet(
+            request.out, request.plan.devices, keep=request.keep_checkpoints, describe=self._manifest
+        )
+        self._checkpoint = ""
+        self._scalars = ScalarWriter(request.tensorboard)
+        self._network = open_trace(request.network_trace, session.testbed, request.plan, request.profile)
+        self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
+
+    def run(self) -> TrainOutcome:
+        request = self._request
+        plan = request.plan
+        self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {plan.schedule}")
+        if request.outer:
+            self._reporter.note(
+                f"This run is cluster {request.outer.cluster} of the outer optimizer at {request.outer.master}, with "
+                f"rounds of {request.outer.inner_steps} steps"
+            )
+        if request.weights.text:
+            self._reporter.note(request.weights.text)
+        for line in request.profile.graph.left_out:
+            self._reporter.note(f"Not as the model was given: {line}")
+        self._reporter.run_begins(plan)
+        self._network.prepare(request.job.steps - self._first_step, request.out)
+        if request.checkpoints:
+            remove_partials(Disk(), request.out / CHECKPOINTS)
+        with ExitStack() as stack:
+            stack.callback(self._network.end)
+            stack.callback(self._scalars.close)
+            answers = self._session.coordinator.train(
+                {name: self._order() for name in plan.devices},
+                self._barrier(self._advising(stack)),
+                self._on_saved,
+                lambda: self._stop.at_once,
+                request.batches,
+                self._on_begin,
+            )
+        results = {
+            name: from_json(TrainResult, answer["result"], f"result of {name}") for name, answer in answers.items()
+        }
+        return self._outcome(results)
+
+    def _barrier(self, advising: Advising | None) -> StepBarrier:
+        request, later = self._request, self._session.coordinator.later
+        return StepBarrier(
+            plan=request.plan,
+            job=request.job,
+            first_step=self._first_step,
+            stop_requested=lambda: self._stop.wanted,
+            on_step=lambda outcome: later(lambda: self._on_step(outcome)),
+            can_checkpoint=request.checkpoints,
+            advising=advising,
+        )
+
+    def _advising(self, stack: ExitStack) -> Advising | None:
+        request, later = self._request, self._session.coordinator.later
+        plan = replace(request.plan, alternatives=(), reasons=())
+        adviser: Adviser | None = request.adviser
+        if adviser is None and (own := adviser_of(plan, request.profile, request.job, request.calm_plan)) is not None:
+            stack.callback(own.close)
+            adviser = own
+        if adviser is None:
+            return None
+        advising = Advising(adviser, plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
+        return stack.enter_context(advising)
+
+    def _order(self) -> TrainOrder:
+        request = self._request
+        return TrainOrder(
+            plan=replace(request.plan, alternatives=(), reasons=()),
+            graph=request.profile.graph,
+            job=request.job,
+            peers=self._session.coordinator.peers(request.plan.devices),
+            output_dir=str(request.out.resolve()) if request.checkpoints else "",
+            first_step=self._first_step,
+            samples_before=self._ledger.samples_before(self._first_step),
+            resume_from=str(request.resume.folder.resolve()) if request.resume else "",
+            checkpoint=request.resume.content if request.resume else None,
+            outer=request.outer,
+        )
+
+    def _on_begin(self, begun_s: float) -> None:
+        self._stop.begun = True
+        self._network.begin(begun_s)
+        self._reporter.note("All devices are ready: the first step begins")
+
+    def _on_step(self, outcome: StepOutcome) -> None:
+        self._outcomes.append(outcome)
+        if outcome.loss is not None:
+            self._losses.append(outcome.loss)
+            self._reporter.step(outcome, self._request.job.steps)
+        if outcome.switch is not None:
+            self._plans.done(outcome.switch)
+        if outcome.advice is not None:
+            self._session.generations.taken(outcome.advice.plan.generation)
+            self._plans.decided(outcome.step, outcome.advice)
+            self._reporter.run_begins(outcome.advice.plan)
+        self._scalars.write(outcome, self._request.plan.global_batch, self._network.rates_at(outcome.closed_s))
+
+    def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
+        """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
+        if self._checkpoints.accept(saved):
+            self._session.coordinator.later(lambda: self._complete(saved))
+        return self._checkpoints.dropped
+
+    def _complete(self, saved: SavedFile) -> None:
+        self._checkpoint = str(self._checkpoints.complete(saved))
+        self._reporter.saved(self._checkpoint)
+
+    def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
+        request = self._request
+        plan = self._plans.after(saved.step)
+        return Manifest(
+            step=saved.step,
+            model=plan.model,
+            plan=plan,
+            job=request.job,
+            profile=request.profile_path,
+            losses=tuple(self._losses[: saved.step]),
+            ledger=self._ledger,
+            scalars=saved.scalars,
+            files=files,
+            calm_plan=_calm_plan(request, plan),
+        )
+
+    def _outcome(self, results: Mapping[str, TrainResult]) -> TrainOutcome:
+        self._plans.ended(len(self._losses))
+        request, plan, outcomes = self._request, self._plans.plan, self._last_steps()
+        measured_s = measured_step_s(outcomes, overlap=request.job.staleness > 0)
+        job = request.job
+        predicted = predict(plan, request.profile, optimizer=optimizer_state(job), staleness=job.staleness)
+        self._say_what_was_odd(results)
+        self._write(results)
+        return TrainOutcome(
+            losses=tuple(self._losses),
+            step_s_measured=measured_s,
+            step_s_predicted=predicted.step_s,
+            prediction_error_ratio=measured_s / predicted.step_s - 1.0,
+            samples_per_s=plan.global_batch / measured_s,
+            steps=len(self._losses),
+            devices={name: device_figures(plan, name, results[name], predicted, outcomes) for name in plan.devices},
+            links=link_figures(results, sum(outcome.duration_s for outcome in self._outcomes)),
+            generation=plan.generation,
+            schedule=plan.schedule,
+            trace=str(request.out / TRACE_FILE),
+            checkpoint=self._checkpoint,
+            heldout_losses=tuple(
+                HeldOutLoss(steps_done=outcome.step, loss=outcome.evaluation_loss)
+                for outcome in self._outcomes
+                if outcome.evaluation_loss is not None
+            ),
+            refused_messages=_refused(results.values()),
+            interrupted=self._stop.wanted,
+            emulated=what_is_emulated(plan, self._session.network),
+            network_trace=self._network.figures(self._outcomes, request.out),
+            plan_changes=tuple(self._plans.changes),
+            weights=request.weights.text,
+            left_out=request.profile.graph.left_out,
+        )
+
+    def _last_steps(self) -> list[StepOutcome]:
+        """Return the steps under the last plan."""
+        return [outcome for outcome in self._outcomes if outcome.step >= self._plans.first_step]
+
+    def _say_what_was_odd(self, results: Mapping[str, TrainResult]) -> None:
+        cluster = self._request.plan.cluster
+        ratio = max(result.real_compute_ratio for result in results.values())
+        if cluster.emulated and ratio > MOST_REAL_COMPUTE:
+            self._reporter.note(too_fast(cluster, ratio))
+        for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
+            self._reporter.note(notice)
+
+    def _write(self, results: Mapping[str, TrainResult]) -> None:
+        """Leave in the run's folder what `spantrain validate` compares."""
+        request = self._request
+        steps = tuple(
+            MeasuredStep(
+                duration_s=outcome.duration_s, busy_s=outcome.busy_s, peak_held_samples=outcome.peak_held_samples
+            )
+            for outcome in steady(self._last_steps())
+        )
+        content = RunContent(
+            plan=request.plan,
+            later_plans=self._plans.files,
+            first_step=self._plans.first_step,
+            staleness=request.job.staleness,
+            profile=request.profile,
+            optimizer=optimizer_state(request.job),
+            steps=steps,
+            peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
+            trace=with_reasons(
+                Trace.joined([result.trace for result in results.values()], "wall"), self._plans.changes
+            ),
+            decisions=tuple(result.decisions for result in results.values()),
+            weights=request.weights.text,
+        )
+        write_run(request.out, content)
+
+
+def _calm_plan(request: TrainRequest, plan: Plan) -> Plan | None:
+    """Return the plan that was made for links as planned, where a later one runs."""
+    first = request.calm_plan or request.plan
+    same = (first.stages, first.hints) == (plan.stages, plan.hints)
+    return None if same else replace(first, alternatives=(), reasons=())
+
+
+def _refused(results: Iterable[TrainResult]) -> dict[str, int]:
+    """Return how many messages were turned away on all devices, by reason."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.refused)
+    return dict(total)

@@ -1,0 +1,198 @@
+"""From a model's name to training in one go: measure, plan, train; each part's file is kept as if made by itself."""
+
+import datetime
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from spantrain import __version__
+from spantrain.app.profiling.describe import described_profile
+from spantrain.app.profiling.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.slowing import slowed
+from spantrain.app.reporter import Reporter
+from spantrain.app.training.first_weights import first_weights
+from spantrain.app.training.old_run import remove_old_run
+from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import new_run
+from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.config.artefacts import read_profile, write_profile
+from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.cluster import Cluster
+from spantrain.core.job import TrainJob
+from spantrain.core.outer.stages import OuterCluster
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.units import ModelSpec
+from spantrain.errors import UsageError
+from spantrain.models.build import unit_names
+from spantrain.models.data.choice import user_functions
+from spantrain.models.data.dataset import open_dataset
+from spantrain.planner.engine.engine import plan_file
+from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
+from spantrain.planner.engine.predict import optimizer_state
+from spantrain.planner.job import JobSpec
+
+_RUNS = Path("runs")
+_PROFILE_FILE = "profile.json"
+_PLAN_FILE = "plan.json"
+
+
+class QuickListener(Reporter, Protocol):
+    """A reporter that also shows what each part found."""
+
+    def show_plan(self, outcome: PlanOutcome) -> None:
+        """Show the plan and what it is better than."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickRequest:
+    """What is to be trained, on what, and how."""
+
+    cluster: Cluster
+    """Its emulated devices are slowed where this machine could not keep up, unless `own_speed` is set."""
+    model: ModelSpec
+    job: TrainJob
+    out: Path
+    own_speed: bool = False
+    """Leave emulated devices at the cluster's speed."""
+    global_batch: int = 32
+    dtype: str = "float32"
+    schedule: str = "critical-path"
+    wishes: PlanWishes = field(default_factory=PlanWishes)
+    tensorboard: Path | None = None
+    keep_checkpoints: int = 2
+    """So many complete ones stay, the newest."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer."""
+    from_scratch: bool = False
+    """Leave the weights that an `hf:` folder has."""
+    overwrite: bool = False
+    """Remove the run that the folder holds."""
+
+
+def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS) -> Path:
+    """Return a folder under `runs` that is not there yet, named by the model and the time.
+
+    >>> spec = ModelSpec(name="examples/my_model.py:build", family="factory", config={}, dataset="example")
+    >>> run_folder_for(spec, datetime.datetime(2026, 5, 4, 3, 2, 1), Path("none")).as_posix()
+    'none/my_model-build-20260504-030201'
+    """
+    last = re.sub(r"\.(py|json)\b", "", model.name.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"[^\w.]+", "-", last).strip("-.") or model.family
+    folder = runs / f"{name}-{now:%Y%m%d-%H%M%S}"
+    taken = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000)))
+    return next(candidate for candidate in taken if not candidate.exists())
+
+
+def quick_train(
+    request: QuickRequest, options: SessionOptions, stop: StopRequest, listener: QuickListener
+) -> tuple[TrainOutcome, Plan]:
+    """Do all of it with one set of workers; return what training gave, and the plan.
+
+    Raises:
+        UsageError: as `measure_profile`, `make_plan` and `new_run`.
+        WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
+    """
+    # What cannot be had or cut is refused before anything is written or started; others' data lie on their machines.
+    unit_names(request.model)
+    first_weights(request.model, from_scratch=request.from_scratch)
+    if options.listen is None:
+        open_dataset(request.model)
+    names = tuple(device.name for device in request.cluster.devices)
+    if request.overwrite:
+        remove_old_run(request.out)
+    listener.note(f"The run's folder: {request.out}")
+    request.out.mkdir(parents=True, exist_ok=True)
+    options = replace(options, functions=user_functions(request.model))
+    with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
+        run = prepare(session, request, listener)
+        return train(session, run, stop, listener), run.plan
+
+
+def describe(request: QuickRequest, listener: QuickListener) -> TrainRequest:
+    """Plan by data sheets, with nothing measured: at once, and for no more than to have a plan; return what is to run.
+
+    Raises:
+        UsageError: as `make_plan` and `new_run`.
+    """
+    request.out.mkdir(parents=True, exist_ok=True)
+    profile = described_profile(request.cluster, request.model, dtype=request.dtype)
+    write_profile(profile, request.out / _PROFILE_FILE)
+    return _planned(profile, request, listener)
+
+
+def prepare(session: Session, request: QuickRequest, listener: QuickListener) -> TrainRequest:
+    """Measure (unless the folder has a profile that still holds) and plan; return what is to be trained.
+
+    Raises:
+        UsageError: as `measure_profile`, `make_plan` and `new_run`.
+    """
+    profile_path = request.out / _PROFILE_FILE
+    profile = kept_profile(profile_path, session.network, request)
+    if profile is None:
+        session = replace(session, cluster=_emulated_cluster(session.cluster, request, listener))
+        profile = measure_profile(session, request.model, ProfileOptions(dtype=request.dtype), listener)
+        write_profile(profile, profile_path)
+    else:
+        listener.note(f"The profile of {profile.provenance.created} in {profile_path} still holds: not measured again")
+    return _planned(profile, request, listener)
+
+
+def _emulated_cluster(cluster: Cluster, request: QuickRequest, listener: QuickListener) -> Cluster:
+    """Return the cluster with devices as slow as the model needs, and say so."""
+    if request.own_speed:
+        return cluster
+    cluster, says = slowed(cluster, request.model, dtype=request.dtype, global_batch=request.global_batch)
+    if says:
+        listener.note(says)
+    return cluster
+
+
+def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -> TrainRequest:
+    listener.phase(f"Planning for {request.global_batch} samples a step")
+    spec = JobSpec(
+        global_batch=request.global_batch,
+        optimizer=optimizer_state(request.job),
+        dtype=request.dtype,
+        schedule=request.schedule,
+    )
+    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, request.wishes, request.out / _PLAN_FILE)
+    listener.show_plan(planned)
+    functions = user_functions(request.model)
+    run = new_run(
+        request.out / _PLAN_FILE, request.job, request.out, functions=functions, from_scratch=request.from_scratch
+    )
+    return replace(
+        run,
+        tensorboard=request.tensorboard,
+        keep_checkpoints=request.keep_checkpoints,
+        network_trace=request.network_trace,
+        outer=request.outer,
+    )
+
+
+def kept_profile(path: Path, network: str, request: QuickRequest) -> Profile | None:
+    """Return the profile that lies there, if it answers the same question, with links of the same sort."""
+    if not path.exists():
+        return None
+    try:
+        profile = read_profile(path)
+    except UsageError:
+        return None
+    made, asked = profile.provenance, request.cluster
+    if not request.own_speed and profile.cluster.emulated_speed <= asked.emulated_speed:
+        asked = replace(asked, emulated_speed=profile.cluster.emulated_speed)
+    same = (
+        profile.cluster == asked
+        and profile.model == request.model
+        and profile.dtype == request.dtype
+        and (made.spantrain_version, made.torch_version) == (__version__, torch.__version__)
+        and made.method.endswith(f"links: {network}")
+    )
+    return profile if same else None

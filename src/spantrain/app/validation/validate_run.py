@@ -1,0 +1,235 @@
+"""Compare a live run with what the simulator says of its plan; plan, profile, trace and decisions in, figures out."""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from spantrain.app.planning.plan_files import open_plan
+from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
+from spantrain.config.decision_log import read_decisions
+from spantrain.config.traces.trace_file import read_trace
+from spantrain.core.action import Action
+from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.trace import Interval, Trace
+from spantrain.errors import ConfigError
+from spantrain.planner.engine.predict import costs_of, predict
+from spantrain.sim.engine import SimulationResult
+from spantrain.sim.replay import compare_all, replay, simulated_order
+
+_AGAIN = "train again with `spantrain train`"
+_PIPELINE_LANES = ("forward", "backward", "tied:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceComparison:
+    """One device in a step."""
+
+    busy_s_predicted: float
+    busy_s_measured: float
+    """Computing: actions only, without sums of gradients and the update."""
+    peak_held_samples_predicted: int
+    peak_held_samples_measured: int | None
+    """None where the run did not note it."""
+    peak_bytes_predicted: int | None = None
+    """Without the framework's own constant, which no allocator counts; None where nothing was measured."""
+    peak_bytes_measured: int | None = None
+    """None where the device cannot tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkComparison:
+    """What one device sends another in a step: bytes of tensors, without the protocol's own."""
+
+    bytes_predicted: int
+    bytes_measured: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunValidation:
+    """A run beside its prediction."""
+
+    folder: str
+    model: str
+    schedule: str
+    step_s_predicted: float
+    step_s_measured: float
+    """Median over the steady steps."""
+    step_error_ratio: float
+    """Predicted over measured, minus one."""
+    steps_measured: int
+    measured_by: str
+    """The file that the measured step time comes from."""
+    devices: Mapping[str, DeviceComparison]
+    links: Mapping[str, LinkComparison]
+    """By `source -> target`."""
+    decisions: int | None
+    """How many were made again; None where the run left no log of them."""
+    differences: tuple[str, ...]
+    """Where fresh policies answer otherwise than the live ones did: of each device the first, with context."""
+    order_differences: tuple[str, ...]
+    """Where a simulated replica, given the live arrival times, runs another order."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether all decisions were made again just as they were."""
+        return self.decisions is not None and not self.differences and not self.order_differences
+
+
+def validate_run(folder: Path) -> RunValidation:
+    """Compare the run in a folder with its prediction.
+
+    Raises:
+        PlanError, ProfileError, ConfigError, UsageError: a file is missing, foreign or wrong; file, field, value and
+            remedy are in the message.
+    """
+    record = read_run_record(folder)
+    plan_path = folder / (record.plan if record else "plan.json")
+    plan, profile = open_plan(plan_path)
+    staleness = record.staleness if record else 0
+    trace = _read_trace(folder / TRACE_FILE, plan, staleness).since(record.first_step if record else 0)
+    logs = _read_logs(folder, plan)
+    predicted = predict(
+        plan,
+        profile,
+        optimizer=record.optimizer if record and record.peak_bytes else None,
+        staleness=staleness,
+    )
+    step_s, steps, source = _measured_step(trace, record, folder)
+    return RunValidation(
+        folder=str(folder),
+        model=plan.model.name,
+        schedule=plan.schedule,
+        step_s_predicted=predicted.step_s,
+        step_s_measured=step_s,
+        step_error_ratio=predicted.step_s / step_s - 1.0,
+        steps_measured=steps,
+        measured_by=source,
+        devices=_devices(plan, predicted, trace, record),
+        links=_links(plan, profile, predicted, trace),
+        decisions=None if logs is None else sum(len(log.decisions) for log in logs),
+        differences=tuple(map(str, compare_all(plan, logs or (), replay))),
+        order_differences=tuple(map(str, compare_all(plan, logs or (), simulated_order))),
+    )
+
+
+def _read_trace(path: Path, plan: Plan, staleness: int) -> Trace:
+    """Read a trace that runs forward in time, but for steps that overlap, and is of this plan's devices."""
+    trace = read_trace(path)
+    if not trace.intervals:
+        raise ConfigError(f"{path}: holds no steps; {_AGAIN} and --trace-steps 3")
+    unknown = sorted({interval.device for interval in trace.intervals} - set(plan.devices))
+    if unknown:
+        raise ConfigError(
+            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the trace and the plan "
+            f"of one run together, or {_AGAIN}"
+        )
+    for device in plan.devices:
+        _check_steps(path, trace.of(device), staleness)
+    return trace
+
+
+def _check_steps(path: Path, intervals: Iterable[Interval], staleness: int) -> None:
+    for before, after in pairwise(intervals):
+        if after.step < before.step - staleness:
+            raise ConfigError(
+                f"{path}: steps are out of order: {_name(after)} starts at {after.start_s:.6f} s, after "
+                f"{_name(before)}; {_AGAIN}"
+            )
+
+
+def _name(interval: Interval) -> str:
+    return f"{interval.device}, {interval.lane}, {interval.name} of step {interval.step}"
+
+
+def _read_logs(folder: Path, plan: Plan) -> tuple[DeviceDecisions, ...] | None:
+    path = folder / DECISIONS_FILE
+    if not path.exists():
+        return None
+    logs = read_decisions(path)
+    unknown = sorted({log.device for log in logs} - set(plan.devices))
+    if unknown:
+        raise ConfigError(
+            f"{path}: is of {', '.join(unknown)}, the plan has {', '.join(plan.devices)}; put the files of one run "
+            f"together, or {_AGAIN}"
+        )
+    return logs
+
+
+def _measured_step(trace: Trace, record: RunRecord | None, folder: Path) -> tuple[float, int, str]:
+    """Return the median seconds of a step, over how many, and the file that says so."""
+    if record is not None:
+        return record.step_s, record.steps_measured, RUN_FILE
+    begins: dict[int, float] = {}
+    for interval in trace.intervals:
+        if interval.lane == "compute":
+            begins[interval.step] = min(interval.start_s, begins.get(interval.step, interval.start_s))
+    durations_s = [begins[b] - begins[a] for a, b in pairwise(sorted(begins)) if b == a + 1]
+    if not durations_s:
+        raise ConfigError(
+            f"{folder / TRACE_FILE}: holds step {', '.join(map(str, begins))} alone and there is no {RUN_FILE}, so no "
+            f"step can be timed; {_AGAIN} and --trace-steps 3"
+        )
+    return statistics.median(durations_s), len(durations_s), TRACE_FILE
+
+
+def _devices(
+    plan: Plan, predicted: SimulationResult, trace: Trace, record: RunRecord | None
+) -> dict[str, DeviceComparison]:
+    measured_bytes = record.peak_bytes if record else {}
+    return {
+        name: DeviceComparison(
+            busy_s_predicted=_busy_s(predicted.trace, name),
+            busy_s_measured=record.busy_s[name] if record and name in record.busy_s else _busy_s(trace, name),
+            peak_held_samples_predicted=predicted.peak_in_flight[name],
+            peak_held_samples_measured=record.peak_held_samples.get(name) if record else None,
+            peak_bytes_predicted=predicted.memory[name].tensor_bytes if name in measured_bytes else None,
+            peak_bytes_measured=measured_bytes.get(name),
+        )
+        for name in plan.devices
+    }
+
+
+def _busy_s(trace: Trace, device: str) -> float:
+    """Return the median over steps of the seconds that a device runs actions."""
+    by_step: dict[int, float] = {}
+    for interval in trace.of(device):
+        if _is_action(interval.name):
+            by_step[interval.step] = by_step.get(interval.step, 0.0) + interval.duration_s
+    return statistics.median(by_step.values()) if by_step else 0.0
+
+
+def _is_action(text: str) -> bool:
+    try:
+        Action.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _links(plan: Plan, profile: Profile, predicted: SimulationResult, trace: Trace) -> dict[str, LinkComparison]:
+    """Compare the bytes of the last step in the trace: of earlier ones, early messages may be missing."""
+    ours = dict(predicted.link_bytes)
+    for pair, size in costs_of(plan, profile).tied_bytes().items():
+        ours[pair] = ours.get(pair, 0) + size
+    last = max((interval.step for interval in trace.intervals), default=0)
+    theirs: dict[tuple[str, str], int] = {}
+    for flow in trace.flows:
+        if flow.step == last and _lane(flow.name).startswith(_PIPELINE_LANES):
+            pair = flow.source, flow.target
+            theirs[pair] = theirs.get(pair, 0) + flow.size_bytes
+    return {
+        f"{source} -> {target}": LinkComparison(
+            bytes_predicted=ours.get((source, target), 0), bytes_measured=theirs.get((source, target), 0)
+        )
+        for source, target in sorted(ours.keys() | theirs.keys())
+    }
+
+
+def _lane(key: str) -> str:
+    """Return the lane in the text of a message's key, e.g. `forward` of g1/s3/forward/cut2[0:4]."""
+    parts = key.split("/")
+    return parts[2] if len(parts) > 2 else ""

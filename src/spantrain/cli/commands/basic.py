@@ -1,0 +1,184 @@
+"""The commands: parse, call the use case, show what came out. Nothing here imports torch until it is needed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.interrupt import clean_interrupt, told_interrupt
+from spantrain.cli.options import (
+    ClusterFile,
+    Data,
+    Dtype,
+    EmulatedSpeed,
+    Insecure,
+    Json,
+    Listen,
+    NoNetwork,
+    Out,
+    Preset,
+    SequenceLength,
+    Tokenizer,
+    at_speed,
+    check_dtype,
+    chosen_cluster,
+    chosen_model,
+    print_json,
+    session_options,
+)
+from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.text_files import check_can_make, write_atomically
+from spantrain.core.cluster import Cluster
+from spantrain.core.job import LARGEST_NUMBER
+
+if TYPE_CHECKING:
+    from spantrain.app.profiling.profile import ProfileOptions
+    from spantrain.app.training.session import SessionOptions
+    from spantrain.core.profile import Profile
+    from spantrain.core.units import ModelSpec
+
+ProfilePath = Annotated[Path, typer.Argument(help="What `spantrain profile` wrote.")]
+
+
+def demo(
+    out: Out = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Training steps.", min=10, max=LARGEST_NUMBER)] = 60,
+    json_: Json = False,
+    no_network: NoNetwork = False,
+) -> None:
+    """Train a real model across three emulated places: measured, planned, predicted, compared."""
+    from spantrain.app.demo import DemoOptions, run_demo
+    from spantrain.cli.render.render import TerminalReporter, show_demo_summary
+    from spantrain.config.files.json_codec import render_json
+
+    check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
+    options = DemoOptions(steps=steps)
+    with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
+        summary = run_demo(options, session_options(no_network=no_network), out, reporter)
+    document = to_json(summary)
+    show_demo_summary(summary, stderr=json_)
+    if json_:
+        print_json(document)
+    write_atomically(out / "summary.json", render_json(document) + "\n")
+
+
+def profile(
+    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")],
+    out: Out,
+    preset: Preset = None,
+    cluster: ClusterFile = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    sequence_length: SequenceLength = None,
+    dtype: Dtype = "float32",
+    max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16,
+    rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1,
+    emulated_speed: EmulatedSpeed = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False,
+    json_: Json = False,
+    no_network: NoNetwork = False,
+    listen: Listen = None,
+    insecure: Insecure = False,
+) -> None:
+    """Measure the compute of every device and the network between all of them."""
+    from spantrain.app.training.run_folder import check_not_of_a_run
+
+    chosen = chosen_cluster(preset, cluster)
+    if emulated_speed is not None:
+        chosen = at_speed(chosen, emulated_speed)
+    check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
+    check_not_of_a_run(out / "profile.json", "--out")
+    check_dtype(dtype)
+    spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length, read=listen is None)
+    from spantrain.app.profiling.profile import ProfileOptions
+
+    options = ProfileOptions(dtype=dtype, max_samples=max_samples, network_rounds=rounds, use_cache=not fresh)
+    where = session_options(no_network=no_network, listen=listen, insecure=insecure, model=spec)
+    _measure(chosen, spec, options, where, out, json_=json_)
+
+
+def _measure(
+    cluster: Cluster, model: "ModelSpec", options: "ProfileOptions", where: "SessionOptions", out: Path, *, json_: bool
+) -> None:
+    """Measure, write the profile, and show it."""
+    from spantrain.app.profiling.profile import measure_profile
+    from spantrain.app.training.session import open_session
+    from spantrain.cli.render.render import TerminalReporter
+    from spantrain.config.artefacts import write_profile
+    from spantrain.models.build import unit_names
+
+    unit_names(model)  # a model that cannot be had or cut is refused before anything is written or started
+    names = tuple(device.name for device in cluster.devices)
+    with (
+        clean_interrupt("profiling"),
+        TerminalReporter(tables=not json_) as reporter,
+        open_session(cluster, names, where, out / "logs", reporter) as session,
+    ):
+        result = measure_profile(session, model, options, reporter)
+    if json_:
+        print_json(_profile_figures(result, out))
+    else:
+        reporter.show_profile(result)
+    write_profile(result, out / "profile.json")
+    if not json_:
+        reporter.note(f"Wrote {out / 'profile.json'}; next: spantrain groups {out / 'profile.json'}")
+
+
+def _profile_figures(profile: "Profile", out: Path) -> dict[str, object]:
+    return {
+        "profile": str(out / "profile.json"),
+        "devices": {entry.device: entry.score for entry in profile.scores},
+        "links": [to_json(link) for link in profile.links],
+        "compute_s": profile.provenance.compute_s,
+        "network_s": profile.provenance.network_s,
+    }
+
+
+def groups(profile_path: ProfilePath, json_: Json = False) -> None:
+    """Print the devices grouped by network and, within, by compute and memory."""
+    from spantrain.config.artefacts import read_profile
+    from spantrain.planner.groups import group_devices
+    from spantrain.planner.tree import tree_lines
+
+    found = read_profile(profile_path)
+    grouped = group_devices(found)
+    if json_:
+        print_json(to_json(grouped))
+        return
+    for line in tree_lines(grouped, found):
+        typer.echo(line)
+
+
+def worker(
+    join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None,
+    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N or emulated; default: cuda if there is one.")] = None,
+    data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
+    ] = None,
+    function: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve one device of this machine to a coordinator."""
+    from spantrain.app.worker import prepared_worker
+
+    with clean_interrupt("the worker"):
+        serving = prepared_worker(
+            join=join,
+            token_file=token_file,
+            name=name,
+            backend=backend,
+            data_address=data_address,
+            encrypted=not insecure,
+            functions=(*(function or ()), *([model] if model else ())),
+        )
+        with told_interrupt(serving.stop):
+            serving.run()

@@ -1,0 +1,215 @@
+"""The command that says what a plan would do, under one schedule or all of them."""
+
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spantrain.cli.options import Json, NetworkTraceName, chosen_trace, print_json
+from spantrain.cli.render.simulate_adapter import check_adapter, show_adapter
+from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.text_files import check_can_write
+from spantrain.config.traces.changes_file import Changes, read_changes
+from spantrain.core.job import ADAPTERS
+from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
+from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
+from spantrain.errors import ConfigError
+from spantrain.schedule.registry import SCHEDULE_NAMES, check_schedule
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spantrain.app.simulation.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
+
+_STATE_OF = {"sgd": "momentum"}
+"""The optimizer by the state that it keeps: SGD is run with momentum."""
+
+_WIDTH = 150
+"""Where there is no terminal."""
+
+
+def simulate(
+    plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")],
+    schedule: Annotated[str | None, typer.Option(help="An order of work, or `all`; default: the plan's own.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = 3,
+    changes: Annotated[
+        Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
+    ] = None,
+    network_trace: NetworkTraceName = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw",
+    staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None,
+    json_: Json = False,
+) -> None:
+    """Predict a plan under one schedule or all: time, waiting, memory, money and energy of a step."""
+    from spantrain.app.planning.plan_files import open_plan
+    from spantrain.app.simulation.simulate import SimulateRequest
+
+    _check_options(schedule, trace, changes, network_trace)
+    limit_bytes, state = _bytes("--memory-limit", memory_limit), _optimizer_state(optimizer)
+    if adapter is not None:
+        single = {"--memory-limit": memory_limit, "--trace": trace, "--staleness": staleness}
+        check_adapter(adapter, network_trace, {"--schedule all": schedule == "all", **single})
+        show_adapter(
+            plan_path, network_trace or "", adapter=adapter, steps=steps, schedule=schedule, optimizer=state,
+            as_json=json_,
+        )  # fmt: skip
+        return
+    plan, profile = open_plan(plan_path)
+    request = SimulateRequest(
+        plan=plan, profile=profile, schedules=_schedules(plan.schedule if schedule is None else schedule),
+        memory_limit_bytes=limit_bytes,
+        steps=steps, changes=Changes() if changes is None else read_changes(changes),
+        network_trace=chosen_trace(network_trace, emulated=True), optimizer=state, staleness=staleness,
+    )  # fmt: skip
+    _run(request, plan_path, trace=trace, network_trace=network_trace, as_json=json_)
+
+
+def _run(
+    request: "SimulateRequest", plan_path: Path, *, trace: Path | None, network_trace: str | None, as_json: bool
+) -> None:
+    """Simulate; write the trace that was asked for, and print what came of it."""
+    from spantrain.app.simulation.simulate import run_simulation, write_simulated_trace
+
+    report = run_simulation(request)
+    if trace is not None:
+        write_simulated_trace(report.results[request.schedules[0]], trace)
+    if as_json:
+        head = {"plan": str(plan_path), "memory_limit_bytes": request.memory_limit_bytes, "steps": request.steps}
+        print_json(head | {"schedules": {name: to_json(outcome) for name, outcome in report.schedules.items()}})
+        return
+    _show(report)
+    if network_trace is not None:
+        _show_run(report, network_trace)
+    if trace is not None:
+        typer.echo(f"Wrote {trace}; open it at ui.perfetto.dev")
+
+
+def _schedules(name: str) -> tuple[str, ...]:
+    return SCHEDULE_NAMES if name == "all" else (check_schedule(name),)
+
+
+def _optimizer_state(optimizer: str) -> str:
+    state = _STATE_OF.get(optimizer, optimizer)
+    if state not in OPTIMIZER_STATE_RATIO:
+        raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
+    return state
+
+
+def _check_options(schedule: str | None, trace: Path | None, changes: Path | None, network_trace: str | None) -> None:
+    """Refuse options that contradict each other, before anything is read."""
+    if schedule == "all" and trace is not None:
+        raise ConfigError("--trace: name one schedule with --schedule, a trace shows one")
+    if trace is not None:
+        check_can_write(trace, "--trace")
+    if changes is not None and network_trace is not None:
+        raise ConfigError("--changes and --network-trace: give one of them; a file of changes can name links as well")
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    if found == 0:
+        raise ConfigError(f"{option} {text}: must be more than nothing")
+    return found
+
+
+def _show(report: "SimulationReport") -> None:
+    """Print the tables."""
+    from spantrain.cli.render.text import console_for_people
+
+    console = console_for_people(_WIDTH)
+    ran = [outcome for outcome in report.schedules.values() if not outcome.reason]
+    console.print(_step_table(ran))
+    console.print(_memory_table(ran))
+    for outcome in report.schedules.values():
+        if outcome.reason:
+            console.print(f"  {outcome.schedule}: cannot run: {outcome.reason}", highlight=False, markup=False)
+    for line in _remarks(ran):
+        console.print(f"  {line}", style="dim", highlight=False, markup=False)
+
+
+def _show_run(report: "SimulationReport", network_trace: str) -> None:
+    """Say how long all steps take together: under a trace they differ, and the tables are of the last one."""
+    for outcome in report.schedules.values():
+        ends_s = outcome.step_ends_s
+        if ends_s:
+            slowest_s = max(end_s - start_s for start_s, end_s in pairwise((0.0, *ends_s)))
+            typer.echo(
+                f"  {outcome.schedule}: {len(ends_s)} steps under {network_trace} take {format_seconds(ends_s[-1])}, "
+                f"the slowest {format_seconds(slowest_s)}"
+            )
+
+
+def _step_table(outcomes: "list[ScheduleOutcome]") -> "Table":
+    from rich.table import Table
+
+    stages = range(len(outcomes[0].bubble_ratio))
+    table = Table(title="A step, simulated")
+    for name in ("schedule", "step", "over the bound", *(f"waits, stage {stage}" for stage in stages)):
+        table.add_column(name, justify="left" if name == "schedule" else "right")
+    table.add_column("money", justify="right")
+    table.add_column("energy", justify="right")
+    for outcome in sorted(outcomes, key=lambda entry: entry.step_s or 0.0):
+        ratio = outcome.ratio_to_bound
+        money = outcome.money_per_step
+        table.add_row(
+            outcome.schedule,
+            format_seconds(outcome.step_s or 0.0),
+            "-" if ratio is None else f"{ratio:.3f}",
+            *(f"{waits:.1%}" for waits in outcome.bubble_ratio),
+            "no price" if money is None else f"${money:.3g}",
+            f"{outcome.joules_per_step:.4g} J",
+        )
+    return table
+
+
+def _memory_table(outcomes: "list[ScheduleOutcome]") -> "Table":
+    from rich.table import Table
+
+    table = Table(title="Most memory held at once (! is over the limit)")
+    table.add_column("device")
+    table.add_column("limit", justify="right")
+    for outcome in outcomes:
+        table.add_column(outcome.schedule, justify="right")
+    for device, limit_bytes in outcomes[0].limit_bytes.items():
+        cells = [
+            format_bytes(outcome.peak_bytes[device]) + (" !" if device in outcome.over_limit else "")
+            for outcome in outcomes
+        ]
+        table.add_row(device, format_bytes(limit_bytes), *cells)
+    return table
+
+
+def _remarks(outcomes: "list[ScheduleOutcome]") -> list[str]:
+    """Return what one must know to read the figures."""
+    lines = ["Money is by the list prices in cost/prices.yaml; energy by the kinds' power figures (docs/simulator.md)."]
+    for device in sorted({device for outcome in outcomes for device in outcome.over_limit}):
+        worst = max(
+            (outcome for outcome in outcomes if device in outcome.over_limit),
+            key=lambda entry: entry.peak_bytes[device],
+        )
+        lines.append(f"{device} is over its limit, most under {worst.schedule}: {_what(worst.peak_held[device])}")
+    unpriced = sorted({name for outcome in outcomes if outcome.money for name in outcome.money.without_price})
+    if unpriced:
+        lines.append(f"No price is known for the kind of {', '.join(unpriced)}.")
+    return lines
+
+
+def _what(held: HeldBytes) -> str:
+    """Say what a device holds, the most first."""
+    sizes = {field.name.removesuffix("_bytes"): getattr(held, field.name) for field in fields(held)}
+    return ", ".join(f"{name} {format_bytes(sizes[name])}" for name in sorted(sizes, key=lambda name: -sizes[name]))

@@ -1,0 +1,155 @@
+"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other."""
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.options import Json, NoNetwork, Out, print_json
+from spantrain.cli.outer.options import Config, EndWithInput, TokenFile, TokenText
+from spantrain.config.files.json_codec import to_json
+from spantrain.config.files.text_files import check_can_make, write_atomically
+from spantrain.config.outer.outer_file import load_outer
+
+app = typer.Typer(
+    name="outer",
+    help="Train across clusters that never wait for each other: a master, shards that hold the parameters, and any "
+    "training loop with an `OuterOptimizer` (docs/outer.md). Begin with `spantrain outer demo`.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def demo(
+    out: Out = Path("runs/outer-demo"),
+    seconds: Annotated[float, typer.Option(help="Of training.", min=5, max=3600)] = 120.0,
+    inner_steps: Annotated[int, typer.Option(help="Of a cluster between two pushes.", min=1, max=10_000)] = 16,
+    json_: Json = False,
+    no_network: NoNetwork = False,
+) -> None:
+    """Train one language model at four unequal places on shaped links, none of which waits for another."""
+    from spantrain.app.outer.demo.demo import run_outer_demo
+    from spantrain.app.outer.demo.orders import OuterDemoOptions
+    from spantrain.cli.outer.demo import DemoScreen, show_demo
+    from spantrain.config.files.json_codec import render_json
+
+    check_can_make(out, "--out", files=("summary.json",), folders=("logs",))
+    options = OuterDemoOptions(seconds=seconds, inner_steps=inner_steps, network=not no_network)
+    with clean_interrupt("the demonstration"), DemoScreen() as screen:
+        summary = run_outer_demo(options, out, screen)
+    document = to_json(summary)
+    show_demo(summary, stderr=json_)
+    if json_:
+        print_json(document)
+    write_atomically(out / "summary.json", render_json(document) + "\n")
+
+
+@app.command()
+def up(config_path: Config, json_: Json = False) -> None:
+    """Run master and shards on this machine, start again what ends; Ctrl-C ends all of it."""
+    from spantrain.app.outer.up import keep_up
+    from spantrain.cli.outer.tables import say_up
+
+    config = load_outer(config_path)
+    with clean_interrupt("master and shards"):
+        keep_up(
+            config, config_path, threading.Event(), ready=lambda found: say_up(found, config_path, as_json=json_),
+            note=lambda text: typer.echo(text, err=True),
+        )  # fmt: skip
+
+
+@app.command()
+def master(config_path: Config, end_with_input: EndWithInput = False) -> None:
+    """Run the master: it decides, and holds no parameters."""
+    config = load_outer(config_path)
+    from spantrain.app.outer.serve import serve_master
+    from spantrain.cli.outer.tables import say_master
+
+    with clean_interrupt("the master"):
+        serve_master(config, ready=say_master, end_with_input=end_with_input)
+
+
+@app.command()
+def shard(
+    config_path: Config,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one of the file's shards.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    end_with_input: EndWithInput = False,
+) -> None:
+    """Run one shard: it holds a run of the model's layers."""
+    config = load_outer(config_path)
+    config.shard(name)
+    from spantrain.app.outer.where import master_address, master_token
+
+    address, found = master_address(config), master_token(config, text=token, file=token_file)
+    from spantrain.app.outer.serve import serve_shard
+
+    with clean_interrupt(f"shard {name}"):
+        serve_shard(
+            config.shard(name), master=address, token=found, encrypted=config.encrypted,
+            ready=lambda endpoint: typer.echo(f"shard {name} listens on {endpoint}"), end_with_input=end_with_input,
+        )  # fmt: skip
+
+
+@app.command()
+def status(
+    where: Annotated[str, typer.Argument(metavar="CONFIG|ADDRESS", help="outer.yaml, or the master's HOST:PORT.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")] = False,
+    json_: Json = False,
+) -> None:
+    """Show clusters, versions, staleness, tokens, shards and what is under way."""
+    from spantrain.app.outer.where import reach
+    from spantrain.cli.outer.tables import show_status, watch_status
+
+    address, found = reach(where, token=token, token_file=token_file)
+    from spantrain.outer.link.link import ask_status
+
+    with clean_interrupt("watching"):
+        if watch:
+            watch_status(lambda: ask_status(address, found), as_json=json_)
+        elif json_:
+            print_json(ask_status(address, found).to_plain())
+        else:
+            show_status(ask_status(address, found))
+
+
+@app.command()
+def place(config_path: Config, json_: Json = False) -> None:
+    """Say at which place the shards belong, by bandwidths and throughputs, and why."""
+    from spantrain.app.outer.place import place_outer
+
+    found = place_outer(load_outer(config_path))
+    if json_:
+        print_json(to_json(found))
+        return
+    from spantrain.cli.outer.tables import show_placement
+
+    show_placement(found)
+
+
+@app.command()
+def run(
+    config_path: Config,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What trains this cluster.")],
+    cluster: Annotated[str, typer.Option(help="This cluster's name, another than any other's.")],
+    token: TokenText = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
+    from spantrain.app.outer.run import become, client_environment
+    from spantrain.app.outer.where import master_address, master_token
+
+    config = load_outer(config_path)
+    environment = client_environment(
+        master=master_address(config),
+        token=master_token(config, text=token, file=token_file),
+        cluster=cluster,
+        inner_steps=config.numbers.inner_steps,
+        encrypted=config.encrypted,
+    )
+    become(command, environment)

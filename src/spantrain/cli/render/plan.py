@@ -1,0 +1,167 @@
+"""A plan for people: what runs where as a picture in text, and why."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from spantrain.cli.render.strategies import left_out_line, outer_lines, reason_lines, strategy_table
+from spantrain.cli.render.text import console_for_people, say, short_way
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
+from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
+from spantrain.cost.analytic import ANALYTIC_METHOD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spantrain.core.profile import Profile
+    from spantrain.planner.engine.outcome import PlanOutcome
+
+_PLAIN_WIDTH = 150
+_ENDS_SHOWN = 3
+"""Of many replicas, so many from each end are named."""
+
+
+def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:
+    """Print on standard output, with a word on where the figures come from."""
+    console = console_for_people(_PLAIN_WIDTH)
+    print_plan(outcome, console)
+    if profile.provenance.method == ANALYTIC_METHOD:
+        say(console, f"By data sheets: {ANALYTIC_METHOD}.")
+
+
+def print_plan(outcome: "PlanOutcome", console: Console) -> None:
+    """Print the strategies, the chosen plan, and why."""
+    console.print(strategy_table(outcome, console.width))
+    left_out = left_out_line(outcome, console.width)
+    if left_out:
+        say(console, left_out)
+    for line in reason_lines(outcome):
+        say(console, line)
+    if outcome.outer is not None:
+        for line in outer_lines(outcome.outer):
+            say(console, line)
+    for line in picture_lines(outcome):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for reason in outcome.reasons:
+        say(console, reason, mark="·")
+
+
+def picture_lines(outcome: "PlanOutcome") -> list[str]:
+    """Return the plan as text: stages from first to last, and between them the links with their load.
+
+    Links inside a stage (its gradient sum) stand under it. Both directions stand together where they carry the same.
+    """
+    plan = outcome.plan
+    lines = [f"Plan of {outcome.chosen}, {plan.schedule} order"]
+    shown: set[str] = set()
+    for index, stage in enumerate(plan.stages):
+        sizes = sorted({span.size for span in stage.micro_batches})
+        units = f"units {stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else f"unit {stage.first_unit}"
+        batch = f"micro-batches of {'/'.join(map(str, sizes))}"
+        again = f", {len(stage.recompute)} units computed again" if stage.recompute else ""
+        sliced = ", slices of the sequence" if stage.sequence_parallel else ""
+        lines.append(f"  ┌ stage {index}: {units}, {batch}{_divided_text(stage)}{sliced}{again}")
+        lines += [f"  │   {text}" for text in _replica_texts(stage, outcome)]
+        lines += [f"  │   gradient sum over {text}" for text in _links(outcome, stage, stage, shown)]
+        if index + 1 < len(plan.stages):
+            both = (*_links(outcome, stage, plan.stages[index + 1], shown),)
+            if stage.wire_format is not WireFormat.NATIVE:
+                both = (*both, f"sent as {stage.wire_format.value}")
+            lines += [f"  ↕ {text}" for text in both]
+    rest = [name for name in outcome.links if name not in shown]
+    lines += [f"  also {text}" for text in _link_texts(rest, outcome)]
+    return lines
+
+
+def _replica_texts(stage: Stage, outcome: "PlanOutcome") -> list[str]:
+    total = sum(replica.sample_share for replica in stage.replicas)
+    own = outcome.plan.cluster.device_by_name
+    texts = []
+    for replica in stage.replicas:
+        first = own[replica.devices[0]]
+        memory = max(outcome.peak_bytes[name] / own[name].memory_bytes for name in replica.devices)
+        share = _percent(replica.sample_share / total)
+        texts.append(
+            f"{_group_text(replica)} ({first.kind}, {first.site}): {share} of the samples, "
+            f"{replica.in_flight_limit} in flight, memory {memory:.0%}"
+        )
+    if len(texts) > 2 * _ENDS_SHOWN + 1:
+        hidden = len(texts) - 2 * _ENDS_SHOWN
+        texts = [*texts[:_ENDS_SHOWN], f"… {hidden} more …", *texts[-_ENDS_SHOWN:]]
+    return texts
+
+
+def _divided_text(stage: Stage) -> str:
+    """Return what a stage's replicas divide among themselves, in words; empty where each holds all of it."""
+    what = {
+        StateSharding.NONE: "",
+        StateSharding.ZERO2: "gradients and optimizer state",
+        StateSharding.ZERO3: "parameters, gradients and optimizer state",
+    }[stage.state_sharding]
+    return f", {what} divided among replicas ({stage.state_sharding.value})" if what else ""
+
+
+def _group_text(replica: Replica) -> str:
+    """Return the devices of a replica; of a tensor-parallel group each with its part."""
+    if len(replica.devices) == 1:
+        return replica.devices[0]
+    total = sum(replica.tp_shares)
+    parts = zip(replica.devices, replica.tp_shares, strict=True)
+    return "+".join(f"{name} {_percent(share / total)}" for name, share in parts) + " of each tensor"
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}" if part >= 0.1 else f"{100 * part:.2g}%"
+
+
+def _links(outcome: "PlanOutcome", a: Stage, b: Stage, shown: set[str]) -> list[str]:
+    """Return the links that join two stages (or one with itself) and that are not shown yet; mark them."""
+    here, there = _places(outcome.plan, a), _places(outcome.plan, b)
+    found = []
+    for name in outcome.links:
+        source, is_link, target = name.partition("->")
+        joins = (source in here and target in there) or (source in there and target in here)
+        if is_link and joins and name not in shown:
+            found.append(name)
+    shown.update(found)
+    if len(found) > _ENDS_SHOWN and len({outcome.links[name] for name in found}) == 1:
+        return [f"{len(found)} links, each like {_link_text(found[0], outcome)}"]
+    if len(found) > 2 * _ENDS_SHOWN:
+        busiest = max(found, key=lambda name: outcome.links[name].busy_ratio)
+        return [f"{len(found)} links, the busiest {_link_text(busiest, outcome)}"]
+    return _link_texts(found, outcome)
+
+
+def _places(plan: Plan, stage: Stage) -> frozenset[str]:
+    """Return the ends of links at which a stage's devices are (as `cost.network` names them): sites, hosts, devices."""
+    devices = [plan.cluster.device_by_name[name] for name in stage.devices]
+    ends = [(device.site, f"{device.site}/{device.host}") for device in devices]
+    return frozenset(
+        place
+        for device, (site, host) in zip(devices, ends, strict=True)
+        for place in (site, host, f"{host}/{device.name}")
+    )
+
+
+def _link_texts(names: "Sequence[str]", outcome: "PlanOutcome") -> list[str]:
+    """Return a line for each link; two directions with the same load share one."""
+    texts: list[str] = []
+    done: set[str] = set()
+    for name in names:
+        back = "->".join(reversed(name.split("->")))
+        if name in done:
+            continue
+        if back != name and back in names and outcome.links[back] == outcome.links[name]:
+            done.add(back)
+            texts.append(_link_text(name, outcome).replace("->", "<->", 1).replace(" a step,", " a step each way,"))
+        else:
+            texts.append(_link_text(name, outcome))
+    return texts
+
+
+def _link_text(name: str, outcome: "PlanOutcome") -> str:
+    load = outcome.links[name]
+    return (
+        f"{short_way(name)}: {format_bytes(load.size_bytes)} a step, {load.busy_ratio:.0%} of "
+        f"{format_bandwidth(load.bandwidth_bytes_per_s)} ({format_seconds(load.busy_ratio * outcome.step_s_predicted)})"
+    )

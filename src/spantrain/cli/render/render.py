@@ -1,0 +1,273 @@
+"""What a person sees: live progress on standard error, tables on standard output."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spantrain.cli.render.plan import print_plan
+from spantrain.cli.render.text import console_for_people
+from spantrain.core.plan import Plan
+from spantrain.core.profile import LinkMeasurement, Profile
+from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
+from spantrain.planner.groups import Groups
+from spantrain.planner.tree import tree_lines
+
+if TYPE_CHECKING:
+    from spantrain.app.demo import DemoSummary
+    from spantrain.app.training.outcome import LinkFigures, TrainOutcome
+    from spantrain.planner.engine.outcome import PlanOutcome
+    from spantrain.runtime.coordinator.barrier import StepOutcome
+
+_LOG_EVERY_STEPS = 10
+"""Where there is no terminal, a line for every so many steps."""
+
+_PLAIN_WIDTH = 120
+
+
+class TerminalReporter:
+    """Draws progress in place on a terminal, prints plain lines elsewhere."""
+
+    def __init__(self, *, tables: bool) -> None:
+        self._console = console_for_people(_PLAIN_WIDTH, stderr=True)
+        self._output = console_for_people(_PLAIN_WIDTH, stderr=not tables)
+        self._plan: Plan | None = None
+        self._live: Live | None = None
+        self._phase = ""
+        self._since_s = time.monotonic()
+        self._previous: StepOutcome | None = None
+        self._recent: deque[StepOutcome] = deque(maxlen=5)
+
+    def __enter__(self) -> "TerminalReporter":
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_live()
+
+    def phase(self, text: str) -> None:
+        """Begin a new line of progress."""
+        self._phase, self._since_s, self._previous = text, time.monotonic(), None
+        self._recent.clear()
+        self._console.print(Text(text, style="bold"))
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Draw a bar; off a terminal, say nothing but the end."""
+        if self._live is not None:
+            filled = round(24 * done / max(total, 1))
+            self._live.update(Text(f"  {'━' * filled}{' ' * (24 - filled)} {done}/{total} {text}"))
+
+    def step(self, outcome: "StepOutcome", total_steps: int) -> None:
+        """Draw one step's figures."""
+        self._recent.append(outcome)
+        line = self._step_line(outcome, total_steps)
+        self._previous = outcome
+        if self._live is not None:
+            self._live.update(line)
+        if self._live is None and (outcome.step % _LOG_EVERY_STEPS == 0 or outcome.step + 1 == total_steps):
+            self._console.print(line, soft_wrap=True)
+
+    def saved(self, folder: str) -> None:
+        """Say nothing: the end of the run names the newest."""
+
+    def note(self, text: str) -> None:
+        """Print something that stays."""
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def show_groups(self, groups: Groups, profile: Profile) -> None:
+        """Print the two levels of groups."""
+        self._output.print(Text("Groups (by network; within, by compute and memory)", style="bold"))
+        for line in tree_lines(groups, profile):
+            self._output.print(f"  {line}", highlight=False, markup=False)
+
+    def show_profile(self, profile: Profile) -> None:
+        """Print what was measured."""
+        self._output.print(_score_table(profile))
+        self._output.print(_network_table(profile))
+        provenance = profile.provenance
+        self._output.print(
+            f"  compute in {provenance.compute_s:.1f} s, one round of the network in {provenance.network_s:.1f} s; "
+            f"{provenance.method}",
+            style="dim",
+            highlight=False,
+        )
+
+    def show_plan(self, outcome: "PlanOutcome") -> None:
+        """Print the plan, what it is better than, and why."""
+        print_plan(outcome, self._output)
+
+    def show_training(self, outcome: "TrainOutcome", plan: Plan) -> None:
+        """Print the figures of a run."""
+        self._close_live()
+        self._output.print(_run_table(outcome, plan))
+        self._output.print(_device_table(outcome))
+        if outcome.links:
+            self._output.print(_link_table(outcome.links))
+        if any(len({plan.cluster.device_by_name[name].site for name in stage.devices}) > 1 for stage in plan.stages):
+            self._output.print(
+                "  gradient sums between sites go by torch.distributed, which does not count bytes", style="dim"
+            )
+        self._output.print(f"  {outcome.emulated}", style="dim", highlight=False)
+        if outcome.trace:
+            self._output.print(f"  trace: {outcome.trace} (open it at ui.perfetto.dev)", highlight=False)
+
+    def _close_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def run_begins(self, plan: Plan) -> None:
+        """Remember the plan, to say stages and sites."""
+        self._plan = plan
+
+    def _step_line(self, outcome: "StepOutcome", total_steps: int) -> Text:
+        mean_s = sum(entry.duration_s for entry in self._recent) / len(self._recent)
+        parts = [f"  step {outcome.step + 1}/{total_steps}  loss {outcome.loss:.4f}  |grad| {outcome.grad_norm:.2f}"]
+        if outcome.skipped:
+            parts[0] += "  (not updated: gradients overflowed)"
+        if self._plan is not None:
+            parts[0] += f"  {self._plan.global_batch / mean_s:.1f} samples/s"
+            parts.append(f"  bubble  {_stage_bubbles(self._plan, outcome)}")
+            if self._previous is not None:
+                parts.append(f"  between sites  {_site_rates(self._plan, self._previous, outcome)}")
+        return Text("\n".join(parts))
+
+
+def _stage_bubbles(plan: Plan, outcome: "StepOutcome") -> str:
+    """Return the bubble of each stage, the mean over its devices."""
+    texts = []
+    for index, stage in enumerate(plan.stages):
+        busy_s = statistics.fmean(outcome.busy_s[name] for name in stage.devices)
+        texts.append(f"stage {index}: {max(0.0, 1.0 - busy_s / outcome.duration_s):.0%}")
+    return "  ".join(texts)
+
+
+def _site_rates(plan: Plan, previous: "StepOutcome", outcome: "StepOutcome") -> str:
+    """Return what crossed each directed pair of sites in this step, in Mbit/s over the whole step."""
+    moved: dict[tuple[str, str], int] = {}
+    for source, sent in outcome.sent_bytes.items():
+        for target, size in sent.items():
+            pair = (plan.cluster.device_by_name[source].site, plan.cluster.device_by_name[target].site)
+            if pair[0] != pair[1]:
+                before = previous.sent_bytes.get(source, {}).get(target, 0)
+                moved[pair] = moved.get(pair, 0) + size - before
+    rates = [f"{a}→{b} {size * 8e-6 / outcome.duration_s:.1f} Mbit/s" for (a, b), size in sorted(moved.items()) if size]
+    return "  ".join(rates) or "no activations"
+
+
+def show_demo_summary(summary: "DemoSummary", *, stderr: bool) -> None:
+    """Print the demonstration's last lines."""
+    console = console_for_people(_PLAIN_WIDTH, stderr=stderr)
+    table = Table(title="In short", show_header=False)
+    table.add_row("held-out loss", f"{summary.heldout_loss_first:.3f} → {summary.heldout_loss_last:.3f}")
+    table.add_row("this plan, all sites", f"{summary.samples_per_s:.1f} samples/s (measured)")
+    table.add_row(
+        "best single site",
+        f"{summary.best_single_site_samples_per_s:.1f} samples/s (measured: "
+        f"{', '.join(summary.best_single_site_devices)})",
+    )
+    table.add_row("speed-up", f"{summary.speedup_over_single_site:.2f} ×")
+    table.add_row(
+        "step time",
+        f"{summary.step_s_measured:.3f} s measured, {summary.step_s_predicted:.3f} s predicted "
+        f"({summary.prediction_error_ratio:+.1%})",
+    )
+    console.print(table)
+
+
+def _score_table(profile: Profile) -> Table:
+    table = Table(title="Devices")
+    for column in ("device", "site", "kind", "memory", "capacity score"):
+        table.add_column(column)
+    for device in profile.cluster.devices:
+        score = profile.score_by_device.get(device.name)
+        table.add_row(
+            device.name,
+            device.site,
+            device.kind,
+            format_bytes(device.memory_bytes),
+            "-" if score is None else f"{score:.4g}",
+        )
+    return table
+
+
+def _network_table(profile: Profile) -> Table:
+    """Return the links between sites: the median over the pairs of devices."""
+    table = Table(title="Network (median over pairs of devices)")
+    for column in ("from", "to", "bandwidth", "latency"):
+        table.add_column(column)
+    by_sites: dict[tuple[str, str], list[LinkMeasurement]] = {}
+    for link in profile.links:
+        pair = (profile.cluster.device_by_name[link.source].site, profile.cluster.device_by_name[link.target].site)
+        by_sites.setdefault(pair, []).append(link)
+    for (source, target), links in sorted(by_sites.items()):
+        table.add_row(
+            source,
+            target,
+            format_bandwidth(statistics.median(link.bandwidth_bytes_per_s for link in links)),
+            format_seconds(statistics.median(link.latency_s for link in links)),
+        )
+    return table
+
+
+def _run_table(outcome: "TrainOutcome", plan: Plan) -> Table:
+    table = Table(
+        title=f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
+    )
+    for column in ("", "predicted", "measured", "difference"):
+        table.add_column(column)
+    predicted = plan.global_batch / outcome.step_s_predicted
+    table.add_row(
+        "step",
+        format_seconds(outcome.step_s_predicted),
+        format_seconds(outcome.step_s_measured),
+        f"{outcome.prediction_error_ratio:+.1%}",
+    )
+    table.add_row("throughput", f"{predicted:.1f} samples/s", f"{outcome.samples_per_s:.1f} samples/s", "")
+    for other in plan.alternatives:
+        if other.samples_per_s is not None:
+            table.add_row(f"{other.name} would", f"{other.samples_per_s:.1f} samples/s", "", "")
+    return table
+
+
+def _device_table(outcome: "TrainOutcome") -> Table:
+    """Return the figures of devices; what part of tensors each has, where any are divided."""
+    divided = any(figures.tensor_share < 1.0 for figures in outcome.devices.values())
+    table = Table(title="Devices")
+    shares = ("samples", "tensors") if divided else ("samples",)
+    for column in ("device", "kind", "stage", *shares, "busy predicted", "busy measured", "bubble", "real compute"):
+        table.add_column(column)
+    for name, figures in outcome.devices.items():
+        table.add_row(
+            name,
+            figures.kind,
+            str(figures.stage),
+            f"{figures.sample_share:.0%}",
+            *([f"{figures.tensor_share:.0%}"] if divided else []),
+            f"{figures.utilisation_predicted:.0%}",
+            f"{figures.utilisation:.0%}",
+            f"{figures.bubble_ratio:.0%}",
+            f"{figures.real_compute_ratio:.0%}",
+        )
+    return table
+
+
+def _link_table(links: "Mapping[str, LinkFigures]") -> Table:
+    table = Table(title="Links")
+    for column in ("link", "sent", "received", "mean"):
+        table.add_column(column)
+    for name, figures in links.items():
+        table.add_row(
+            name,
+            format_bytes(figures.bytes_sent),
+            format_bytes(figures.bytes_received),
+            format_bandwidth(figures.mean_bytes_per_s),
+        )
+    return table

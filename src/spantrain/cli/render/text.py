@@ -1,0 +1,76 @@
+"""Text for people: lines that wrap under themselves in a terminal and not at all in a file, numbers, short lists."""
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_FEW = 3
+_NARROWEST = 20
+
+
+def console_for_people(plain_width: int, *, stderr: bool = False) -> Console:
+    """Return standard output, or standard error, with no markup in what it prints: names of files may look like some.
+
+    It is as wide as the terminal; where it is a file or a pipe as COLUMNS says, or else so many characters.
+    """
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if console.is_terminal:
+        return console
+    console.width = _columns() or plain_width
+    return console
+
+
+def _columns() -> int:
+    """Return the width that the environment asks for; 0 if none that a table fits in."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 4 and int(text) >= _NARROWEST else 0
+
+
+def say(console: Console, text: str, *, mark: str = "") -> None:
+    """Print a line two characters in, behind a mark if there is one; it wraps under itself unless in a file or a pipe
+    whose width nobody asked for.
+    """
+    start = f"  {mark} " if mark else "  "
+    if not console.is_terminal and not _columns():
+        console.print(f"{start}{text}", highlight=False, markup=False, soft_wrap=True)
+        return
+    grid = Table.grid()
+    grid.add_column(width=len(start))
+    grid.add_column()
+    grid.add_row(Text(start), Text(text))
+    console.print(grid, highlight=False)
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names with commas; of many the first, and how many more.
+
+    >>> few(("a", "b", "c", "d"))
+    'a and 3 more'
+    """
+    return ", ".join(names) if len(names) <= _FEW else f"{names[0]} and {len(names) - 1} more"
+
+
+def format_speed(samples_per_s: float) -> str:
+    """Return samples per second in four digits.
+
+    >>> format_speed(31.0412), format_speed(12345.6)
+    ('31.04', '12,346')
+    """
+    return f"{samples_per_s:.4g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
+
+
+def short_way(name: str) -> str:
+    """Return a link's name without the places that both ends are in.
+
+    >>> short_way("cloud/host-0/gpu0->cloud/host-0/gpu1"), short_way("lab->office"), short_way("lab up")
+    ('gpu0->gpu1', 'lab->office', 'lab up')
+    """
+    source, arrow, target = name.partition("->")
+    a, b = source.split("/"), target.split("/")
+    shared = 0
+    while arrow and shared < min(len(a), len(b)) - 1 and a[shared] == b[shared]:
+        shared += 1
+    return f"{'/'.join(a[shared:])}{arrow}{'/'.join(b[shared:])}"

@@ -1,0 +1,102 @@
+"""The `devices` of one host in a cluster file: `{kind: count}`, or a list with a name, backend or memory each."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spantrain.config.cluster.kinds import load_kinds
+from spantrain.config.files.yaml_fields import Field
+from spantrain.core.cluster import DeviceKind
+from spantrain.core.quantities import parse_bytes
+
+_BACKEND = re.compile(r"emulated|cpu|cuda(:\d{1,3})?")
+_CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRow:
+    """One device as its host's entry describes it."""
+
+    kind: str
+    backend: str
+    memory_bytes: int
+    at: Field
+    """Where it is described."""
+    name: str = ""
+    """Empty: it is named after its host."""
+
+
+def read_devices(host: Mapping[str, Field], kinds: Mapping[str, DeviceKind]) -> list[DeviceRow]:
+    """Read the devices of a host's entry; what is wrong becomes problems of its fields."""
+    section = host.get("devices")
+    if section is None:
+        return []
+    default = _read_backend(host["backend"]) if "backend" in host else None
+    rows: list[DeviceRow] = []
+    if section.is_list:
+        for item in section.items():
+            rows.append(_read_row(item, default, len(rows), kinds))
+            if rows[-1].name and "count" in host:
+                item.problem("hosts with a count share this entry; leave the device's name out, or list the hosts")
+    else:
+        for kind, amount in section.entries().items():
+            _check_kind(kind, amount, kinds)
+            for _ in range(amount.count(most=64) if kind in kinds else 1):
+                backend = _backend(kind, default, len(rows), amount)
+                memory_bytes = kinds[kind].memory_bytes if kind in kinds else 1
+                rows.append(DeviceRow(kind=kind, backend=backend, memory_bytes=memory_bytes, at=amount))
+    _check_rows(rows, section)
+    return rows
+
+
+def _read_row(item: Field, default: str | None, index: int, kinds: Mapping[str, DeviceKind]) -> DeviceRow:
+    row = item.table(required=("kind",), optional=("name", "backend", "memory"))
+    kind = (row["kind"].text() or "") if "kind" in row else ""
+    if kind:
+        _check_kind(kind, row["kind"], kinds)
+    asked = _read_backend(row["backend"]) if "backend" in row else default
+    known = kinds[kind].memory_bytes if kind in kinds else 1
+    return DeviceRow(
+        kind=kind,
+        backend=_backend(kind, asked, index, row.get("backend", item)),
+        memory_bytes=int(row["memory"].quantity(parse_bytes)) if "memory" in row else known,
+        at=item,
+        name=row["name"].name() if "name" in row else "",
+    )
+
+
+def _check_kind(kind: str, at: Field, kinds: Mapping[str, DeviceKind]) -> None:
+    if kind not in kinds:
+        at.problem(f"{at.problems.unknown('device kind', kind, kinds)} (a new kind goes under `kinds`)")
+
+
+def _read_backend(at: Field) -> str | None:
+    text = at.text()
+    if text is not None and _BACKEND.fullmatch(text) is None:
+        at.problem(f"unknown backend {text!r}; write emulated, cpu, cuda or cuda:N")
+        return None
+    return text
+
+
+def _backend(kind: str, asked: str | None, index: int, at: Field) -> str:
+    """Return what computes: as asked, else the processor for kind cpu, else emulation.
+
+    A `cuda` without a number is the device of the same place in the host's list. A real device keeps its own
+    kind of figures: measurements are kept by kind, so a processor must not pass for a shipped accelerator.
+    """
+    backend = asked or (_CPU if kind == _CPU else "emulated")
+    if backend == _CPU and kind != _CPU and kind in load_kinds():
+        at.problem(f"a {kind} cannot have the backend cpu; use kind cpu, a kind of your own, or backend emulated")
+    if backend.startswith("cuda") and kind == _CPU:
+        at.problem(f"kind cpu cannot have the backend {backend}; name the accelerator's kind")
+    return f"cuda:{index}" if backend == "cuda" else backend
+
+
+def _check_rows(rows: list[DeviceRow], section: Field) -> None:
+    if not rows and (section.is_list or section.is_table):
+        section.problem("a host needs at least one device, e.g. {rtx-4090: 2}")
+    seen: set[str] = set()
+    for row in rows:
+        if row.backend.startswith("cuda") and row.backend in seen:
+            row.at.problem(f"{row.backend} is used twice on this host; give each device its own number")
+        seen.add(row.backend)

@@ -1,0 +1,255 @@
+"""Dataclass <-> plain JSON, driven by the type hints; reading is strict and tells everything that is wrong.
+
+Dataclasses become objects (fields in their order), tuples lists, mappings objects (keys sorted, so that equal
+values give equal text), enums their values, None null; Span and Action become their text forms.
+"""
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from spantrain.config.files.parsing import OutOfRange
+from spantrain.config.files.problems import Problems, shortened
+from spantrain.core.action import Action
+from spantrain.core.span import Span
+from spantrain.errors import ConfigError, SpanTrainError
+
+T = TypeVar("T")
+_WIDTH = 120
+_TEXT_FORMS: tuple[type[Span] | type[Action], ...] = (Span, Action)
+_BAD = object()
+"""In the place of a value that could not be read; its problem is noted."""
+
+
+def to_json(value: object) -> Any:
+    """Return a value as objects, lists, text, numbers, booleans and None.
+
+    Raises:
+        ValueError: a number is not finite (JSON has none), or a type has no JSON form; with the field's path.
+    """
+    return _write(value, "")
+
+
+def _write(value: object, path: str) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{path or 'value'}: {value} cannot be written; JSON has finite numbers only")
+        return float(value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, _TEXT_FORMS):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _write(getattr(value, f.name), _below(path, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {_key(key, path): _write(value[key], _below(path, str(key))) for key in sorted(value)}
+    if isinstance(value, tuple | list):
+        return [_write(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    raise ValueError(f"{path or 'value'}: a {type(value).__name__} has no JSON form")
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{path or 'value'}: the key {key!r} is not text")
+    return key
+
+
+def render_json(value: Any, indent: int = 0) -> str:
+    """Return JSON text for people: what fits on one line stands on one line, the rest is indented.
+
+    >>> print(render_json({"name": "x", "parts": ["y" * 60, "z" * 60]}))
+    {
+      "name": "x",
+      "parts": [
+        "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy",
+        "zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
+      ]
+    }
+    """
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if not isinstance(value, dict | list) or len(line) + indent <= _WIDTH:
+        return line
+    margin = " " * (indent + 2)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(k, ensure_ascii=False)}: {render_json(v, indent + 2)}" for k, v in value.items()]
+    else:
+        parts = [render_json(v, indent + 2) for v in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{margin}" + f",\n{margin}".join(parts) + f"\n{' ' * indent}{closing}"
+
+
+def from_json(cls: type[T], data: object, source: str, *, error: type[SpanTrainError] = ConfigError) -> T:
+    """Return the dataclass that plain JSON holds; `source` is the file's name in errors.
+
+    Fields that have a default may be left out. What a dataclass itself refuses is told with the field's path.
+
+    Raises:
+        SpanTrainError: (the class given as `error`) keys are unknown or missing, or values wrong; all in one message.
+    """
+    problems = Problems(source)
+    value = _read(cls, data, "", problems)
+    problems.check(error)
+    return cast(T, value)
+
+
+def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
+    """Return the value, or _BAD after noting what is wrong."""
+    if kind is float:
+        if isinstance(data, int | float) and not isinstance(data, bool) and _is_finite(data):
+            return float(data)
+    elif kind is int or kind is str or kind is bool:
+        if type(data) is kind:
+            return data
+    elif kind is Any:
+        return data
+    elif get_origin(kind) in (Union, types.UnionType):
+        return _read_union(kind, data, path, problems)
+    elif kind in _TEXT_FORMS or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return _read_text_form(kind, data, path, problems)
+    elif is_dataclass(kind):
+        if isinstance(data, dict):
+            return _read_dataclass(kind, data, path, problems)
+    elif get_origin(kind) is tuple:
+        if isinstance(data, list):
+            return _read_tuple(kind, data, path, problems)
+    elif get_origin(kind) is not None and issubclass(get_origin(kind), Mapping):
+        if isinstance(data, dict):
+            return _read_mapping(kind, data, path, problems)
+    else:
+        raise AssertionError(f"no JSON form for {kind}")
+    problems.add(path, f"must be {_wanted(kind)}, got {_shown(data)}")
+    return _BAD
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
+def _read_dataclass(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
+    before = len(problems.entries)
+    known, values = _fields_of(kind), {}
+    for key in data:
+        if key not in known:
+            left = [name for name in known if name not in data] or known
+            problems.add(_below(path, key), problems.unknown("key", key, left))
+    for name, (hint, optional) in known.items():
+        if name in data:
+            values[name] = _read(hint, data[name], _below(path, name), problems)
+        elif not optional:
+            problems.add(_below(path, name), f"is missing; it must be {_wanted(hint)}")
+    if len(problems.entries) > before:
+        return _BAD
+    try:
+        return kind(**values)
+    except ValueError as reason:
+        problems.add(path, str(reason))
+        return _BAD
+
+
+@cache
+def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Return, for each field of a dataclass, its type and whether it may be left out."""
+    hints = get_type_hints(kind)
+
+    def optional(entry: "Field[Any]") -> bool:
+        return entry.default is not MISSING or entry.default_factory is not MISSING
+
+    return {entry.name: (hints[entry.name], optional(entry)) for entry in fields(kind)}
+
+
+def _read_tuple(kind: Any, data: list[Any], path: str, problems: Problems) -> object:
+    hints = get_args(kind)
+    if len(hints) == 2 and hints[1] is ...:
+        hints = (hints[0],) * len(data)
+    elif len(hints) != len(data):
+        problems.add(path, f"must be a list of {len(hints)}, got {len(data)}")
+        return _BAD
+    values = tuple(
+        _read(hint, item, f"{path}[{i}]", problems) for i, (hint, item) in enumerate(zip(hints, data, strict=True))
+    )
+    return _BAD if any(value is _BAD for value in values) else values
+
+
+def _read_mapping(kind: Any, data: dict[str, Any], path: str, problems: Problems) -> object:
+    _, hint = get_args(kind)
+    values = {key: _read(hint, item, _below(path, key), problems) for key, item in data.items()}
+    return _BAD if any(value is _BAD for value in values.values()) else values
+
+
+def _read_text_form(kind: Any, data: object, path: str, problems: Problems) -> object:
+    try:
+        if issubclass(kind, Enum):
+            return kind(data)
+        if isinstance(data, str):
+            return kind.parse(data)
+    except ValueError as reason:
+        if not issubclass(kind, Enum):
+            problems.add(path, str(reason))
+            return _BAD
+    problems.add(path, f"must be {_wanted(kind)}, got {_shown(data)}")
+    return _BAD
+
+
+def _read_union(kind: Any, data: object, path: str, problems: Problems) -> object:
+    """Read by the first member that takes this form of JSON; a boolean passes for an int, as in Python."""
+    members = get_args(kind)
+    if data is None and types.NoneType in members:
+        return None
+    if type(data) in members:
+        return _read(type(data), data, path, problems)
+    if isinstance(data, bool) and int in members:
+        return data
+    for member in members:
+        if member is not types.NoneType and _takes(member, data):
+            return _read(member, data, path, problems)
+    problems.add(path, f"must be {_wanted(kind)}, got {_shown(data)}")
+    return _BAD
+
+
+def _takes(member: Any, data: object) -> bool:
+    """Whether a type is written in this form of JSON."""
+    if member is float:
+        return isinstance(data, int | float) and not isinstance(data, bool)
+    if member in (int, str, bool):
+        return type(data) is member
+    if member in _TEXT_FORMS or (isinstance(member, type) and issubclass(member, Enum)):
+        return isinstance(data, str)
+    return isinstance(data, list) if get_origin(member) is tuple else isinstance(data, dict)
+
+
+def _wanted(kind: Any) -> str:
+    """Return a type in the words of a person who edits the file."""
+    plain = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Any: "anything"}
+    if kind in plain:
+        return plain[kind]
+    if kind is types.NoneType:
+        return "null"
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_wanted(member) for member in get_args(kind))
+    if kind is Span or kind is Action:
+        return "text like " + ('"[0:16]"' if kind is Span else '"2F[0:16]"')
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "one of " + ", ".join(json.dumps(member.value) for member in kind)
+    return "a list" if get_origin(kind) is tuple else "an object"
+
+
+def _shown(data: object) -> str:
+    if isinstance(data, dict | list):
+        return "an object" if isinstance(data, dict) else "a list"
+    if isinstance(data, OutOfRange):
+        return f"{shortened(data.written)}, which is out of range"
+    return "bytes" if isinstance(data, bytes) else shortened(json.dumps(data, ensure_ascii=False))
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,111 @@
+"""How the links of a cluster change over a run: a name of the library or a file, for simulator and testbed alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spantrain.config.files.problems import did_you_mean
+from spantrain.config.traces.changes_file import read_changes
+from spantrain.config.traces.library import NamedTrace, named_trace
+from spantrain.core.cluster import Cluster
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import ConfigError
+
+_SUFFIXES = (".yaml", ".yml")
+_LINKS = "links"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkTrace:
+    """A trace that was asked for, not yet tied to a run or a cluster."""
+
+    text: str
+    """As it was asked for."""
+    named: NamedTrace | None = None
+    """Of the library; None: out of a file."""
+    links: tuple[str, ...] = ()
+    """The only ones that a named trace is for; none: all."""
+    from_file: Mapping[str, SpeedTrace] | None = None
+
+    def on(self, cluster: Cluster, run_s: float) -> dict[str, SpeedTrace]:
+        """Return how fast each link of a cluster is, over a run that should take so many seconds.
+
+        Raises:
+            ConfigError: as `on_links`.
+        """
+        return self.on_links(network_links(cluster), run_s)
+
+    def on_links(self, known: Sequence[str], run_s: float) -> dict[str, SpeedTrace]:
+        """Return how fast each link is, over a run that should take so many seconds.
+
+        Links are the ways between sites (`lab->office`) and the lines that a site has to all others (`lab up`,
+        `lab down`). A named trace changes all of them in the same way, so that what passes several of them feels it
+        once; `random-walk` changes the ways only, each by itself.
+
+        Raises:
+            ConfigError: there is no link at all, or none of a name that is given; times run backwards.
+        """
+        if not known:
+            raise ConfigError(
+                f"network trace {self.text}: there is one site only, so no link between sites can change; leave the "
+                "trace out, or choose a cluster of several sites"
+            )
+        if self.from_file is not None:
+            self._check_known(tuple(self.from_file), known)
+            return dict(self.from_file)
+        assert self.named is not None, "a trace has a name or a file"
+        self._check_known(self.links, known)
+        chosen = self.links or tuple(known)
+        if not self.links and self.named.shape.name == "random-walk":
+            chosen = tuple(link for link in known if "->" in link)
+        return {link: self.named.speed(run_s, link) for link in chosen}
+
+    def _check_known(self, names: Sequence[str], known: Sequence[str]) -> None:
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ConfigError(
+                f"network trace {self.text}: there is no link {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
+            )
+
+
+def network_trace(text: str) -> NetworkTrace:
+    """Return what `--network-trace` names: a file of changes (`.yaml`), or a trace of the library.
+
+    >>> network_trace("drop-50:links=lab->office+office->lab").links
+    ('lab->office', 'office->lab')
+
+    Raises:
+        ConfigError: there is no such file or name, or something in it is wrong.
+    """
+    path = Path(text)
+    if path.suffix in _SUFFIXES or path.is_file():
+        changes = read_changes(path)
+        if changes.device_speed:
+            raise ConfigError(
+                f"{path}: devices: a network trace is about links only; leave out "
+                f"{', '.join(changes.device_speed)} (`spantrain simulate --changes` takes both)"
+            )
+        if not changes.link_speed:
+            raise ConfigError(f"{path}: needs at least one link under `links`, see docs/network-traces.md")
+        return NetworkTrace(text=text, from_file=changes.link_speed)
+    name, colon, rest = text.partition(":")
+    parts = [part for part in rest.split(",") if part]
+    links = [part.partition("=")[2] for part in parts if part.partition("=")[0] == _LINKS]
+    others = ",".join(part for part in parts if part.partition("=")[0] != _LINKS)
+    chosen = tuple(link.strip() for part in links for link in part.split("+") if link.strip())
+    if links and not chosen:
+        raise ConfigError(f"network trace {text}: links needs names joined by +, e.g. links=lab->office+lab up")
+    named = named_trace(f"{name}{colon}{others}" if others else name)
+    return NetworkTrace(text=text, named=named, links=chosen)
+
+
+def network_links(cluster: Cluster) -> tuple[str, ...]:
+    """Return the names of all that may change between a cluster's sites: ways, then uplinks and downlinks."""
+    ways = (f"{link.source}->{link.target}" for link in cluster.links)
+    lines = (
+        f"{site.name} {way}"
+        for site in cluster.sites
+        for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s))
+        if rate is not None
+    )
+    return (*ways, *lines)

@@ -1,0 +1,343 @@
+"""What the outer optimizer's master hears: registration, pushes, updates, pulls, chunks of data.
+
+A cluster here is what Di-PS calls one: devices that train a whole copy of the model by themselves. A push brings its
+pseudo-gradient to the shards, an update makes a new version of the parameters of several pushes, a pull takes a
+version to a cluster. Each push, pull and update has a ticket that no other has, also over restarts of the master: what
+belongs to an ended one is known by its ticket, dropped and counted. A registration begins a connection: what either
+side sent over an earlier one no longer arrives, and what one sends arrives in order.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from spantrain.core.plan import WireFormat
+
+_TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)
+_END = 2**63
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ticket:
+    """The number of a push, a pull or an update: start of the master, and a count since then.
+
+    >>> str(Ticket(2, 17)), Ticket.parse("2.17") == Ticket(2, 17)
+    ('2.17', True)
+    """
+
+    epoch: int
+    number: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.epoch < _END and 0 <= self.number < _END):
+            raise ValueError(f"a ticket's numbers are 0 to {_END - 1}, got {self.epoch} and {self.number}")
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Ticket":
+        """Read the text form, `epoch.number`."""
+        match = _TICKET.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a ticket: {text!r}; write epoch.number, e.g. 2.17")
+        return cls(int(match[1]), int(match[2]))
+
+
+class Way(Enum):
+    """Which way a layer goes."""
+
+    PUSH = "push"
+    PULL = "pull"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Transfer:
+    """One layer between a worker of a cluster and the shard that holds it."""
+
+    ticket: Ticket
+    cluster: str
+    worker: str
+    """Of its cluster: the process that holds the layer."""
+    layer: int
+    shard: str
+    size_bytes: int
+    """As it is sent."""
+    wire_format: WireFormat = WireFormat.NATIVE
+    """What its tensors are sent as."""
+
+    def __post_init__(self) -> None:
+        if self.layer < 0 or self.size_bytes < 0:
+            raise ValueError(
+                f"a transfer's layer and bytes must not be negative, got {self.layer} and {self.size_bytes}"
+            )
+
+
+MOST_LEASES = 1024
+"""Chunks that a cluster may have at once."""
+_MOST_TOKENS = 2**48
+"""Of a push: far more than any cluster trains on in a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """A chunk of the data that a cluster trains on now."""
+
+    number: int
+    cluster: str
+    chunk: int
+    data_pass: int
+    """How often the chunk was counted whole before."""
+    begin: int
+    """The first sample of the chunk that was not counted."""
+    end: int
+    """Samples of the chunk."""
+
+    def __post_init__(self) -> None:
+        if min(self.number, self.chunk, self.data_pass, self.begin) < 0 or self.begin >= self.end:
+            raise ValueError(f"a lease needs numbers from 0 and 0 <= begin < end, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a cluster came in a chunk: trained on, and in this push."""
+
+    lease: int
+    upto: int
+
+
+class Fate(Enum):
+    """What became of a push that a cluster sent, and heard no more of."""
+
+    PENDING = "pending"
+    """It waits for an update: a pull or a skipped round will follow."""
+    COUNTED = "counted"
+    """It is in a version, or was left out of one: begin anew from a pull."""
+    SKIPPED = "skipped"
+    """It is in no version and will be in none: train on from the same start."""
+
+
+# What the master hears of clusters.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRegistered:
+    """A cluster has come, or come back; nothing of an earlier life of it goes on."""
+
+    cluster: str
+    workers: Mapping[str, tuple[int, ...]]
+    """By worker: the layers that it sends and gets. All together each layer once."""
+    unresolved: Ticket | None = None
+    """A push that it sent and does not know the fate of; None for a cluster that begins from a pull."""
+    leases: tuple[int, ...] = ()
+    """Chunks that it still works on; none for a cluster that was started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterBeat:
+    """A cluster lives."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLeft:
+    """A cluster goes, and said so."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBegun:
+    """A cluster has taken its first inner step on this connection; pushes will follow. Who evaluates takes none."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushAsked:
+    """A cluster has inner steps to give."""
+
+    cluster: str
+    base_version: int
+    """The version that it started from."""
+    tokens: int
+    """Trained on since then: its weight. 0 only for first parameters."""
+    progress: tuple[Progress, ...] = ()
+    ends_round: bool = False
+    """Whether it took all steps of a round, so that the other clusters may push too."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tokens <= _MOST_TOKENS or self.base_version < 0:
+            raise ValueError(f"{self.cluster}: tokens must be 0 to 2^48, a version not negative, got {self}"[:300])
+        if len(self.progress) > MOST_LEASES:
+            raise ValueError(f"{self.cluster}: tells of {len(self.progress)} chunks, it may have {MOST_LEASES}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundKept:
+    """A cluster has too few new steps for a push, though the round of all was ended: nobody need wait for it."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSent:
+    """A cluster has sent all layers of a push."""
+
+    cluster: str
+    push: Ticket
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullAsked:
+    """A cluster wants the newest version."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkAsked:
+    """A cluster wants data."""
+
+    cluster: str
+
+
+# What it hears of transfers: the receiver tells.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A layer has arrived whole."""
+
+    way: Way
+    transfer: Transfer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferLost:
+    """A layer did not arrive, or was refused; the push or pull cannot end."""
+
+    way: Way
+    transfer: Transfer
+    reason: str
+
+
+# What it hears of shards.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRegistered:
+    """A shard has come, or come back."""
+
+    shard: str
+    versions: tuple[int, ...]
+    """That it can restore: committed, staged, or in a snapshot. Empty for a new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardBeat:
+    """A shard lives."""
+
+    shard: str
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLost:
+    """A shard's end was seen before its heartbeats were missed."""
+
+    shard: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushChecked:
+    """Whether a shard has all of its layers of a push, and keeps them until told otherwise."""
+
+    shard: str
+    push: Ticket
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsMeasured:
+    """Sums of squares of pushes on one shard."""
+
+    shard: str
+    update: Ticket
+    squares: Mapping[Ticket, tuple[float, ...]]
+    """By push: of each of the shard's layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanCombined:
+    """The weighted mean is there on one shard."""
+
+    shard: str
+    update: Ticket
+    squares: tuple[float, ...]
+    """Its sum of squares, of each of the shard's layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A new version is ready on one shard, beside the present one."""
+
+    shard: str
+    update: Ticket
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A shard serves a version."""
+
+    shard: str
+    version: int
+    versions: tuple[int, ...]
+    """All that it can restore now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A shard has gone to what it was told to restore. One that does not have that registers again."""
+
+    shard: str
+    version: int
+    versions: tuple[int, ...]
+    """All that it can restore now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticked:
+    """Nothing but time has passed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentEvent:
+    """Something that is of one fragment of the layers; what comes without this is of fragment 0, or of all."""
+
+    fragment: int
+    event: "OuterEvent"
+
+    def __post_init__(self) -> None:
+        if self.fragment < 1 or isinstance(self.event, FragmentEvent):
+            raise ValueError(f"only an event of a fragment over 0 is told with its fragment, once; got {self}")
+
+
+OuterEvent = (
+    ClusterRegistered | ClusterBeat | ClusterLeft | TrainingBegun | PushAsked | RoundKept | PushSent | PullAsked
+    | ChunkAsked | Moved | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured
+    | MeanCombined | Staged | Committed | Restored | Ticked | FragmentEvent
+)  # fmt: skip
+
+
+def tag_event(fragment: int, event: OuterEvent) -> OuterEvent:
+    """Return an event with its fragment, as it is told."""
+    return FragmentEvent(fragment=fragment, event=event) if fragment else event
+
+
+def untag_event(event: OuterEvent) -> tuple[int, OuterEvent]:
+    """Return the fragment and what is told of it."""
+    return (event.fragment, event.event) if isinstance(event, FragmentEvent) else (0, event)

@@ -1,0 +1,87 @@
+"""What the stages of a pipeline tell each other at a step's end, where it is one cluster of the outer optimizer.
+
+Each stage's first device moves its own layers; one of them, the leader, speaks for the cluster. At every boundary each
+says how far it is, and the leader orders what all do there, before the next step. What is said is the state, not what
+has changed in it, so that saying it again does no harm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.outer.events import Ticket
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterCluster:
+    """As whom a run takes part in an outer optimizer."""
+
+    master: str
+    """HOST:PORT; all devices that lead a stage must reach it, and the shards."""
+    token: str = field(repr=False)
+    cluster: str
+    inner_steps: int = 64
+    """Between two pushes."""
+    encrypted: bool = True
+    """Whether layers are."""
+
+    def __post_init__(self) -> None:
+        if not (self.master and self.token and self.cluster):
+            raise ValueError("an outer cluster needs a master's address, a token and a name")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOrder:
+    """What all stages do behind a step, in this order."""
+
+    skipped: bool = False
+    """The last push came to nothing: go on from the same start."""
+    pull: Ticket | None = None
+    """Take the version that this pull brought; None: none."""
+    version: int = 0
+    """Its number."""
+    counted: bool = False
+    """Whether the last push is part of it."""
+    left_out: bool = False
+    """Whether that push was left out of its update."""
+    push: int = 0
+    """Copy the parameters for the push of this number; 0: none."""
+    over: bool = False
+    """Outside of steps: what was waited for is there, or the time is over."""
+    floor: Ticket | None = None
+    """No pull before this one will be taken any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """How far a stage is, as its first device says."""
+
+    connected: bool = False
+    """Whether the master knows it."""
+    taken: int = 0
+    """The last push for which it copied its parameters."""
+    sent: Ticket | None = None
+    """The last push of which all of its layers have left."""
+    whole: Ticket | None = None
+    """The last pull of which all of its layers are here."""
+    order: StageOrder | None = None
+    """The leader's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMeeting:
+    """What all stages said at a boundary; the same for each of them."""
+
+    reports: Mapping[str, StageReport]
+    """By device."""
+
+    def __post_init__(self) -> None:
+        leaders = [name for name, report in self.reports.items() if report.order is not None]
+        if len(leaders) != 1:
+            raise ValueError(f"one device leads the stages of a cluster, got {', '.join(sorted(leaders)) or 'none'}")
+
+    @property
+    def order(self) -> StageOrder:
+        """What all do now."""
+        return next(report.order for report in self.reports.values() if report.order is not None)

@@ -1,0 +1,282 @@
+"""What computes: the processor, a CUDA device, or an emulated device that makes real work take a kind's time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from spantrain.errors import ConfigError
+
+T = TypeVar("T")
+Milestone = tuple[float, Callable[[], None]]
+"""Seconds from the start of a piece of work, and what to call then."""
+
+
+def _nothing() -> float:
+    return 0.0
+
+
+class Device(Protocol):
+    """Runs one piece of work at a time."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors and parameters live."""
+
+    @property
+    def last_s(self) -> float:
+        """Seconds that the last piece of work took, as this device counts them."""
+
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,
+        *,
+        more_s: Callable[[], float] = _nothing,
+        waited_s: Callable[[], float] = _nothing,
+        milestones: Sequence[Milestone] = (),
+    ) -> T:
+        """Do the work to its end and return its result.
+
+        Args:
+            work: the computation.
+            seconds: what it shall take on an emulated device; real devices take the time they take.
+            more_s: what an emulated device adds to that; asked for when the work is done.
+            waited_s: how long of the work nothing was computed; asked for then, too.
+            milestones: what an emulated device makes known before the end, in time; later by their part of `more_s`.
+                On a real device the work itself knows when it gets there.
+        """
+
+
+class CpuDevice:
+    """The processor of the machine."""
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        """Use as many threads as torch does, or `threads` (for the whole process: torch has one setting)."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.torch_device = torch.device("cpu")
+        self.last_s = 0.0
+
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,  # noqa: ARG002 - real work takes its own time
+        *,
+        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        milestones: Sequence[Milestone] = (),  # noqa: ARG002
+    ) -> T:
+        """Do the work and return its result."""
+        start_s = time.perf_counter()
+        result = work()
+        self.last_s = time.perf_counter() - start_s
+        return result
+
+
+class CudaDevice:
+    """One CUDA device; time is what passes between two events on its stream."""
+
+    def __init__(self, index: int = 0) -> None:
+        """Take device `index`.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        count = torch.cuda.device_count()
+        if not 0 <= index < count:
+            raise ConfigError(f"backend cuda:{index}: this machine has {count} CUDA devices; choose another, or `cpu`")
+        self.torch_device = torch.device("cuda", index)
+        self.last_s = 0.0
+
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,  # noqa: ARG002 - real work takes its own time
+        *,
+        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
+        milestones: Sequence[Milestone] = (),  # noqa: ARG002
+    ) -> T:
+        """Queue the work, wait until the device has done it, and return its result."""
+        with torch.cuda.device(self.torch_device):
+            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            start.record()
+            result = work()
+            end.record()
+            end.synchronize()
+        self.last_s = start.elapsed_time(end) / 1e3
+        return result
+
+
+class Clock(Protocol):
+    """What an emulated device reads and waits by."""
+
+    def now_s(self) -> float:
+        """Return the present, in seconds from some fixed moment."""
+
+    def wait_until(self, deadline_s: float) -> None:
+        """Return at that time, or at once if it has passed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreciseClock:
+    """The wall clock, waited for precisely: asleep until shortly before the deadline, then looking at the clock."""
+
+    spin_s: float = 150e-6
+    """How long before the deadline sleep ends: about what the system's timers overshoot by."""
+
+    def now_s(self) -> float:
+        """Return the system's monotonic time."""
+        return time.monotonic()
+
+    def wait_until(self, deadline_s: float) -> None:
+        """Return at the deadline, or at once if it has passed; late by tens of microseconds on a free processor."""
+        asleep_s = deadline_s - time.monotonic() - self.spin_s
+        if asleep_s > 0:
+            time.sleep(asleep_s)
+        while time.monotonic() < deadline_s:
+            pass
+
+
+class EmulatedDevice:
+    """Does the real computation, then waits until the time has passed that it would take on the emulated device.
+
+    The wait goes to an absolute deadline. Work that is started at once after other work, as queued work is, starts at
+    that work's deadline and not when this process got round to it, so that errors of waking up do not add up; a
+    device that was idle starts at the present. Time lost in one piece of work beyond `carry_s` is not caught up.
+
+        previous deadline   woke up   started       deadline
+              |----lag--------|---gap----|              |
+              |<------------- seconds ----------------->|
+    """
+
+    def __init__(
+        self,
+        *,
+        torch_device: torch.device | None = None,
+        gap_s: float = 1e-3,
+        carry_s: float = 20e-3,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make an idle device.
+
+        Args:
+            torch_device: what really computes; the processor if not given.
+            gap_s: work counts as queued if it comes at most this long after the end of the work before.
+            carry_s: how far in the past a start may lie.
+            clock: what to wait by.
+        """
+        self.torch_device = torch_device or torch.device("cpu")
+        self.last_s = 0.0
+        self.real_s = 0.0
+        """Seconds of real computation."""
+        self.emulated_s = 0.0
+        """Seconds that it was to take."""
+        self.overruns = 0
+        """Pieces of work that took longer than they were to; those that were to take no time do not count."""
+        self._gap_s = gap_s
+        self._carry_s = carry_s
+        self._clock = clock or PreciseClock()
+        self._deadline_s = float("-inf")
+        self._ended_s = float("-inf")
+        self._open: tuple[float, float] | None = None
+        """Of work between `begin` and `end`: when it really began, and its seconds."""
+
+    @property
+    def real_compute_ratio(self) -> float:
+        """Real seconds over emulated ones: under a tenth, or the emulation feels the machine below it."""
+        return self.real_s / self.emulated_s if self.emulated_s > 0 else 0.0
+
+    def run(
+        self,
+        work: Callable[[], T],
+        seconds: float | None,
+        *,
+        more_s: Callable[[], float] = _nothing,
+        waited_s: Callable[[], float] = _nothing,
+        milestones: Sequence[Milestone] = (),
+    ) -> T:
+        """Do the work and return its result `seconds` after its start (None: at once when done, and not counted).
+
+        What `more_s` says comes on top: time that was real, such as the network's, and not computation. The real
+        computation is done at once, but what it gives is known to others at its milestones only.
+        """
+        called_s = self._clock.now_s()
+        start_s = self._start(called_s)
+        result = work()
+        if self.torch_device.type == "cuda":
+            torch.cuda.synchronize(self.torch_device)
+        done_s = self._clock.now_s()
+        if seconds is None:
+            self._deadline_s = done_s
+        else:
+            added_s = more_s()
+            self._deadline_s = start_s + seconds + added_s
+            self._count(max(0.0, done_s - called_s - waited_s()), seconds)
+            for after_s, call in milestones:
+                self._clock.wait_until(start_s + after_s + (added_s * after_s / seconds if seconds else 0.0))
+                call()
+            self._clock.wait_until(self._deadline_s)
+        self._ended_s = self._clock.now_s()
+        self.last_s = self._ended_s - start_s
+        return result
+
+    def begin(self, seconds: float, *, ahead_s: float = 0.0) -> None:
+        """Let work of so many seconds begin that somebody else starts, and ends with `end`; return when it may compute.
+
+        What is computed here becomes known to others at once. So the wait comes first, and the real computation as
+        near to the end as it can: `ahead_s` before it, which is what it is thought to take.
+        """
+        now_s = self._clock.now_s()
+        self._deadline_s = self._start(now_s) + seconds
+        self._clock.wait_until(self._deadline_s - ahead_s)
+        self._open = (self._clock.now_s(), seconds)
+
+    def end(self) -> float | None:
+        """Wait for the rest of the time of what `begin` let begin; return its real seconds, None if there is none."""
+        if self._open is None:
+            return None
+        began_s, seconds = self._open
+        self._open = None
+        real_s = self._clock.now_s() - began_s
+        self._count(real_s, seconds)
+        self._clock.wait_until(self._deadline_s)
+        self._ended_s = self._clock.now_s()
+        self.last_s = seconds
+        return real_s
+
+    def _start(self, now_s: float) -> float:
+        queued = now_s - self._ended_s <= self._gap_s
+        return max(self._deadline_s, now_s - self._carry_s) if queued else now_s
+
+    def _count(self, real_s: float, seconds: float) -> None:
+        self.real_s += real_s
+        self.emulated_s += seconds
+        self.overruns += 0.0 < seconds < real_s
+
+
+def real_compute_ratio(device: Device) -> float:
+    """Return the seconds of real computation per second of device time; 1 on real devices."""
+    return device.real_compute_ratio if isinstance(device, EmulatedDevice) else 1.0
+
+
+def open_device(backend: str) -> CpuDevice | CudaDevice | EmulatedDevice:
+    """Return the device of a backend's name: `emulated`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: there is no such backend, or this machine has no such device.
+    """
+    name, _, index = backend.partition(":")
+    match name:
+        case "emulated" if not index:
+            return EmulatedDevice()
+        case "cpu" if not index:
+            return CpuDevice()
+        case "cuda" if not index or index.isdecimal():
+            return CudaDevice(int(index or 0))
+        case _:
+            raise ConfigError(f"backend {backend!r}: there is no such thing; use emulated, cpu or cuda:N")

@@ -1,0 +1,228 @@
+"""Put a model on the data that a user names, with a tokenizer: a `ModelSpec` in, another out (no torch needed)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spantrain.config.files.parsing import parse_json
+from spantrain.config.files.text_files import is_file, read_text
+from spantrain.core.units import MAX_SEQUENCE, ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.catalog.catalog import is_text, resolve_model
+from spantrain.models.sources import hf_configuration, is_factory, source_digest
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
+TEXT_KINDS = frozenset({"text", "jsonl", "hf"})
+_BUILT_IN = ("stdlib-text", "digits", "example")
+_KINDS = ("text", "jsonl", "hf", "images")
+_HF_FILES = ("dataset_dict.json", "dataset_info.json", "state.json")
+_SAVE = "save one with Tokenizer.save(...), or give the folder that transformers wrote"
+_OBJECTIVES = ("next-byte", "masked-byte", "continue", "classify")
+"""Those whose labels follow from text or from classes of images; other models have their own."""
+
+
+def model_on_data(
+    name: str, *, data: str | None = None, tokenizer: Path | None = None, sequence_length: int | None = None
+) -> ModelSpec:
+    """Return the model of that name (`catalog.resolve_model`) on this data (`with_data`).
+
+    Raises:
+        ConfigError: there is no such model, data or tokenizer, or they do not fit each other.
+    """
+    if sequence_length is None or not is_factory(name):
+        spec = resolve_model(name, sequence_length=sequence_length, data_given=data is not None)
+        return with_data(spec, data=data, tokenizer=tokenizer)
+    spec = with_data(resolve_model(name), data=data, tokenizer=tokenizer)
+    if spec.dataset.partition(":")[0] not in TEXT_KINDS:
+        raise ConfigError(
+            f"model {name}: sequence length {sequence_length} cannot be used: its data says how long samples are"
+        )
+    if not 2 <= sequence_length <= MAX_SEQUENCE:
+        raise ConfigError(f"model {name}: sequence length must be from 2 to {MAX_SEQUENCE}, got {sequence_length}")
+    return replace(spec, sequence_length=sequence_length)
+
+
+def with_data(spec: ModelSpec, *, data: str | None = None, tokenizer: Path | None = None) -> ModelSpec:
+    """Return the model on this data; what is None stays as it is.
+
+    `data` is a path (what lies there tells its kind), `KIND:PATH` with one of `text`, `jsonl`, `hf`, `images`,
+    `FILE.py:FUNCTION` or `package.module:function`, `stdlib-text`, `digits` or `example`.
+
+    Raises:
+        ConfigError: it does not exist, or it is none that the model reads; the tokenizer is none, or its vocabulary
+            does not fit the model's.
+    """
+    if tokenizer is not None:
+        spec = _with_tokenizer(spec, tokenizer)
+    if data is not None:
+        spec = replace(spec, dataset=_dataset(spec, data))
+    return spec
+
+
+def known_tokens(spec: ModelSpec) -> int | None:
+    """Return how many tokens a model knows; None where its configuration does not say."""
+    return _whole_number(spec, "vocab_size")
+
+
+def class_count(spec: ModelSpec) -> int | None:
+    """Return how many classes a model tells apart; None where its configuration does not say."""
+    fields = _configuration(spec)
+    return _whole_number(spec, "num_labels") or len(fields.get("id2label") or ()) or None
+
+
+def start_token(spec: ModelSpec) -> int:
+    """Return what a decoder is told before the first token: its start token, else the padding, else 0."""
+    start = _whole_number(spec, "decoder_start_token_id")
+    return start if start is not None else _whole_number(spec, "pad_token_id") or 0
+
+
+def _whole_number(spec: ModelSpec, field: str) -> int | None:
+    value = _configuration(spec).get(field)
+    return value if isinstance(value, int) else None
+
+
+def _configuration(spec: ModelSpec) -> Mapping[str, Any]:
+    return hf_configuration(spec) if spec.family == "hf" else spec.config
+
+
+def with_loss(spec: ModelSpec, function: str) -> ModelSpec:
+    """Return a factory's model with a loss of its own: `FILE.py:FUNCTION` of the outputs and the labels.
+
+    Raises:
+        ConfigError: the model is no factory's, or there is no such file.
+    """
+    if spec.family != "factory":
+        raise ConfigError(f"model {spec.name}: has its own loss; a loss function goes with a model from a function")
+    source = named_function(function, "loss")
+    return replace(spec, config={**spec.config, "loss": source, "loss_sha256": source_digest(source)})
+
+
+def user_functions(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the users' functions that a worker calls: for the model, for the loss, and for the data."""
+    kind, _, rest = spec.dataset.partition(":")
+    data = (spec.dataset,) if rest and kind not in _KINDS else ()
+    if spec.family != "factory":
+        return data
+    loss = spec.config.get("loss")
+    return (spec.source, *((loss,) if isinstance(loss, str) else ()), *data)
+
+
+def tokenizer_file(path: Path) -> Path:
+    """Return the tokenizer.json of a path: itself, or in the folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not is_file(file):
+        raise ConfigError(
+            f"tokenizer {path}: there is no {file}; give a tokenizer.json, or a folder that holds one (transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER))"
+        )
+    return file
+
+
+def vocabulary_size(path: Path) -> int:
+    """Return how many tokens a tokenizer knows: one more than its largest.
+
+    Raises:
+        ConfigError: the file is none of the `tokenizers` library.
+    """
+    file = tokenizer_file(path)
+    try:
+        content = parse_json(read_text(file, remedy=_SAVE), str(file), remedy=_SAVE)
+        vocabulary = content["model"]["vocab"]
+        # Most models map tokens to numbers; a unigram model lists tokens with scores, in order.
+        known = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = [int(token["id"]) for token in content.get("added_tokens", ())]
+        return max((*map(int, known), *added)) + 1
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"tokenizer {file}: not a file of the tokenizers library ({error!r}); {_SAVE}") from error
+
+
+def _with_tokenizer(spec: ModelSpec, path: Path) -> ModelSpec:
+    if spec.objective == "classify":
+        raise ConfigError(f"model {spec.name}: tokenizer {path} cannot be used: this model reads images; leave it out")
+    size, limit = vocabulary_size(path), known_tokens(spec)
+    if limit is not None and size > limit:
+        raise ConfigError(
+            f"tokenizer {path}: its vocabulary has {size} tokens, but {spec.name} has {limit}: larger numbers have no "
+            "row in its embedding; take a tokenizer of at most as many, or a model of at least as many"
+        )
+    return replace(spec, tokenizer=str(tokenizer_file(path).resolve()))
+
+
+def _dataset(spec: ModelSpec, data: str) -> str:
+    """Return the data as `ModelSpec.dataset` names it."""
+    if data in _BUILT_IN:
+        return data
+    kind, _, rest = data.partition(":")
+    path = Path(rest) if kind in _KINDS else Path(data)
+    if kind not in _KINDS and not path.exists():
+        if ":" in data:
+            return named_function(data, "data")
+        raise ConfigError(
+            f"data {data}: does not exist; give a text file or folder, a .jsonl file, a folder that `datasets` saved, "
+            f"images:FOLDER, FILE.py:FUNCTION, or one of {', '.join(_BUILT_IN)}"
+        )
+    if not path.exists():
+        raise ConfigError(f"data {data}: {path} does not exist")
+    kind = kind if kind in _KINDS else _kind_of(path, spec)
+    if spec.objective in _OBJECTIVES:
+        _check_kind(spec, kind, data)
+    if kind == "hf" and not _is_saved_set(path):
+        raise ConfigError(
+            f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(_HF_FILES)} in it; "
+            "write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
+        )
+    if kind == "images" and not _has_pictures(path):
+        raise ConfigError(
+            f"model {spec.name}: data {data} has no images: wanted a folder for each class, with pictures in it "
+            f"({', '.join(sorted(IMAGE_SUFFIXES))})"
+        )
+    return f"{kind}:{path.resolve()}"
+
+
+def _kind_of(path: Path, spec: ModelSpec) -> str:
+    """Return what lies at a path."""
+    if path.is_file():
+        return "jsonl" if path.suffix in (".jsonl", ".ndjson") else "text"
+    if _is_saved_set(path):
+        return "hf"
+    if not is_text(spec):
+        return "images"
+    return "text"
+
+
+def _is_saved_set(path: Path) -> bool:
+    return any((path / name).is_file() for name in _HF_FILES)
+
+
+def _has_pictures(path: Path) -> bool:
+    found = path.glob("*/**/*") if path.is_dir() else iter(())
+    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in found)
+
+
+def _check_kind(spec: ModelSpec, kind: str, data: str) -> None:
+    reads_images = spec.objective == "classify"
+    if reads_images and kind in ("text", "jsonl"):
+        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
+    if kind == "images" and not reads_images:
+        raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads text, and these are images")
+
+
+def named_function(source: str, what: str) -> str:
+    """Return a user's function with its file as an absolute path; a module's stays as it is.
+
+    Raises:
+        ConfigError: it is written otherwise, or there is no such file; `what` it is for begins the message.
+    """
+    file, _, function = source.rpartition(":")
+    if not file or not function.isidentifier():
+        raise ConfigError(f"{what} {source}: {function!r} is no name of a function; write FILE.py:FUNCTION")
+    if not file.endswith(".py"):
+        return source
+    if not is_file(Path(file)):
+        raise ConfigError(f"{what} {source}: {file} does not exist; write FILE.py:FUNCTION")
+    return f"{Path(file).resolve()}:{function}"

@@ -1,0 +1,226 @@
+"""Open the data set of a model: inputs and labels of samples, each from the index alone.
+
+The first stage reads inputs and the last stage reads labels, on different machines (DESIGN section 6); neither
+needs the other's.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.build import example_inputs
+from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
+from spantrain.models.data.choice import TEXT_KINDS, class_count, known_tokens, start_token
+from spantrain.models.data.hashing import derive_seed, mix
+from spantrain.models.data.images import open_images
+from spantrain.models.data.text import Windows, read_windows
+from spantrain.models.units import IGNORED_LABEL
+
+_MASKED_RATIO = 0.15
+_DIGITS_HELD_OUT_EVERY = 6
+
+
+class Dataset(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all samples: machines that read the same data have the same one."""
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the first unit's inputs, samples first."""
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return the last unit's labels, samples first."""
+
+
+def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
+    """Open the model's data set: what it trains on, or the part held out (no sample is in both).
+
+    Raises:
+        ConfigError: the data set is unknown, missing on this machine, or too short.
+    """
+    kind, _, rest = spec.dataset.partition(":")
+    if spec.dataset == "digits":
+        return Digits(held_out=held_out)
+    if spec.dataset == "example":
+        return _example(spec)
+    if kind == "images" or (kind == "hf" and spec.objective == "classify"):
+        return open_images(
+            spec.dataset,
+            shape=tuple(example_inputs(spec, 1)[0].shape[1:]),
+            classes=class_count(spec),
+            held_out=held_out,
+        )
+    if kind in TEXT_KINDS or not rest:
+        return _open_text(spec, held_out=held_out)
+    from spantrain.models.data.user import open_user_samples
+
+    return open_user_samples(spec, held_out=held_out)
+
+
+def _example(spec: ModelSpec) -> Dataset:
+    if spec.family != "factory":
+        raise ConfigError(f"model {spec.name}: data example: only models from a function have an example batch")
+    from spantrain.models.data.user import ExampleBatch
+    from spantrain.models.tracing.model import cut_model
+
+    return ExampleBatch(cut_model(spec).batch, spec.name)
+
+
+def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
+    if spec.sequence_length is None:
+        raise ConfigError(f"model {spec.name}: data {spec.dataset} is text: give --sequence-length, tokens of a sample")
+    windows = read_windows(
+        spec.dataset,
+        spec.sequence_length,
+        held_out=held_out,
+        tokenizer=spec.tokenizer,
+        vocabulary=known_tokens(spec),
+    )
+    if spec.objective == "continue":
+        return Continuation(windows, start=start_token(spec))
+    if spec.objective != "masked-byte":
+        return NextToken(windows)
+    if windows.mask is None:
+        raise ConfigError(
+            f"model {spec.name}: learns masked tokens, but tokenizer {spec.tokenizer} has neither [MASK] nor <mask>; "
+            "take one that has"
+        )
+    return MaskedTokens(windows, windows.mask)
+
+
+class NextToken:
+    """Windows of text; the label at each position is the token that follows."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)`."""
+        return (_tokens(self._windows.rows[list(indices), :-1]),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`."""
+        return _tokens(self._windows.rows[list(indices), 1:])
+
+
+class Continuation:
+    """Windows of text in halves: an encoder reads the first, a decoder writes the second, told one token at a time."""
+
+    def __init__(self, windows: Windows, *, start: int) -> None:
+        self._windows = windows
+        self._start = start
+        self._half = (windows.rows.shape[1] - 1) // 2
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)` twice: what is read, and what was written before each position."""
+        tokens = _tokens(self._windows.rows[list(indices), :-1])
+        return tokens[:, : self._half], functional.pad(tokens[:, self._half : -1], (1, 0), value=self._start)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`: what is to be written."""
+        return _tokens(self._windows.rows[list(indices), self._half : -1])
+
+
+class MaskedTokens:
+    """Windows of text with a fixed number of tokens masked, chosen by the sample's index; the labels are those tokens.
+
+    Unlike in BERT's own recipe every chosen token is masked: none is kept, none replaced by another.
+    """
+
+    def __init__(self, windows: Windows, mask: int) -> None:
+        self._windows = windows
+        self._mask = mask
+        length = windows.rows.shape[1] - 1
+        self.masked_per_sample = max(1, round(_MASKED_RATIO * length))
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all windows."""
+        return self._windows.digest
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return int64 `(samples, tokens)`, the mask at the masked positions."""
+        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
+        tokens[self._masked(indices)] = self._mask
+        return (torch.from_numpy(tokens),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples, tokens)`, -100 where nothing is masked."""
+        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
+        tokens[~self._masked(indices)] = IGNORED_LABEL
+        return torch.from_numpy(tokens)
+
+    def _masked(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+        length = self._windows.rows.shape[1] - 1
+        samples = np.asarray(list(indices), dtype=np.uint64)[:, None]
+        positions = samples * np.uint64(length) + np.arange(length, dtype=np.uint64)
+        keys = mix(positions, derive_seed(0, "mask"))
+        chosen = np.argsort(keys, axis=1, kind="stable")[:, : self.masked_per_sample]
+        masked = np.zeros(keys.shape, dtype=np.bool_)
+        np.put_along_axis(masked, chosen, True, axis=1)
+        return masked
+
+
+class Digits:
+    """scikit-learn's handwritten digits (1797 images of 8x8), resized to 3x32x32 and brought to mean 0, deviation 1."""
+
+    def __init__(self, *, held_out: bool) -> None:
+        from sklearn.datasets import load_digits  # imported late: it takes a second
+
+        bunch = load_digits()
+        reserved = np.arange(len(bunch.target)) % _DIGITS_HELD_OUT_EVERY == _DIGITS_HELD_OUT_EVERY - 1
+        kept = reserved if held_out else ~reserved
+        training = bunch.images[~reserved]
+        images = (bunch.images[kept] - training.mean()) / training.std()
+        self._images = functional.interpolate(
+            torch.from_numpy(images).float()[:, None], size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear"
+        )
+        self._labels = torch.from_numpy(bunch.target[kept]).long()
+        self.digest = sha256(bunch.images[kept].tobytes() + bunch.target[kept].tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return float32 `(samples, 3, 32, 32)`: the same grey in each channel."""
+        return (self._images[list(indices)].repeat(1, IMAGE_CHANNELS, 1, 1),)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return int64 `(samples,)`."""
+        return self._labels[list(indices)]
+
+
+def _tokens(rows: npt.NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(rows.astype(np.int64))

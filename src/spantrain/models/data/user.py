@@ -1,0 +1,218 @@
+"""Samples that users' own code gives: a data set from a function of theirs, or a factory's example batch.
+
+A user's data set has `__len__` and `__getitem__`; an element is what a batch is (`models.tracing.batch`), for one
+sample: a dict with `labels` among its tensors, or a tuple whose last tensor is the labels. If the function takes
+`held_out`, it is called with it; otherwise every sixteenth sample is held out.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.data.choice import class_count, known_tokens
+from spantrain.models.tracing.batch import LABELS, Batch, split_batch
+from spantrain.models.tracing.factory import load_function, what_was_raised
+from spantrain.models.tracing.model import cut_model
+from spantrain.models.units import IGNORED_LABEL
+
+_HELD_OUT_EVERY = 16
+_DIGEST_SAMPLES = 64
+
+
+class ExampleBatch:
+    """The rows of one batch, over and over; what is held out is the same."""
+
+    def __init__(self, batch: Batch, name: str) -> None:
+        if batch.labels is None:
+            raise ConfigError(f"model {name}: its example batch has no labels; give --data, or return some with it")
+        self._inputs, self._labels = batch.inputs, batch.labels
+        self.digest = sha256(b"".join(_bytes(tensor) for tensor in (*batch.inputs, batch.labels))).hexdigest()
+
+    def __len__(self) -> int:
+        return self._labels.shape[0]
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return rows of the batch's inputs."""
+        return tuple(tensor[list(indices)] for tensor in self._inputs)
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return rows of the batch's labels."""
+        return self._labels[list(indices)]
+
+
+class UserSamples:
+    """Some samples of a user's data set."""
+
+    def __init__(self, samples: Any, indices: Sequence[int], *, names: Sequence[str] | None, source: str) -> None:
+        """Read these samples; `names` are the model's inputs in its order, where it takes them by name."""
+        self._samples = samples
+        self._indices = indices
+        self._names = names
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the number of samples and some of them: reading all could take hours."""
+        count = len(self._indices)
+        some = sorted({index * count // _DIGEST_SAMPLES for index in range(min(count, _DIGEST_SAMPLES))})
+        found = sha256(f"{count}:".encode())
+        for tensor in (*self.inputs(some), self.labels(some)):
+            found.update(_bytes(tensor))
+        return found.hexdigest()
+
+    def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the inputs of samples, stacked."""
+        samples = [self._sample(index).inputs for index in indices]
+        return tuple(self._stacked(tensors) for tensors in zip(*samples, strict=True))
+
+    def labels(self, indices: Sequence[int]) -> Tensor:
+        """Return the labels of samples, stacked."""
+        found = []
+        for index in indices:
+            labels = self._sample(index).labels
+            if labels is None:
+                raise ConfigError(f"{self._source}: sample {index} has no labels; add them, under the key `labels`")
+            found.append(labels)
+        return self._stacked(found)
+
+    def _sample(self, index: int) -> Batch:
+        sample = self._read(index)
+        if isinstance(sample, Mapping):
+            ordered = _ordered(sample, self._names, self._source)
+            sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
+        elif isinstance(sample, Sequence) and not isinstance(sample, str):
+            sample = tuple(torch.as_tensor(value)[None] for value in sample)
+        batch = split_batch(sample, source=f"{self._source}: sample {index}")
+        return Batch(
+            inputs=tuple(tensor[0] for tensor in batch.inputs),
+            names=batch.names,
+            labels=None if batch.labels is None else batch.labels[0],
+        )
+
+    def _read(self, index: int) -> Any:
+        try:
+            return self._samples[self._indices[index]]
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{self._source}: sample {index} raised {what_was_raised(error)}") from error
+
+    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"{self._source}: samples have shapes {shapes[0]} and {shapes[1]}; bring all to one, e.g. by padding"
+            )
+        return torch.stack(list(tensors))
+
+
+def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
+    """Call the function that `spec.dataset` names, and return its samples: to train on, or held out.
+
+    Raises:
+        ConfigError: the function cannot be had, raises, or returns no data set.
+    """
+    source = f"data {spec.dataset}"
+    function = load_function(spec.dataset, what="data")
+    takes_held_out = "held_out" in inspect.signature(function).parameters
+    try:
+        samples = function(held_out=held_out) if takes_held_out else function()
+        count = len(samples)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{source}: the function raised {what_was_raised(error)}") from error
+    if not hasattr(samples, "__getitem__"):
+        raise ConfigError(f"{source}: returned a {type(samples).__name__}; wanted `__len__` and `__getitem__`")
+    indices: Sequence[int] = range(count)
+    if not takes_held_out:
+        indices = [index for index in indices if (index % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1) == held_out]
+    if not indices:
+        raise ConfigError(
+            f"{source}: no {'held-out ' if held_out else ''}samples among {count}; give more, or take an argument "
+            "`held_out` and return the part that is asked for"
+        )
+    return UserSamples(samples, indices, names=_wanted_names(spec), source=source)
+
+
+def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
+    """Return all samples of a data set in this process.
+
+    Raises:
+        ConfigError: it has no length, or no samples.
+    """
+    if not hasattr(samples, "__len__") or len(samples) == 0:
+        raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples; give a data set")
+    return UserSamples(samples, range(len(samples)), names=_wanted_names(spec), source="data")
+
+
+def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> Batch:
+    """Return a batch as the model reads it.
+
+    Raises:
+        ConfigError: it is none, its inputs are not of the sort that the model takes, or numbers are out of range.
+    """
+    if isinstance(batch, Mapping):
+        batch = _ordered(batch, _wanted_names(spec), source)
+    found = split_batch(batch, source=source)
+    if spec.family in ("hf", "factory"):
+        _check_like(found, cut_model(spec).batch, source)
+    _check_numbers(found, spec, source)
+    return found
+
+
+def _check_numbers(batch: Batch, spec: ModelSpec, source: str) -> None:
+    """Refuse tokens and labels that a model has no row for, where its configuration says how many it has."""
+    reads_images = spec.objective == "classify"
+    limit = class_count(spec) if reads_images else known_tokens(spec)
+    if limit is None:
+        return
+    tokens = () if reads_images else tuple(("inputs", tensor) for tensor in batch.inputs)
+    labels = () if batch.labels is None else (("labels", batch.labels[batch.labels != IGNORED_LABEL]),)
+    for name, tensor in (*tokens, *labels):
+        if tensor.numel() == 0 or tensor.is_floating_point():
+            continue
+        least, most = int(tensor.min()), int(tensor.max())
+        if least < 0 or most >= limit:
+            raise ConfigError(
+                f"{source}: the {name} have numbers from {least} to {most}, but {spec.name} knows 0 to {limit - 1}"
+                + (f" (and {IGNORED_LABEL}: not counted)" if name == "labels" else "")
+            )
+
+
+def _check_like(batch: Batch, example: Batch, source: str) -> None:
+    """Refuse inputs of another number, type or number of dimensions than the example batch has."""
+    got, wanted = ([f"{tensor.dtype} in {tensor.dim()} dimensions" for tensor in b.inputs] for b in (batch, example))
+    if got != wanted:
+        raise ConfigError(
+            f"{source}: the inputs are {'; '.join(got)}, but the model's example batch has {'; '.join(wanted)} "
+            "(of a tuple, the last tensor is the labels)"
+        )
+
+
+def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str) -> Mapping[str, Any]:
+    """Return the fields in the order in which the model takes them."""
+    if names is None:
+        return fields
+    missing = [name for name in names if name not in fields]
+    if missing:
+        raise ConfigError(f"{source}: has {', '.join(fields)}, but the model takes {missing[0]}")
+    kept = (*names, LABELS) if LABELS in fields else tuple(names)
+    return {name: fields[name] for name in kept}
+
+
+def _wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
+    """Return the inputs of a model by name, in its order; None where it takes them by position."""
+    if spec.family not in ("hf", "factory"):
+        return None
+    names = tuple(name for name in cut_model(spec).batch.names if name is not None)
+    return names or None
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

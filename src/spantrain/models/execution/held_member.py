@@ -1,0 +1,87 @@
+"""What a member of a tensor-parallel group holds of a unit, by its share: measured on two of them, in threads.
+
+Two members with unlike parts give a line: bytes that both hold whole, and bytes that grow with the part. So what is
+gathered and summed counts too, and what a unit computes whole for want of a rule.
+"""
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from spantrain.core.shares import shares_of
+from spantrain.models.execution.held import StorageLog
+from spantrain.models.execution.segment import Segment
+from spantrain.models.tensor_parallel.group import TensorGroup, run_members
+from spantrain.models.tensor_parallel.shard import shard_units
+from spantrain.models.units import UnitModule
+
+_LOGGER = logging.getLogger(__name__)
+
+TWO = shares_of((3.0, 1.0))
+"""Whom `held_by_two` measures."""
+
+Batch = Callable[[], tuple[tuple[Tensor, ...], Tensor | None]]
+"""Returns new inputs, and labels for the model's last unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBehind:
+    """Bytes of distinct storages, without parameters and buffers."""
+
+    forward_bytes: int
+    """Behind F, with inputs and outputs."""
+    backward_input_bytes: int
+    """Behind I; on the model's first unit, which has none, of what its W waits with."""
+
+
+def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None) -> HeldBehind:
+    """Run F and I of a unit on the processor and count what each leaves behind."""
+    inputs, labels = batch()
+    segment = Segment(
+        [unit], ends_model=labels is not None, autocast_dtype=autocast_dtype, torch_device=torch.device("cpu")
+    )
+    log = StorageLog([*unit.parameters(), *unit.buffers()])
+    with log.watching():
+        held, outputs = segment.forward(inputs, labels)
+    forward_bytes = log.look_with(*inputs, *outputs, *held.tensors)
+    del inputs
+    segment.backward_input(held, tuple(torch.ones_like(output) for output in outputs if output.is_floating_point()))
+    del outputs
+    log.add(*held.tensors)
+    return HeldBehind(forward_bytes=forward_bytes, backward_input_bytes=log.look())
+
+
+def held_by_two(
+    unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None, *, sequence_parallel: bool = False
+) -> list[HeldBehind]:
+    """Return what each of two members holds; the unit stays whole. Nothing, with a warning, if it does not run so.
+
+    With `sequence_parallel`, they hold slices of the sequence where they can.
+    """
+    try:
+        members = [copy.deepcopy(unit) for _ in range(2)]
+        work = partial(
+            _member, members=members, batch=batch, autocast_dtype=autocast_dtype, sequence_parallel=sequence_parallel
+        )
+        return run_members(2, work)
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Of code that nobody here wrote. Most models are trained without dividing units: they must not be stopped.
+        _LOGGER.warning("%s does not run divided among two devices: %s; its memory is reckoned", unit.name, error)
+        return []
+
+
+def _member(
+    group: TensorGroup,
+    members: list[UnitModule],
+    batch: Batch,
+    autocast_dtype: torch.dtype | None,
+    sequence_parallel: bool,
+) -> HeldBehind:
+    unit = members[group.rank]
+    shard_units([unit], TWO[group.rank].shares, group.rank, group, sequence_parallel=sequence_parallel)
+    return held_behind(unit, batch, autocast_dtype)

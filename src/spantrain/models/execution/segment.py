@@ -1,0 +1,193 @@
+"""A part of a stage that goes back as one: units whose activations are held, or one unit that is run again.
+
+A stage without recomputation is one segment. Else each recomputed unit is a segment, and so is each run of units
+between them. Segments are joined as stages are: by detached tensors, of which the floating-point ones have gradients.
+Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from spantrain.models.execution.held import StorageLog
+from spantrain.models.execution.split_backward import Final, PendingWeights, SplitBackward
+from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
+from spantrain.models.units import UnitModule, parameter_names
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(kw_only=True)
+class HeldSegment:
+    """What is kept of one span by one segment, from F to W."""
+
+    inputs: Tensors
+    """Leaves, or slices that are leaves, until the gradients of those that require grad are known."""
+    labels: Tensor | None = None
+    """For the second run of the model's last unit."""
+    outputs: Tensors = ()
+    """With their graph; the last segment's of the last stage is the loss sum. Empty if they are computed again."""
+    gradients: Tensors | None = None
+    """Of outputs, where I had nothing to do: nobody waits for gradients of the model's inputs."""
+    pending: PendingWeights | None = None
+    """What I has left for W."""
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that is kept, but for what autograd saves in the graph."""
+        labels = () if self.labels is None else (self.labels,)
+        pending = () if self.pending is None else self.pending.gradients
+        return (*map(own_part, self.inputs), *labels, *self.outputs, *(self.gradients or ()), *pending)
+
+
+class Segment:
+    """Runs F, I, W and B of consecutive units; a recomputed one does all of its backward pass in I.
+
+    What I leaves for W holds the graph, so a recomputed unit that left something would hold all of its activations
+    again until W, of as many samples as the schedule puts off: no memory could be saved where W fills the holes.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[UnitModule],
+        *,
+        ends_model: bool,
+        ends_stage: bool = True,
+        recomputed: bool = False,
+        autocast_dtype: torch.dtype | None = None,
+        torch_device: torch.device,
+    ) -> None:
+        self._units = tuple(units)
+        self._ends_model = ends_model
+        self._ends_stage = ends_stage
+        self._recomputed = recomputed
+        self._autocast_dtype = autocast_dtype
+        self._torch_device = torch_device
+        parameters = {id(p): p for unit in units for p in map(unit.get_parameter, parameter_names(unit))}
+        self.parameters = tuple(parameters.values())
+        """Of its units, each once."""
+        self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
+
+    def run(self, tensors: Tensors, labels: Tensor | None) -> Tensors:
+        """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph."""
+        assert (labels is not None) == self._ends_model, "labels belong to the model's last unit"
+        with self._autocast():
+            for unit in self._units[:-1]:
+                tensors = unit(*tensors)
+            if labels is None:
+                outputs = self._units[-1](*tensors)
+                return tuple(map(_not_a_view, gathered(tuple(outputs)) if self._ends_stage else outputs))
+            loss_sum = self._units[-1](*tensors, labels)
+        assert isinstance(loss_sum, Tensor), "the last unit returns one tensor, the loss sum"
+        assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
+        return (_not_a_view(loss_sum),)
+
+    def forward(self, inputs: Tensors, labels: Tensor | None) -> tuple[HeldSegment, Tensors]:
+        """Run F on leaves; return what is to be held, and the outputs without a graph."""
+        if self._recomputed:
+            with torch.no_grad():
+                outputs = self.run(inputs, labels)
+            return HeldSegment(inputs=inputs, labels=labels), detached(outputs)
+        outputs = self.run(inputs, labels)
+        return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs))), detached(outputs)
+
+    def backward_input(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
+        """Run I; return the gradients of the inputs that require grad (none at the model's beginning).
+
+        Gradients are those of the floating-point outputs, in order. A log is told what a second run holds.
+        """
+        wanted = _with_grad(held.inputs)
+        if self._recomputed:
+            return self.backward(held, output_gradients, log)
+        if not wanted:
+            held.gradients = output_gradients
+            return ()
+        outputs, gradients = _roots(held.outputs, output_gradients)
+        input_gradients, held.pending = self._split.backward_input(outputs, gradients, wanted)
+        held.inputs = held.outputs = ()
+        if log is not None:
+            log.add(*held.tensors)
+        return input_gradients
+
+    def backward_weight(self, held: HeldSegment, final: Final | None = None) -> None:
+        """Run W, if I left anything; `final` is told parameters as they are done."""
+        if held.gradients is not None:
+            self.backward(held, held.gradients, final=final)
+        if held.pending is not None:
+            self._split.backward_weight(held.pending, final)
+        held.gradients = held.pending = None
+
+    def backward(
+        self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None, final: Final | None = None
+    ) -> Tensors:
+        """Run both halves at once; arguments and result as of `backward_input`, `final` as of `backward_weight`."""
+        outputs = self._again(held, log) if self._recomputed else held.outputs
+        roots = _roots(outputs, output_gradients)
+        del outputs
+        wanted, held.inputs, held.outputs = _with_grad(held.inputs), (), ()
+        return self._split.backward(*roots, wanted, final)
+
+    def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
+        """Run F once more, now with a graph."""
+        if log is None:
+            return tuple(map(own_part, self.run(held.inputs, held.labels)))
+        with log.watching():
+            outputs = tuple(map(own_part, self.run(held.inputs, held.labels)))
+        log.add(*outputs)
+        log.look()
+        return outputs
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self._torch_device.type, dtype=self._autocast_dtype)
+
+
+def segments_of(
+    units: Sequence[UnitModule],
+    recompute: Sequence[int],
+    *,
+    is_last: bool,
+    autocast_dtype: torch.dtype | None,
+    torch_device: torch.device,
+) -> tuple[Segment, ...]:
+    """Divide a stage's units into segments; `recompute` are positions among them."""
+    bounds = sorted({0, len(units), *recompute, *(position + 1 for position in recompute)})
+    return tuple(
+        Segment(
+            units[first:end],
+            ends_model=is_last and end == len(units),
+            ends_stage=end == len(units),
+            recomputed=first in recompute,
+            autocast_dtype=autocast_dtype,
+            torch_device=torch_device,
+        )
+        for first, end in pairwise(bounds)
+    )
+
+
+def detached(tensors: Tensors) -> Tensors:
+    """Return the tensors without their graph."""
+    return tuple(with_own_part(tensor, own_part(tensor).detach()) for tensor in tensors)
+
+
+def _roots(outputs: Tensors, output_gradients: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the outputs that gradients can start from, and their gradients, of the right type and on the device."""
+    floating = [output for output in outputs if output.is_floating_point()]
+    pairs = zip(floating, output_gradients, strict=True)
+    wanted = [(output, gradient.to(output)) for output, gradient in pairs if output.requires_grad]
+    return tuple(output for output, _ in wanted), tuple(gradient for _, gradient in wanted)
+
+
+def _with_grad(tensors: Tensors) -> Tensors:
+    return tuple(own for own in map(own_part, tensors) if own.requires_grad)
+
+
+def _not_a_view(tensor: Tensor) -> Tensor:
+    """Return the tensor, copied if it is a view: torch's I detaches outputs in place, which a view does not allow."""
+    own = own_part(tensor)
+    return with_own_part(tensor, own.clone(memory_format=torch.contiguous_format)) if own._is_view() else tensor

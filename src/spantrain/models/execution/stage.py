@@ -1,0 +1,277 @@
+"""Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.core.span import Span
+from spantrain.errors import ProtocolError, ScheduleError
+from spantrain.models.execution.held import HeldMeter, StorageLog
+from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
+from spantrain.models.execution.split_backward import Final
+from spantrain.models.tensor_parallel.divided import own_part, with_own_part
+from spantrain.models.units import UnitModule, parameter_names
+
+NamesFinal = Callable[[Iterable[str]], None]
+"""Is told names of parameters to whose gradients a pass adds nothing more, while it runs."""
+
+
+@dataclass(kw_only=True)
+class _Held:
+    """What is kept of one span from F to W."""
+
+    segments: tuple[HeldSegment, ...]
+    floating_shapes: tuple[torch.Size, ...]
+    """Of the outputs that gradients come for; none on the last stage."""
+    log: StorageLog | None
+    """Where its bytes are counted by watching it (`HeldMeter`)."""
+    went_back: bool = False
+    """Whether I has run."""
+
+    def note_tensors(self) -> None:
+        """Tell the log, if there is one, what is kept now."""
+        if self.log is not None:
+            self.log.add(*(tensor for segment in self.segments for tensor in segment.tensors))
+
+
+class StageExecutor:
+    """The computation of one replica of one stage; no clock, no network, no choice of order.
+
+    Of recomputed units, F keeps what enters them only; I (or B) runs them again and goes back through them at once, so
+    that W has nothing left to do for them (`models.execution.segment`).
+
+    Which gradients flow: every floating-point tensor at a cut has one, in order, and no other tensor has; a tensor
+    that nothing depends on has zeros. On the first stage nobody waits for gradients of inputs, so I only keeps what
+    it is given and W does the whole backward (DESIGN section 10: the first stage has no I).
+
+    Losses are summed over samples; the backward pass starts from loss_sum / global_batch, so that gradients of
+    all spans and replicas are plain sums.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[UnitModule],
+        *,
+        is_first: bool,
+        is_last: bool,
+        global_batch: int,
+        autocast_dtype: torch.dtype | None = None,
+        torch_device: torch.device | None = None,
+        recompute: Sequence[int] = (),
+    ) -> None:
+        """Take the units to the device; `recompute` are positions among them."""
+        assert units, "a stage needs units"
+        self._is_first = is_first
+        self._is_last = is_last
+        self._global_batch = global_batch
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
+        self._torch_device = torch_device or torch.device("cpu")
+        # Moved as one module, so that a parameter shared by two units stays one.
+        self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
+        """Counts the bytes that spans in flight hold."""
+        self._parameters = _named_parameters(units)
+        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        self.names_by_unit = _names_by_unit(units, self._name_of)
+        """By unit: names of parameters whose gradients are whole when a backward pass, from the last unit, is through
+        it."""
+        self._segments = segments_of(
+            units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
+        )
+        self._first_segment: dict[int, int] = {}
+        for number, segment in enumerate(self._segments):
+            for parameter in segment.parameters:
+                self._first_segment.setdefault(id(parameter), number)
+        self._held: dict[Span, _Held] = {}
+
+    @property
+    def held_samples(self) -> int:
+        """Samples in flight: forwarded, and not yet through W."""
+        return sum(span.size for span in self._held)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by their names in the unsplit model; one shared by two units has the first's name."""
+        return dict(self._parameters)
+
+    def discard(self) -> None:
+        """Forget everything held, after an abort; gradients already added to `.grad` stay."""
+        self._held.clear()
+        self.meter.clear()
+
+    def forward(self, span: Span, inputs: Tensors, labels: Tensor | None) -> Tensors:
+        """Run F; return detached outputs to send, or on the last stage `(loss_sum,)`, a float32 scalar.
+
+        Args:
+            span: the samples; the first dimension of every tensor is theirs.
+            inputs: tensors alive at the cut before the stage, or the samples themselves on the first stage.
+            labels: on the last stage only.
+
+        Raises:
+            ScheduleError: some of the samples are in flight already.
+            ProtocolError: a tensor does not have one row for each sample.
+        """
+        if any(span.intersect(other) for other in self._held):
+            raise ScheduleError(f"F{span}: some of these samples are in flight: {_listed(self._held)}")
+        for index, tensor in enumerate(inputs):
+            if tensor.shape[:1] != (span.size,):
+                raise ProtocolError(f"F{span}: input {index} is {tuple(tensor.shape)}, wanted {span.size} rows")
+        log = self.meter.log_for(span)
+        with nullcontext() if log is None else log.watching():
+            segments, outputs = self._run_segments(inputs, labels)
+        shapes = () if self._is_last else tuple(tensor.shape for tensor in outputs if tensor.is_floating_point())
+        held = self._held[span] = _Held(segments=segments, floating_shapes=shapes, log=log)
+        held.note_tensors()
+        if not segments[-1].outputs:
+            self.meter.carried(outputs)
+        self.meter.forwarded(span, log)
+        return self._to_send(outputs)
+
+    def _run_segments(self, inputs: Tensors, labels: Tensor | None) -> tuple[tuple[HeldSegment, ...], Tensors]:
+        """Run F of all segments; return what each holds, and the last one's outputs without their graph."""
+        tensors, labels = self._moved(inputs), self._labels_here(labels)
+        held: list[HeldSegment] = []
+        for segment in self._segments:
+            leaves = tuple(self._leaf(tensor, is_input=not held) for tensor in tensors)
+            kept, tensors = segment.forward(leaves, labels if segment is self._segments[-1] else None)
+            held.append(kept)
+        return tuple(held), tensors
+
+    def evaluate(self, inputs: Tensors, labels: Tensor | None) -> Tensors:
+        """Return what `forward` would, without holding anything for a backward pass."""
+        tensors, labels = self._moved(inputs), self._labels_here(labels)
+        with torch.no_grad():
+            for segment in self._segments:
+                tensors = segment.run(tensors, labels if segment is self._segments[-1] else None)
+        return self._to_send(detached(tensors))
+
+    def backward_input(self, span: Span, output_gradients: Tensors) -> Tensors:
+        """Run I; return the gradients of the floating-point inputs (none on the first stage).
+
+        Args:
+            span: samples that F was run on as one span.
+            output_gradients: for each floating-point output, in order; `()` on the last stage.
+
+        Raises:
+            ScheduleError: F has not run on exactly this span, or I has.
+            ProtocolError: a gradient is missing or has another shape than its output.
+        """
+        held = self._waiting_for_backward(span, "I")
+        gradients = self._first_gradients(held, span, output_gradients)
+        held.went_back = True
+        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
+            gradients = segment.backward_input(kept, gradients, held.log)
+        held.note_tensors()
+        self.meter.carried((*output_gradients, *gradients))
+        self.meter.went_back(span, held.log, leaves_weights=True)
+        return gradients
+
+    def backward_weight(self, span: Span, final: NamesFinal | None = None) -> None:
+        """Run W: add the parameters' gradients of the span to `.grad`, and release what was held for it.
+
+        `final` is told, layer by layer from the last to the first, which gradients are done.
+
+        Raises:
+            ScheduleError: I has not run on exactly this span.
+        """
+        held = self._held.get(span)
+        if held is None or not held.went_back:
+            raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
+        for number, kept in reversed(list(enumerate(held.segments))):
+            with self._telling(number, final) as told:
+                self._segments[number].backward_weight(kept, told)
+        del self._held[span]
+        self.meter.released(span)
+
+    def backward(self, span: Span, output_gradients: Tensors, final: NamesFinal | None = None) -> Tensors:
+        """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
+        held = self._waiting_for_backward(span, "B")
+        gradients = self._first_gradients(held, span, output_gradients)
+        for number, kept in reversed(list(enumerate(held.segments))):
+            with self._telling(number, final) as told:
+                gradients = self._segments[number].backward(kept, gradients, held.log, told)
+        del self._held[span]
+        self.meter.carried((*output_gradients, *gradients))
+        self.meter.went_back(span, held.log, leaves_weights=False)
+        return gradients
+
+    @contextmanager
+    def _telling(self, number: int, final: NamesFinal | None) -> Iterator[Final | None]:
+        """Yield what a segment's pass tells of its parameters; those that a segment before has too are not done."""
+        if final is None:
+            yield None
+            return
+
+        def tell(parameters: Iterable[nn.Parameter]) -> None:
+            whole = (id(parameter) for parameter in parameters if self._first_segment[id(parameter)] == number)
+            final(self._name_of[key] for key in whole)
+
+        yield tell
+        tell(self._segments[number].parameters)
+
+    def _moved(self, tensors: Tensors) -> Tensors:
+        return tuple(tensor.to(self._torch_device) for tensor in tensors)
+
+    def _labels_here(self, labels: Tensor | None) -> Tensor | None:
+        assert (labels is not None) == self._is_last, "labels belong to the last stage"
+        return None if labels is None else labels.to(self._torch_device)
+
+    def _leaf(self, tensor: Tensor, *, is_input: bool) -> Tensor:
+        """Return a tensor as a leaf, of which a gradient is wanted if a segment before waits for it, or a stage."""
+        leaf = own_part(tensor).detach()
+        leaf.requires_grad_(leaf.is_floating_point() and not (is_input and self._is_first))
+        return with_own_part(tensor, leaf)
+
+    def _to_send(self, outputs: Tensors) -> Tensors:
+        return (outputs[0].float(),) if self._is_last else outputs
+
+    def _waiting_for_backward(self, span: Span, op: str) -> _Held:
+        held = self._held.get(span)
+        if held is None:
+            raise ScheduleError(f"{op}{span}: F has not run on exactly these; in flight: {_listed(self._held)}")
+        if held.went_back:
+            raise ScheduleError(f"{op}{span}: I has run on it already; only W is left")
+        return held
+
+    def _first_gradients(self, held: _Held, span: Span, output_gradients: Tensors) -> Tensors:
+        """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
+        if self._is_last:
+            assert not output_gradients, "the last stage starts from its loss"
+            return (torch.tensor(self.loss_scale / self._global_batch, device=self._torch_device),)
+        if len(held.floating_shapes) != len(output_gradients):
+            raise ProtocolError(
+                f"{span}: got {len(output_gradients)} output gradients, wanted {len(held.floating_shapes)}"
+            )
+        for shape, gradient in zip(held.floating_shapes, output_gradients, strict=True):
+            if shape != gradient.shape:
+                raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
+        return output_gradients
+
+
+def _named_parameters(units: Sequence[UnitModule]) -> dict[str, nn.Parameter]:
+    named: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for unit in units:
+        for local, full in parameter_names(unit).items():
+            parameter = unit.get_parameter(local)
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                named[full] = parameter
+    return named
+
+
+def _names_by_unit(units: Sequence[UnitModule], name_of: Mapping[int, str]) -> tuple[tuple[str, ...], ...]:
+    """Return each parameter's name with the first unit that has it."""
+    seen: set[str] = set()
+    found = []
+    for unit in units:
+        names = [name_of[id(unit.get_parameter(local))] for local in parameter_names(unit)]
+        found.append(tuple(dict.fromkeys(name for name in names if name not in seen)))
+        seen.update(names)
+    return tuple(found)
+
+
+def _listed(held: dict[Span, _Held]) -> str:
+    return ", ".join(str(span) for span in held) or "nothing"

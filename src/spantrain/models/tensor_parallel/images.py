@@ -1,0 +1,116 @@
+"""Regions of convolutions: ResNet's residual blocks, EfficientNet's blocks and its top, pairs in an `nn.Sequential`.
+
+Convolutions are divided by output channels, the next by input channels; batch normalizations, whose statistics are
+frozen, go with the channels. A bottleneck's middle convolution reads all channels of the first, which are gathered: a
+quarter of the block's width. A shortcut's convolution is computed whole by every member.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from torch import nn
+
+from spantrain.models.tensor_parallel.rules import ELEMENTWISE, Column, Region, child
+
+
+def image_regions(unit: nn.Module) -> Iterator[Region]:
+    """Yield the regions of a unit that are made of convolutions."""
+    for anchor, module in unit.named_modules():
+        finder = _FINDERS.get(type(module).__name__)
+        region = finder(anchor, module) if finder is not None else None
+        pairs = _pairs(anchor, module) if type(module) is nn.Sequential else [region] if region is not None else []
+        yield from (found for found in pairs if _all_there(unit, found))
+
+
+def _pairs(anchor: str, module: nn.Module) -> Iterator[Region]:
+    """Yield pairs of convolutions with batch normalizations and elementwise modules between them."""
+    first, channels = "", list[str]()
+    for name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm2d) and first:
+            channels.append(name)
+        elif type(part) is nn.Conv2d and part.groups == 1:
+            if first:
+                columns = (Column(path=first),)
+                pair = _by_channels(anchor, child(module, first), columns=columns, rows=(name,), channels=channels)
+                yield from [pair] if pair is not None else []
+            first, channels = "" if first else name, []
+        elif not isinstance(part, ELEMENTWISE):
+            first = ""
+
+
+def _basic(anchor: str, module: nn.Module) -> Region | None:
+    return _by_channels(
+        anchor,
+        child(module, "layer.0.convolution"),
+        columns=(Column(path="layer.0.convolution"),),
+        rows=("layer.1.convolution",),
+        channels=("layer.0.normalization",),
+    )
+
+
+def _bottleneck(anchor: str, module: nn.Module) -> Region | None:
+    return _by_channels(
+        anchor,
+        child(module, "layer.0.convolution"),
+        columns=(Column(path="layer.0.convolution"), Column(path="layer.1.convolution", gathers=True)),
+        rows=("layer.2.convolution",),
+        channels=("layer.0.normalization", "layer.1.normalization"),
+    )
+
+
+def _inverted(anchor: str, module: nn.Module) -> Region | None:
+    depthwise = "depthwise_conv.depthwise_conv"
+    columns = [Column(path="squeeze_excite.expand")]
+    channels, sliced = ["depthwise_conv.depthwise_norm"], [depthwise]
+    if child(module, "expansion.expand_conv") is not None:
+        columns.append(Column(path="expansion.expand_conv"))
+        channels += ["expansion.expand_bn", *sliced]
+        sliced = []
+    rows = ("squeeze_excite.reduce", "projection.project_conv")
+    return _by_channels(anchor, child(module, depthwise), columns=columns, rows=rows, channels=channels, sliced=sliced)
+
+
+def _top(anchor: str, module: nn.Module) -> Region | None:
+    columns = (Column(path="top_conv"),)
+    return _by_channels(anchor, child(module, "top_conv"), columns=columns, rows=("classifier",), channels=("top_bn",))
+
+
+def _by_channels(
+    anchor: str,
+    convolution: nn.Module | None,
+    *,
+    columns: Sequence[Column],
+    rows: Sequence[str],
+    channels: Sequence[str],
+    sliced: Sequence[str] = (),
+) -> Region | None:
+    """Return a region of as many pieces as a convolution has output channels; paths are those below the anchor."""
+    if not isinstance(convolution, nn.Conv2d):
+        return None
+    prefix = f"{anchor}." if anchor else ""
+    return Region(
+        anchor=anchor,
+        pieces=convolution.out_channels,
+        columns=tuple(replace(column, path=f"{prefix}{column.path}") for column in columns),
+        rows=tuple(f"{prefix}{path}" for path in rows),
+        channels=tuple(f"{prefix}{path}" for path in channels),
+        sliced=tuple(f"{prefix}{path}" for path in sliced),
+    )
+
+
+_FINDERS: Mapping[str, Callable[[str, nn.Module], Region | None]] = MappingProxyType(
+    {
+        "EfficientNetBlock": _inverted,
+        "EfficientNetHead": _top,
+        "ResNetBasicLayer": _basic,
+        "ResNetBottleNeckLayer": _bottleneck,
+    }
+)
+
+
+def _all_there(unit: nn.Module, region: Region) -> bool:
+    """Whether every module is there, and convolutions have zeros around them: a border of another kind has no rule."""
+    modules = [child(unit, path) for path in region.paths]
+    convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
+    return None not in modules and all(module.padding_mode == "zeros" for module in convolutions)

@@ -1,0 +1,149 @@
+"""torch's own attention module and transformer layers: whole heads, and the network behind.
+
+`torch.nn.MultiheadAttention` hands all of its weights to one function that knows the number of heads of the model, so
+another module takes its place, which does the same with own heads.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from spantrain.core.span import Span
+from spantrain.models.tensor_parallel.functions import InputCopy, gather_same, sum_parts
+from spantrain.models.tensor_parallel.group import TensorGroup
+from spantrain.models.tensor_parallel.rules import Column, Region, plain_region
+
+Heard = tuple[Tensor, Tensor | None]
+
+_ELEMENTWISE = (functional.relu, functional.gelu, torch.relu, functional.silu)
+
+
+def is_divisible_attention(module: nn.Module) -> bool:
+    """Whether a module is torch's attention, with queries, keys and values of one width and no extra key."""
+    if type(module) is not nn.MultiheadAttention or not isinstance(module.in_proj_weight, Tensor):
+        return False
+    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
+
+
+def torch_layer_regions(unit: nn.Module) -> Iterator[Region]:
+    """Yield the feed-forward networks of torch's transformer layers."""
+    for anchor, module in unit.named_modules():
+        if type(module) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+            known = module.activation in _ELEMENTWISE or isinstance(module.activation, nn.ReLU | nn.GELU | nn.SiLU)
+            prefix = f"{anchor}." if anchor else ""
+            columns, rows = [Column(path=f"{prefix}linear1")], [f"{prefix}linear2"]
+            region = plain_region(unit, anchor, columns, rows) if known else None
+            if region is not None:
+                yield region
+
+
+def leave_fast_paths(unit: nn.Module) -> None:
+    """Keep torch's encoder layers from their inference kernel, which takes weights past the modules."""
+    for module in unit.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a caller of torch's attention may give beside queries, keys and values; the names are torch's."""
+
+    key_padding_mask: Tensor | None = None
+    need_weights: bool = True
+    attn_mask: Tensor | None = None
+    average_attn_weights: bool = True
+    is_causal: bool = False
+    """A hint beside the mask."""
+
+
+_PLACES = tuple(field.name for field in fields(_Asked))
+
+
+class DividedHeads(nn.Module):
+    """The own heads of `torch.nn.MultiheadAttention`, without dropout; arguments and results are the same."""
+
+    def __init__(
+        self, whole: nn.MultiheadAttention, heads: tuple[Span, ...], copy: InputCopy, group: TensorGroup
+    ) -> None:
+        """Take the layers of the module it takes the place of; `heads` are those of each member."""
+        super().__init__()
+        self.in_proj_weight: nn.Parameter
+        self.in_proj_bias: nn.Parameter | None
+        self.out_proj: nn.Module = whole.out_proj
+        self.embed_dim = whole.embed_dim
+        self.num_heads = whole.num_heads
+        self.head_dim = whole.head_dim
+        self.batch_first = whole.batch_first
+        self._qkv_same_embed_dim = False  # what torch's layers ask before they take their inference kernel
+        self._heads = heads
+        self._copy = copy
+        self._group = group
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *besides: Any, **named: Any) -> Heard:
+        """Return the output, the same on all members, and the weights of all heads if they are wanted.
+
+        What may be given besides is what `torch.nn.MultiheadAttention.forward` takes, by the same places and names.
+        """
+        asked = _Asked(**dict(zip(_PLACES, besides, strict=False)), **named)
+        batched = query.dim() == 3
+        rows = [self._rows(self._copy(tensor), batched) for tensor in (query, key, value)]
+        mask = self._mask(asked.attn_mask, asked.key_padding_mask, rows[0])
+        own_query, own_key, own_value = self._projected(rows)
+        if asked.need_weights:
+            scores = own_query @ own_key.transpose(-1, -2) / math.sqrt(self.head_dim)
+            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            mixed = weights @ own_value
+        else:
+            mixed = functional.scaled_dot_product_attention(own_query, own_key, own_value, mask)
+        output: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if batched and not self.batch_first:
+            output = output.transpose(0, 1)
+        found = self._all_weights(weights, asked.average_attn_weights) if asked.need_weights else None
+        if batched:
+            return output, found
+        return output[0], None if found is None else found[0]
+
+    def _rows(self, tensor: Tensor, batched: bool) -> Tensor:
+        """Bring the samples to the front."""
+        if not batched:
+            return tensor[None]
+        return tensor if self.batch_first else tensor.transpose(0, 1)
+
+    def _projected(self, rows: list[Tensor]) -> list[Tensor]:
+        """Return queries, keys and values as `(samples, own heads, tokens, length of a head)`."""
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        made = [functional.linear(row, weight, bias) for row, weight, bias in zip(rows, weights, biases, strict=True)]
+        return [tensor.view(*tensor.shape[:2], -1, self.head_dim).transpose(1, 2) for tensor in made]
+
+    def _mask(self, attention: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return both masks as one that is added to own scores; None if there is none."""
+        total: Tensor | None = None
+        if attention is not None:
+            total = _added(attention, like)
+            if total.dim() == 3:
+                own = self._heads[self._group.rank]
+                total = total.reshape(-1, self.num_heads, *total.shape[1:])[:, own.lo : own.hi]
+        if padding is not None:
+            hidden = _added(padding if padding.dim() == 2 else padding[None], like)[:, None, None, :]
+            total = hidden if total is None else total + hidden
+        return total
+
+    def _all_weights(self, own: Tensor, averaged: bool) -> Tensor:
+        if averaged:
+            return sum_parts(own.sum(dim=1) / self.num_heads, self._group)
+        return gather_same(own, self._group, [span.size for span in self._heads], 1)
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask as numbers to add; of a boolean one, true is what is hidden."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill(mask, -math.inf)

@@ -1,0 +1,198 @@
+"""A model's units, found once for each process: which parts it has, what they are called, what they share."""
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.config.files.json_codec import from_json, render_json, to_json
+from spantrain.config.files.parsing import parse_json
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.tracing.batch import Batch
+from spantrain.models.tracing.cut import TapePart, cut_tape, needed_steps
+from spantrain.models.tracing.follow import follow
+from spantrain.models.tracing.losses import Loss
+from spantrain.models.tracing.source import emptied, load_model
+from spantrain.models.tracing.structure import Structure, is_composite
+from spantrain.models.tracing.tape import Step, Tape, Value, Weight
+from spantrain.models.tracing.tape import parts as in_structure
+from spantrain.models.tracing.unit import TracedUnit
+from spantrain.models.units import parameter_names
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutModel:
+    """What there is to know of a model to build any of its units."""
+
+    names: tuple[str, ...]
+    """Of the units, in order."""
+    parts: tuple[TapePart, ...]
+    groups: Mapping[str, str]
+    """Full name of a parameter -> the group it is in, for those that several units have."""
+    skeleton: nn.Module
+    """The model on the meta device."""
+    numbers: Mapping[str, int]
+    """Of its parameters, by full name, in the order in which they are made; empty: not known."""
+    batch: Batch
+    """Example batch, on the CPU."""
+    loss: Loss
+    notices: tuple[str, ...]
+    """What could not be cut, and why."""
+
+
+def cut_model(spec: ModelSpec) -> CutModel:
+    """Return the units of a model of family `hf` or `factory`; found once for each spec.
+
+    Raises:
+        ConfigError: the model cannot be built or run, or its forward decides by numbers of the data.
+    """
+    return _cut(render_json(to_json(spec)))
+
+
+def unsplit_model(spec: ModelSpec, *, seed: int) -> nn.Module:
+    """Return the model as its author wrote it, with the weights that its units are built with."""
+    return load_model(spec, seed=seed).module
+
+
+def build_traced(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[TracedUnit]:
+    """Build units; a library's model with their parameters only, a function's whole, and the others are dropped."""
+    cut, wanted = cut_model(spec), list(indices)
+    loaded = load_model(spec, seed=seed, only=_numbers_in(cut, wanted))
+    return [_unit(cut, index, loaded.module, loaded.loss) for index in wanted]
+
+
+def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
+    """Return the numbers of all parameters of these units; None: not all are known."""
+    units = [_unit(cut, index, cut.skeleton, cut.loss) for index in indices]
+    names = {full for unit in units for full in parameter_names(unit).values()}
+    return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
+
+
+def empty_traced(spec: ModelSpec, index: int) -> TracedUnit:
+    """Build a unit on the meta device."""
+    cut = cut_model(spec)
+    # A copy: whoever gets it may divide its modules in place.
+    return copy.deepcopy(_unit(cut, index, cut.skeleton, cut.loss)).to("meta")
+
+
+def _unit(cut: CutModel, index: int, model: nn.Module, loss: Loss) -> TracedUnit:
+    last = index == len(cut.parts) - 1
+    unit = TracedUnit(cut.names[index], cut.parts[index], model, loss if last else None)
+    unit.shared = {cut.groups[full]: local for local, full in parameter_names(unit).items() if full in cut.groups}
+    return unit
+
+
+@lru_cache(maxsize=8)
+def _cut(text: str) -> CutModel:
+    spec: ModelSpec = from_json(ModelSpec, parse_json(text, "spec"), "spec")
+    found = follow(spec)
+    model, tape = found.loaded.module, needed_steps(found.tape)
+    blocks = _Blocks(model, found.structure, tape)
+    parts, uncut = cut_tape(tape, blocks.starts, found.labels, blocks.has_weights)
+    _check_labels(spec, parts, found.labels, model)
+    notices = (*found.notices, *uncut)
+    for notice in notices:
+        _LOGGER.warning("model %s: %s", spec.name, notice)
+    return CutModel(
+        names=_names(parts, blocks),
+        parts=parts,
+        groups=_groups(parts, model),
+        skeleton=emptied(model, _meta, buffers=True),
+        numbers=found.loaded.numbers,
+        batch=found.loaded.batch,
+        loss=found.loaded.loss,
+        notices=notices,
+    )
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+class _Blocks:
+    """Which steps run blocks, and which use parameters."""
+
+    def __init__(self, model: nn.Module, structure: Structure, tape: Tape) -> None:
+        self._model = model
+        self._weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        paths = dict.fromkeys(step.module for step in tape.steps if step.module is not None)
+        large = [path for path in paths if path in structure.elements or is_composite(model.get_submodule(path))]
+        blocks = [path for path in large if self._counts(path)]
+        # A model without larger modules is cut between its layers.
+        self._blocks = set(blocks or [path for path in paths if self._counts(path)])
+
+    def starts(self, step: Step) -> bool:
+        """Whether a step runs a block."""
+        return step.module in self._blocks
+
+    def has_weights(self, step: Step) -> bool:
+        """Whether a step uses parameters."""
+        if step.module is not None and next(self._model.get_submodule(step.module).parameters(), None) is not None:
+            return True
+        return any(isinstance(sign, Weight) and sign.name in self._weights for sign in _signs(step))
+
+    def _counts(self, path: str) -> bool:
+        """Whether a module has parameters and is no normalization, which stays with what is before it."""
+        module = self._model.get_submodule(path)
+        plain = "Norm" in type(module).__name__ and not is_composite(module)
+        return not plain and next(module.parameters(), None) is not None
+
+
+def _signs(step: Step) -> Iterable[object]:
+    return in_structure((step.args, dict(step.kwargs)))
+
+
+def _names(parts: Sequence[TapePart], blocks: _Blocks) -> tuple[str, ...]:
+    """Name units by their blocks; the first and last, if they have none, by their first and last module."""
+    names = []
+    for number, part in enumerate(parts):
+        starting = [step.module for step in part.steps if blocks.starts(step) and step.module]
+        weighty = [step.module for step in part.steps if blocks.has_weights(step) and step.module]
+        some = starting[:1] or (weighty[-1:] if number else weighty[:1]) or list(part.modules[:1]) or [f"part{number}"]
+        names.append(some[0])
+    seen: Counter[str] = Counter()
+    for number, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[number] = f"{name}#{seen[name]}"
+    return tuple(names)
+
+
+def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
+    """Find the parameters that several units have; a group is called by the first name of its parameter."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, parameter in named.items():
+        first.setdefault(id(parameter), name)
+    holders: Counter[str] = Counter()
+    for part in parts:
+        held = {id(p) for path in part.modules for p in model.get_submodule(path).parameters()}
+        held |= {
+            id(named[sign.name])
+            for step in part.steps
+            for sign in _signs(step)
+            if isinstance(sign, Weight) and sign.name in named
+        }
+        holders.update(first[key] for key in held)
+    return {name: first[id(p)] for name, p in named.items() if holders[first[id(p)]] > 1}
+
+
+def _check_labels(spec: ModelSpec, parts: Sequence[TapePart], labels: Value | None, model: nn.Module) -> None:
+    """Refuse a model that makes something of its labels before its last part, as those with encoder and decoder do."""
+    for step in (step for part in parts[:-1] for step in part.steps):
+        if labels is not None and labels in step.uses:
+            own = "prepare_decoder_input_ids_from_labels"
+            what = f"decoder_input_ids=model.{own}(labels)" if hasattr(model, own) else "what forward needs of them"
+            raise ConfigError(
+                f"model {spec.name}: {type(model).__name__} uses the labels at {step.where}, and only its last part "
+                f"has them: give the batch as a dict with {what} besides, or return a loss function"
+            )

@@ -1,0 +1,331 @@
+"""Runs a forward and writes it down: torch's functions as they are called, closed modules as one call each.
+
+The model's own code runs, so lists, keyword arguments, masks and checks of shapes in it need no understanding.
+Parameters and inputs are fake tensors, without numbers in them, while what depends on neither (positions, masks of
+shapes) is computed for real: code may look at such values, and a look at a value of the data shows itself.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.overrides import TorchFunctionMode
+
+from spantrain.models.tracing.derive import Deriving
+from spantrain.models.tracing.tape import (
+    Constant,
+    Derivation,
+    Facts,
+    Place,
+    Step,
+    Tape,
+    TraceProblem,
+    Value,
+    Weight,
+    mapped,
+    parts,
+)
+from spantrain.models.tracing.where import line_of_model
+
+# Names of torch's functions that tell numbers of a tensor to Python.
+_READS = frozenset(
+    {"__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero",
+     "item", "numpy", "tolist"}
+)  # fmt: skip
+# What these return has a shape that depends on numbers.
+_SHAPES_FROM_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
+# What these return depends on the shape and type of their argument only.
+_OF_SHAPES = frozenset(
+    {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+)
+# What these return has the numbers of the first argument only.
+_OF_FIRST = frozenset({"expand_as", "reshape_as", "to", "type_as", "view_as"})
+_RANDOM = frozenset({"bernoulli", "multinomial", "normal", "rand", "rand_like", "randint", "randn", "randn_like"})
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a tensor's numbers depend on."""
+
+    data: bool = False
+    weights: bool = False
+
+    def __or__(self, other: "_Origin") -> "_Origin":
+        return _Origin(self.data or other.data, self.weights or other.weights)
+
+
+def record(
+    model: nn.Module,
+    opened: frozenset[str],
+    args: Sequence[Tensor],
+    names: Sequence[str | None],
+    pick: Callable[[Any], Any],
+) -> Tape:
+    """Run a model's forward and return it as a tape for as many samples as the inputs have.
+
+    Args:
+        model: in evaluation mode; its code is run, its parameters may be fake tensors.
+        opened: paths of the modules that are looked into.
+        args: the model's inputs.
+        names: the keyword of each input; None: it goes in by position.
+        pick: what of the model's outputs is wanted.
+
+    Raises:
+        TraceProblem: the forward decides by numbers of the data, or does what cannot be written down.
+    """
+    recorder = _Recorder(model, args)
+    with _wrapped(recorder, model, opened), recorder:
+        positional = [arg for arg, name in zip(args, names, strict=True) if name is None]
+        keyword = {name: arg for arg, name in zip(args, names, strict=True) if name is not None}
+        result = model(*positional, **keyword)
+    return recorder.tape(pick(result))
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every call of torch's functions while it is active."""
+
+    def __init__(self, model: nn.Module, args: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._steps: list[Step] = []
+        self._facts: dict[int, Facts] = {}
+        self._alive: list[Tensor] = []  # so that no two tensors have one id
+        self._value: dict[int, Value] = {}
+        self._origin: dict[int, _Origin] = {}
+        self._weights: dict[int, str] = {}
+        self.opened: list[str] = []
+        """Paths of the opened modules whose forward is running, the innermost last."""
+        self.closed = ""
+        """Path of the closed module that is running; empty: none."""
+        self._derivations: dict[int, Derivation] = {}
+        sizes: dict[str, int] = {}
+        self._deriving = Deriving(self._weights, sizes)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            self._weights[id(tensor)] = name
+            sizes[name] = tensor.numel() * tensor.element_size()
+            self._origin[id(tensor)] = _Origin(weights=isinstance(tensor, nn.Parameter))
+        for arg in args:
+            self._origin[id(arg)] = _Origin(data=True)
+        self._inputs = tuple(self._new_value(arg) for arg in args)
+
+    def tape(self, result: Any) -> Tape:
+        """Return what was written down."""
+        written = mapped(result, self._part)
+        return Tape(
+            steps=tuple(self._steps),
+            inputs=self._inputs,
+            result=written,
+            facts=self._facts,
+            derivations=self._derivations,
+        )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, and write it down unless a closed module called it."""
+        given = dict(kwargs or {})
+        name = _name(func)
+        tensors = _tensors((args, given))
+        self._check(name, tensors, args)
+        return self._observed(lambda: func(*args, **given), name, tensors, (None, func, args, given))
+
+    def run_closed(self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a closed module as one step."""
+        if self.closed:
+            return forward(*args, **kwargs)
+
+        def work() -> Any:
+            self.closed = path
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.closed = ""
+
+        return self._observed(work, "", _tensors((args, kwargs)), (path, None, args, kwargs))
+
+    def _observed(
+        self,
+        work: Callable[[], Any],
+        name: str,
+        tensors: Sequence[Tensor],
+        call: tuple[str | None, Callable[..., Any] | None, Any, dict[str, Any]],
+    ) -> Any:
+        """Do a call; note where its results come from, and write it down."""
+        inside = bool(self.closed)
+        versions = [_version(tensor) for tensor in tensors]
+        path, func, args, kwargs = call
+        # As they are before the call, which may change them.
+        written = None if inside else (mapped(tuple(args), self._part), mapped(kwargs, self._part))
+        result = work()
+        made = _tensors(result)
+        changed = [t for t, version in zip(tensors, versions, strict=True) if _version(t) != version]
+        if path is None:
+            self._note_origins(name, tensors, made, changed)
+        if inside and func is not None:
+            self._note_derivation(func, args, kwargs, result, changed)
+        if written is not None and (made or changed):
+            if any(isinstance(sign, Constant) and self._is_made(sign.tensor) for sign in parts(written)):
+                self._refuse("a tensor comes from where it cannot be seen (made in a closed module, and kept there)")
+            changes = self._changes(changed, made)
+            self._steps.append(
+                Step(
+                    module=path,
+                    function=func,
+                    args=written[0],
+                    kwargs=written[1],
+                    # What is no tensor stands for itself: the library's outputs leave out fields that are None.
+                    result=mapped(result, lambda part: self._new_value(part) if isinstance(part, Tensor) else ...),
+                    changes=tuple((before, self._value[id(tensor)]) for before, tensor in changes),
+                    grad_enabled=torch.is_grad_enabled(),
+                    inside=self.opened[-1],
+                    where=line_of_model(),
+                )
+            )
+        return result
+
+    def _note_derivation(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any, changed: Sequence[Tensor]
+    ) -> None:
+        """Note what a closed module makes of weights, and of no data."""
+        origins = [self._origin.get(id(tensor), _Origin(data=True)) for tensor in _tensors(result)]
+        if not changed and origins and all(origin.weights and not origin.data for origin in origins):
+            self._deriving.note(func, args, kwargs, result, self._is_constant)
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        """Whether a tensor was made in this forward, of data or of weights."""
+        return is_fake(tensor) or self._origin.get(id(tensor), _Origin()) != _Origin()
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        return self._origin.get(id(tensor), _Origin(data=True)) == _Origin()
+
+    def _changes(self, changed: Sequence[Tensor], made: Sequence[Tensor]) -> list[tuple[Value, Tensor]]:
+        """Give new values to tensors that were written into, and to those that share their memory."""
+        memory = {tensor.untyped_storage()._cdata for tensor in changed}
+        if not memory:
+            return []
+        returned = {id(tensor) for tensor in made}
+        touched = [t for t in self._alive if id(t) in self._value and t.untyped_storage()._cdata in memory]
+        found = []
+        for tensor in dict.fromkeys(touched):
+            before = self._value[id(tensor)]
+            if id(tensor) not in returned:
+                self._new_value(tensor)
+            found.append((before, tensor))
+        return found
+
+    def _new_value(self, tensor: Tensor) -> Value:
+        value = Value(len(self._facts))
+        # Of a tensor that came to be unseen, nothing is known: it may depend on anything.
+        origin = self._origin.setdefault(id(tensor), _Origin(data=True, weights=True))
+        self._facts[value.index] = Facts(
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            from_data=origin.data,
+            from_weights=origin.weights,
+            known=None if origin.data or origin.weights else tensor,
+        )
+        self._value[id(tensor)] = value
+        self._alive.append(tensor)
+        derivation = self._deriving.of(tensor, value)
+        if derivation is not None:
+            self._derivations[value.index] = derivation
+        return value
+
+    def _note_origins(
+        self, name: str, tensors: Sequence[Tensor], made: Sequence[Tensor], changed: Sequence[Tensor]
+    ) -> None:
+        origin = _Origin(data=name in _RANDOM)
+        for tensor in () if name in _OF_SHAPES else tensors[:1] if name in _OF_FIRST else tensors:
+            origin |= self._origin.get(id(tensor), _Origin())
+        for tensor in (*made, *changed):
+            self._origin[id(tensor)] = origin
+            self._alive.append(tensor)
+
+    def _check(self, name: str, tensors: Sequence[Tensor], args: tuple[Any, ...]) -> None:
+        """Refuse decisions by numbers; closed modules may use numbers otherwise (shapes, indices)."""
+        origins = [self._origin.get(id(tensor), _Origin()) for tensor in tensors]
+        decides = name == "__bool__" or (name in _READS and not self.closed)
+        if decides and any(origin.data or (origin.weights and not self.closed) for origin in origins):
+            self._refuse(f"control flow depends on data: `{name.strip('_')}` of a tensor that depends on the inputs")
+        if self.closed or not any(origin.data for origin in origins):
+            return
+        masks = name == "__getitem__" and any(t.dtype == torch.bool for t in _tensors(args[1:]))
+        if masks or name in _SHAPES_FROM_NUMBERS or (name == "where" and len(args) == 1):
+            self._refuse(f"a shape depends on data: `{name.strip('_')}` of a tensor that depends on the inputs")
+
+    def _refuse(self, why: str) -> None:
+        raise TraceProblem(why, where=line_of_model(), module=self.closed or self.opened[-1])
+
+    def _part(self, part: Any) -> Any:
+        """Write a part of a call's arguments down."""
+        if isinstance(part, Tensor):
+            if id(part) in self._value:
+                return self._value[id(part)]
+            if id(part) in self._weights:
+                return Weight(self._weights[id(part)])
+            return Constant(part)
+        if isinstance(part, torch.device):
+            return Place()
+        if type(part).__name__.endswith("Cache"):
+            self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
+        if hasattr(part, "__dict__") and not isinstance(part, nn.Module):
+            inside = _tensors(list(vars(part).values()))
+            if any(id(tensor) in self._value or self._is_made(tensor) for tensor in inside):
+                self._refuse(f"a {type(part).__name__} with tensors in it is passed on, which cannot cross a cut")
+        return part
+
+
+@contextlib.contextmanager
+def _wrapped(recorder: _Recorder, model: nn.Module, opened: frozenset[str]) -> Iterator[None]:
+    """Have every module tell the recorder when it runs."""
+    modules = dict(model.named_modules())
+    own = {path: module.__dict__.get("forward") for path, module in modules.items()}
+    for path, module in modules.items():
+        module.forward = (_opened if path in opened else _closed)(recorder, path, module.forward)
+    try:
+        yield
+    finally:
+        for path, module in modules.items():
+            del module.__dict__["forward"]
+            if own[path] is not None:
+                module.__dict__["forward"] = own[path]
+
+
+def _opened(recorder: _Recorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        recorder.opened.append(path)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            recorder.opened.pop()
+
+    return run
+
+
+def _closed(recorder: _Recorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return recorder.run_closed(path, forward, args, kwargs)
+
+    return run
+
+
+def _tensors(structure: Any) -> list[Tensor]:
+    return [part for part in parts(structure) if isinstance(part, Tensor)]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", "")

@@ -1,0 +1,216 @@
+"""Loads an unedited model: module, example batch and loss, from a transformers configuration or a user's function."""
+
+import contextlib
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.data.hashing import derive_seed
+from spantrain.models.sources import hf_configuration, image_shape
+from spantrain.models.tracing.batch import Batch
+from spantrain.models.tracing.draws import OwnDraws, Registered, bounded, empty_like, registering
+from spantrain.models.tracing.factory import call_factory
+from spantrain.models.tracing.losses import LabelLoss, Loss, OwnLoss
+from spantrain.models.tracing.plain import plain_module
+
+_EXAMPLES = 2
+_PARAMETER_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model as its author wrote it, in evaluation mode."""
+
+    module: nn.Module
+    batch: Batch
+    loss: Loss
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Of its parameters, by name, in the order in which they are made; of a user's function none."""
+    trains: frozenset[str] = frozenset()
+    """Paths of the modules that would be in training mode while it is trained."""
+    left_out: tuple[str, ...] = ()
+    """What of the model as it was given is not done, a line each."""
+
+
+def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = None) -> Loaded:
+    """Build the model on the CPU, with weights drawn by its own rules under a seed.
+
+    The global random state is left as it was.
+
+    Args:
+        spec: the model.
+        seed: of its weights.
+        only: numbers of the parameters that are wanted (`Loaded.numbers`); others of a library's model are left
+            empty, on the meta device, where its rules do not need their numbers. None: all are wanted.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        if spec.family != "hf":
+            return _load(spec)
+        if only is not None:
+            with contextlib.suppress(ConfigError):
+                loaded, numbers = _drawn(spec, seed, only)
+                if _has(loaded.module, numbers, only):
+                    return loaded
+        return _drawn(spec, seed, None)[0]
+
+
+def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> tuple[Loaded, dict[str, int]]:
+    def replaced(number: int, parameter: nn.Parameter) -> nn.Parameter:
+        return parameter if only is None or number in only else empty_like(parameter)
+
+    with registering(replaced) as registered, OwnDraws(seed, registered):
+        loaded = _load(spec)
+    return loaded, _numbers(loaded.module, registered)
+
+
+def _has(module: nn.Module, numbers: Mapping[str, int], only: Collection[int]) -> bool:
+    """Whether the parameters that are wanted, and all buffers, have numbers in them."""
+    empty = {name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.is_meta}
+    found = {number for name, number in numbers.items() if name not in empty}
+    return found >= set(only) and not any(buffer.is_meta for buffer in module.buffers())
+
+
+def _numbers(module: nn.Module, registered: Registered) -> dict[str, int]:
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: number for name, tensor in named if (number := registered.number_of(tensor)) is not None}
+
+
+def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
+    """Build the model with fake parameters, which have shapes and no numbers; buffers and example batch are real.
+
+    A user's function runs as it is, and the parameters of its model are replaced.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(0, "model"))
+        if spec.family == "hf":
+            with _undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
+                loaded = _load(spec)
+            return replace(loaded, numbers=_numbers(loaded.module, registered))
+        loaded = _load(spec)
+    return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
+
+
+def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Module:
+    """Return a copy of a module with other parameters (and buffers), which are not copied first."""
+    tensors: list[Tensor] = list(module.parameters())
+    if buffers:
+        tensors += list(module.buffers())
+    memo = {id(tensor): replaced(tensor) for tensor in tensors}
+    return copy.deepcopy(module, memo)
+
+
+def picked(loss: Loss, result: Any, source: str) -> Any:
+    """Return what of a model's outputs the loss is made of."""
+    if isinstance(loss, LabelLoss):
+        return result.logits
+    if not isinstance(loss, OwnLoss):
+        return result
+    own = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", result)
+    if not isinstance(own, Tensor) or own.dim() > 1 or not own.is_floating_point():
+        raise ConfigError(
+            f"{source}: the model's output has no `loss` (a scalar mean over samples): return one, or have the factory "
+            "return a loss function too: (module, example_batch, loss)"
+        )
+    return own
+
+
+def _load(spec: ModelSpec) -> Loaded:
+    if spec.family == "hf":
+        module, left_out = _library_model(spec)
+        batch: Batch = _library_batch(spec)
+        loss: Loss = LabelLoss()
+    else:
+        module, batch, loss = call_factory(spec)
+        module, left_out = plain_module(module, f"model {spec.name}")
+        _check_parameters(spec, module.cpu())
+    trains = frozenset(path for path, part in module.named_modules() if part.training or not module.training)
+    return Loaded(module=module.eval(), batch=batch, loss=loss, trains=trains, left_out=left_out)
+
+
+def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
+    """Refuse what cannot be trained: no parameters, or some that are too short to add small updates to."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(
+            f"model {spec.name}: has no parameter that requires gradients, so there is nothing to train; have the "
+            "factory return a module with some"
+        )
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.element_size() < _PARAMETER_BYTES:
+            raise ConfigError(
+                f"model {spec.name}: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, wanted "
+                "float32: return module.float(); products are computed in 16 bits with --dtype bfloat16 or float16"
+            )
+
+
+def _library_model(spec: ModelSpec) -> tuple[nn.Module, tuple[str, ...]]:
+    """Build the class that a configuration names, of the transformers library only; return what is left out, too."""
+    import transformers
+
+    fields = hf_configuration(spec)
+    name, kind = fields["architectures"][0], fields.pop("model_type")
+    model_class: Any = getattr(transformers, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)):
+        raise ConfigError(f"model {spec.name}: the transformers library {transformers.__version__} has no {name}")
+    reads = "pixel_values" if spec.objective == "classify" else "input_ids"
+    own: str = getattr(model_class, "main_input_name", reads)
+    if own != reads:
+        raise ConfigError(
+            f"model {spec.name}: {name} reads {own}, and of configurations only models of text "
+            "and classifiers of images are known here; write a function that returns it with an example batch, and "
+            "give FILE.py:FUNCTION"
+        )
+    try:
+        configuration = transformers.AutoConfig.for_model(kind, **fields)
+        if hasattr(configuration, "use_cache"):
+            configuration.use_cache = False
+        configuration.return_dict = True
+        with bounded(f"model {spec.name}"):
+            made: nn.Module = model_class(configuration)
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"model {spec.name}: the library cannot build {name} from this: {error}") from error
+    routed = getattr(configuration, "output_router_logits", False)
+    return made, ("the library's loss of the router is left out",) if routed else ()
+
+
+def _library_batch(spec: ModelSpec) -> Batch:
+    if spec.objective == "classify":
+        images = torch.zeros(_EXAMPLES, *image_shape(hf_configuration(spec)))
+        return Batch(inputs=(images,), names=("pixel_values",), labels=torch.zeros(_EXAMPLES, dtype=torch.int64))
+    assert spec.sequence_length is not None
+    length = spec.sequence_length
+    if spec.objective != "continue":
+        tokens = torch.zeros(_EXAMPLES, length, dtype=torch.int64)
+        return Batch(inputs=(tokens,), names=("input_ids",), labels=tokens)
+    read = torch.zeros(_EXAMPLES, length // 2, dtype=torch.int64)
+    written = torch.zeros(_EXAMPLES, length - length // 2, dtype=torch.int64)
+    return Batch(inputs=(read, written), names=("input_ids", "decoder_input_ids"), labels=written)
+
+
+def _fake(parameter: nn.Parameter, mode: FakeTensorMode) -> nn.Parameter:
+    if is_fake(parameter):
+        return parameter
+    return nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
+
+
+@contextlib.contextmanager
+def _undrawn() -> Iterator[None]:
+    """Keep the library from drawing weights."""
+    from transformers import PreTrainedModel
+
+    drawing = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda _self, *_, **__: None
+    try:
+        yield
+    finally:
+        PreTrainedModel.initialize_weights = drawing

@@ -1,0 +1,218 @@
+"""A unit that does its part of a tape, on the modules of the unedited model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.errors import ConfigError
+from spantrain.models.tracing.cut import Carried, Layout, TapePart
+from spantrain.models.tracing.factory import what_was_raised
+from spantrain.models.tracing.losses import Loss
+from spantrain.models.tracing.plain import calls_compiled, uncompiled
+from spantrain.models.tracing.tape import (
+    Constant,
+    Place,
+    Samples,
+    StandIn,
+    Step,
+    Value,
+    Weight,
+    mapped,
+    parts,
+    zipped,
+)
+from spantrain.models.units import UnitModule
+
+
+class TracedUnit(UnitModule):
+    """Modules of the model, and the steps that call them.
+
+    Modules and weights are the model's own objects; what `repr` prints tells units of unlike work apart.
+    """
+
+    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None) -> None:
+        """Take what the part needs out of a model; `loss` is the last unit's."""
+        super().__init__(name, prefixes={})
+        self._part = part
+        self._loss = loss
+        self._local: dict[str, str] = {}
+        for path in part.modules:
+            self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
+        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, Weight)):
+            self._hold_weight(weight.name, model)
+        self._constants = nn.Module()
+        for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
+            self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
+        for index, tensor in part.known.items():
+            self._constants.register_buffer(f"v{index}", tensor, persistent=False)
+        self._calls_compiled = calls_compiled(self)
+        self._written_into = {before for step in part.steps for before, _ in step.changes}
+        self.eval()
+
+    @property
+    def class_name(self) -> str:
+        """Of the largest module in it."""
+        held = [self.get_submodule(child) for child in self.prefixes]
+        sizes = [(sum(p.numel() for p in module.parameters()), type(module).__name__) for module in held]
+        return max(sizes, key=lambda entry: entry[0])[1] if sizes else type(self).__name__
+
+    def extra_repr(self) -> str:
+        """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
+        part, numbers = self._part, dict[int, int]()
+        lines = [f"takes {_carried_line(part.takes, numbers)}"]
+        lines += [_line(step, self._local, numbers) for step in part.steps]
+        return "\n".join((*lines, f"gives {_carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Return the tensors that cross the cut behind it; the last unit, given labels too, the loss sum.
+
+        Raises:
+            ConfigError: a number of the data is none that the model, or the loss, has a row for.
+        """
+        try:
+            with uncompiled() if self._calls_compiled else nullcontext():
+                return self._run(tensors)
+        except IndexError as error:
+            raise ConfigError(
+                f"{self.name}: {what_was_raised(error)}: a token or a label of the data is out of range; give numbers "
+                "from 0 to one less than the model, or its last layer, knows"
+            ) from error
+
+    def _run(self, tensors: tuple[Tensor, ...]) -> Any:
+        part = self._part
+        labels = tensors[len(part.takes)] if self._loss is not None else None
+        samples, place = tensors[0].shape[0], tensors[0].device
+        found = {index: self._constants.get_buffer(f"v{index}") for index in part.known}
+        for carried, tensor in zip(part.takes, tensors, strict=False):
+            unpacked = _unpacked(carried, tensor)
+            found[carried.value.index] = unpacked.clone() if carried.value in self._written_into else unpacked
+        if part.labels is not None and labels is not None:
+            found[part.labels.index] = labels
+        for step in part.steps:
+            self._do(step, found, samples, place)
+        if self._loss is None:
+            return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
+        return self._loss(self._filled(part.result, found, samples, place), labels, samples)
+
+    def _do(self, step: Step, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
+        work: Callable[..., Any] | None = step.function
+        if step.module is not None:
+            work = self.get_submodule(self._local[step.module])
+        assert work is not None
+        args = self._filled(step.args, found, samples, place)
+        kwargs = self._filled(dict(step.kwargs), found, samples, place)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and step.grad_enabled):
+            result = work(*args, **kwargs)
+        for value, tensor in zipped(step.result, result):
+            if isinstance(value, Value):
+                found[value.index] = tensor
+        for before, after in step.changes:
+            found.setdefault(after.index, found[before.index])
+
+    def _filled(self, structure: Any, found: Mapping[int, Tensor], samples: int, place: torch.device) -> Any:
+        """Put tensors, numbers and the device where the tape has signs for them."""
+
+        def fill(sign: Any) -> Any:
+            match sign:
+                case Value():
+                    return found[sign.index]
+                case Weight():
+                    return self._weight(sign.name)
+                case Constant():
+                    return self._constants.get_buffer(f"c{id(sign)}")
+                case Samples():
+                    return sign.of(samples)
+                case Place():
+                    return place
+                case StandIn():
+                    return _stand_in(sign, samples, place)
+            return sign
+
+        return mapped(structure, fill)
+
+    def _hold(self, child: str, path: str, module: nn.Module) -> None:
+        self.add_module(child, module)
+        self.prefixes[child] = path
+        self._local[path] = child
+
+    def _hold_weight(self, name: str, model: nn.Module) -> None:
+        """Hold one parameter or buffer of an opened module, in a module that stands for that one."""
+        path, _, attribute = name.rpartition(".")
+        holder = f"{path}:"
+        if holder not in self._local:
+            self._hold(f"w{len(self.prefixes)}", path, nn.Module())
+            self._local[holder] = self._local.pop(path)
+        module = self.get_submodule(self._local[holder])
+        owner = model.get_submodule(path)
+        if attribute in owner._parameters:
+            module.register_parameter(attribute, owner.get_parameter(attribute))
+        else:
+            module.register_buffer(attribute, owner.get_buffer(attribute))
+
+    def _weight(self, name: str) -> Tensor:
+        path, _, attribute = name.rpartition(".")
+        weight = getattr(self.get_submodule(self._local[f"{path}:"]), attribute)
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+def _given(part: TapePart) -> list[Any]:
+    """Return all parts of all arguments."""
+    given = [sign for step in part.steps for sign in parts((step.args, dict(step.kwargs)))]
+    return [*given, *parts(part.result)]
+
+
+def _stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
+    """Return a tensor of the right shape that takes no memory."""
+    shape = [size.of(samples) if isinstance(size, Samples) else size for size in sign.shape]
+    return torch.zeros((), dtype=sign.dtype, device=place).expand(shape)
+
+
+def _packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
+    """Bring the samples to the first dimension."""
+    match carried.layout:
+        case Layout.NONE:
+            return tensor.unsqueeze(0).expand(samples, *tensor.shape)
+        case Layout.GROUPED:
+            before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
+            tensor = tensor.reshape(*before, samples, carried.each, *after)
+    return tensor.movedim(carried.dim, 0)
+
+
+def _unpacked(carried: Carried, tensor: Tensor) -> Tensor:
+    """Bring the samples back to where the model has them."""
+    match carried.layout:
+        case Layout.NONE:
+            return tensor[0]
+        case Layout.GROUPED:
+            return tensor.movedim(0, carried.dim).flatten(carried.dim, carried.dim + 1)
+    return tensor.movedim(0, carried.dim)
+
+
+def _carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
+    return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
+
+
+def _line(step: Step, local: Mapping[str, str], numbers: dict[int, int]) -> str:
+    name = local[step.module] if step.module is not None else getattr(step.function, "__name__", str(step.function))
+    given = f"{_short(step.args, numbers)} {_short(dict(step.kwargs), numbers)}"
+    return f"{_short(step.result, numbers)} = {name}{given}"
+
+
+def _short(structure: Any, numbers: dict[int, int]) -> str:
+    def sign(part: Any) -> str:
+        match part:
+            case Value():
+                return f"%{numbers.setdefault(part.index, len(numbers))}"
+            case Weight():
+                return part.name.rpartition(".")[2]
+            case Samples():
+                return f"{part.each}n{part.fixed:+d}"
+            case None | bool() | int() | float() | str() | torch.dtype():
+                return repr(part)
+        return type(part).__name__
+
+    return str(mapped(structure, sign)).replace("'", "")

@@ -1,0 +1,144 @@
+"""One thread that does what a cluster's process decided: it tells the master, expects and sends layers, in order.
+
+It has the ways to the master and to the shards, for a plain loop's session and for a pipeline's stage. Those decide
+under their lock, which the link's and the wire's threads, and the training loop, wait for. Nothing is called under it
+that might wait for a lock of theirs, or that makes something large.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from spantrain.core.outer.events import OuterEvent, Ticket
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.errors import SpanTrainError
+from spantrain.outer.link.link import LinkLike
+from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.mailbox.interface import PeerAddress
+
+_LOG = logging.getLogger(__name__)
+
+Lost = Callable[[str, LayerKey, str], None]
+"""Told of a layer that cannot be got or sent: the shard, the layer, and why."""
+
+
+class WireLike(Protocol):
+    """What a client needs of the data plane; tests may give it another."""
+
+    def set_peers(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Talk to these."""
+
+    def expect(self, peer: str, key: LayerKey, parameters: tuple[ParameterSpec, ...]) -> None:
+        """Take in a layer."""
+
+    def send(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
+        """Send a layer."""
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop what is left of a push or a pull."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class ClientHands:
+    """Does pieces of work one after the other; those of a connection that has ended are left out."""
+
+    def __init__(self, name: str) -> None:
+        self._link: LinkLike | None = None
+        self._wire: WireLike | None = None
+        self._pieces: queue.SimpleQueue[tuple[int, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._connection = 0
+        self._thread = threading.Thread(target=self._run, name=f"outer-{name}", daemon=True)
+        self._thread.start()
+
+    def use(self, link: LinkLike, wire: WireLike) -> None:
+        """Talk by these from now on."""
+        self._link, self._wire = link, wire
+
+    def connect(self) -> None:
+        """Begin a new connection: what was not done over the one before it is left undone."""
+        self._connection += 1
+
+    def close(self) -> None:
+        """Do what is left, and end, with link and wire.
+
+        The wire says goodbye to the shards first: as soon as the master has heard a goodbye it has them hang up.
+        """
+        self._pieces.put(None)
+        self._thread.join()
+        if self._wire:
+            self._wire.close()
+        if self._link:
+            self._link.close()
+
+    # What can be done; each returns at once.
+
+    def tell(self, event: OuterEvent) -> None:
+        """Tell the master."""
+        self._do(lambda: self._the_link.tell(event))
+
+    def dial(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Talk to these shards."""
+        self._do(lambda: self._the_wire.set_peers(peers))
+
+    def dial_anew(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Talk to these shards, by new connections alone.
+
+        Those of before may be of a network that was cut: TCP waits long before it tries such again.
+        """
+        self.dial(())
+        self.dial(peers)
+
+    def expect(self, shard: str, key: LayerKey, parameters: tuple[ParameterSpec, ...], *, lost: Lost) -> None:
+        """Take in a layer."""
+        self._move(lambda: self._the_wire.expect(shard, key, parameters), shard, key, lost)
+
+    def send(self, shard: str, key: LayerKey, tensors: Callable[[], Tensors], *, lost: Lost) -> None:
+        """Send a layer, which is made when it is its turn."""
+        self._move(lambda: self._the_wire.send(shard, key, tensors()), shard, key, lost)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Drop what is left of a push or a pull."""
+        self._do(lambda: self._the_wire.forget(ticket))
+
+    def _move(self, begin: Callable[[], None], shard: str, key: LayerKey, lost: Lost) -> None:
+        def move() -> None:
+            try:
+                begin()
+            except (SpanTrainError, ValueError) as error:
+                lost(shard, key, str(error))
+
+        self._do(move)
+
+    def _do(self, piece: Callable[[], None]) -> None:
+        self._pieces.put((self._connection, piece))
+
+    @property
+    def _the_link(self) -> LinkLike:
+        assert self._link, "say by what to talk first"
+        return self._link
+
+    @property
+    def _the_wire(self) -> WireLike:
+        assert self._wire, "say by what to talk first"
+        return self._wire
+
+    # The thread.
+
+    def _run(self) -> None:
+        while (entry := self._pieces.get()) is not None:
+            connection, piece = entry
+            if connection != self._connection:
+                continue
+            try:
+                piece()
+            except SpanTrainError as error:
+                _LOG.warning("outer optimizer: %s; training goes on", error)
+            except Exception:  # noqa: BLE001 - the outermost loop of this thread: training goes on, whatever it was
+                _LOG.exception("outer optimizer: a fault of its own; training goes on")

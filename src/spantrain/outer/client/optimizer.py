@@ -1,0 +1,222 @@
+"""What a training loop calls after each of its steps: the outer optimizer of a cluster.
+
+Di-PS, 2.1 and 3.2, and DiLoCo before it: a cluster trains by itself for so many inner steps, gives what it learned to
+the parameter servers, and goes on from what all clusters together have made of it. Kept: that. Decided here: layers
+travel beside training; a version is taken between two steps, when all of it is there; a fault of whatever kind only
+means that a round comes to nothing, and what was learned goes into the next.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import torch.distributed as dist
+from torch import Tensor
+
+from spantrain.core.outer.layers import Layer
+from spantrain.errors import UsageError
+from spantrain.outer.client.connect import Connector, NetworkConnector
+from spantrain.outer.client.data import LeasedBatches
+from spantrain.outer.client.environment import ClientEnvironment
+from spantrain.outer.client.fragment_rounds import FragmentRounds
+from spantrain.outer.client.fragment_sessions import FragmentSessions
+from spantrain.outer.client.grouping import group_layers, named_layers
+from spantrain.outer.client.metrics import ClientMeter, OuterMetrics
+from spantrain.outer.client.parameters import ModelParameters
+from spantrain.outer.client.ranks import Ranks, ranks_of
+from spantrain.outer.client.rounds import ClientRounds
+
+Parameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterOptions:
+    """What few need to change."""
+
+    wait_for_start_s: float = 30.0
+    """How long to wait, before the first step, for the newest version or until this cluster brings the first."""
+    wait_for_round_s: float = 600.0
+    """Where the master bounds how far to train on behind a push (`ahead` of its settings): how long to stand still
+    before training on in any case."""
+    wait_for_data_s: float = 2.0
+    """With no chunk of data left: how long the master must have been away, before training on samples that do not
+    count."""
+    encrypted: bool = True
+    """Whether layers are, on their way; must be what the master's configuration says."""
+    layers: Mapping[str, Sequence[str]] | None = None
+    """Names of parameters by the name of the layer that is sent whole; by default blocks, by their names."""
+    connector: Connector | None = None
+    """Another way to a master than by the network."""
+
+    def __post_init__(self) -> None:
+        if min(self.wait_for_start_s, self.wait_for_data_s) < 0 or self.wait_for_round_s <= 0:
+            raise UsageError(
+                "wait_for_start_s and wait_for_data_s must not be negative, wait_for_round_s must be positive; "
+                f"got {self.wait_for_start_s}, {self.wait_for_data_s} and {self.wait_for_round_s}"
+            )
+
+
+class OuterOptimizer:
+    """Takes part in the training of several clusters; every process of this cluster makes one and calls the same.
+
+        with OuterOptimizer(model.named_parameters(), master="10.0.0.1:7070", token=token, cluster="a") as outer:
+            for batch in batches:
+                ...
+                inner.step()
+                outer.step(tokens=batch.numel())
+            outer.finish()
+
+    Parameters are changed in place, in `step`. Where torch.distributed has been started, its first process talks to the
+    master, and all have the same parameters (DistributedDataParallel) or their parts of them (fully_shard). Buffers, as
+    running means of batch normalization, stay each cluster's own, and so does the inner optimizer's state.
+    """
+
+    def __init__(
+        self, parameters: Parameters, *, master: str, token: str, cluster: str, inner_steps: int = 64,
+        options: OuterOptions | None = None, group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        """Join, and wait for the newest version; with no master in reach, say so and train until there is one.
+
+        Args:
+            parameters: those that are trained, by the names that they have in every cluster: `named_parameters()`
+            master: HOST:PORT
+            token: what the master printed
+            cluster: this cluster's name; no other may have it
+            inner_steps: steps between two pushes
+            options: what few need to change
+            group: the cluster's processes, where they are not all that torch.distributed knows of
+
+        Raises:
+            UsageError: parameters, names, numbers or the token make no sense.
+        """
+        if inner_steps < 1:
+            raise UsageError(f"inner_steps must be at least 1, got {inner_steps}")
+        self._options = options or OuterOptions()
+        with ExitStack() as stack:
+            self._ranks: Ranks = ranks_of(group)
+            stack.callback(self._ranks.close)
+            live = ModelParameters(parameters, self._ranks)
+            connector = self._options.connector or NetworkConnector(
+                master=master, token=token, encrypted=self._options.encrypted
+            )
+            layers = self._layers_of(live)
+            self._session = self._connected(layers, cluster, connector, stack) if self._ranks.rank == 0 else None
+            self._meter = self._session.meter if self._session else ClientMeter()
+            self._rounds = FragmentRounds(
+                live, layers, self._ranks, self._session, self._meter, inner_steps=inner_steps
+            )  # fmt: skip
+            if self._session:
+                connector.start()
+            entered_s = self._meter.enter()
+            if self._options.wait_for_start_s:
+                self._rounds.until(ClientRounds.has_begun, self._options.wait_for_start_s)
+                self._rounds.stand_still(self._options.wait_for_round_s)
+            self._meter.leave(entered_s)
+            self._open: ExitStack = stack.pop_all()
+        self._closed = False
+
+    @classmethod
+    def from_environment(
+        cls, parameters: Parameters, *, inner_steps: int = 64, options: OuterOptions | None = None,
+        group: dist.ProcessGroup | None = None, variables: Mapping[str, str] = os.environ,
+    ) -> "OuterOptimizer":  # fmt: skip
+        """Join as `spantrain outer run` says; what it says of steps and encryption goes before what is given here.
+
+        Raises:
+            UsageError: the command was not started so; or as `OuterOptimizer`.
+        """
+        found = ClientEnvironment.read(variables)
+        return cls(
+            parameters,
+            master=found.master,
+            token=found.token,
+            cluster=found.cluster,
+            inner_steps=found.inner_steps or inner_steps,
+            options=replace(options or OuterOptions(), encrypted=found.encrypted),
+            group=group,
+        )
+
+    def _layers_of(self, live: ModelParameters) -> tuple[Layer, ...]:
+        specs, names = live.specs(), self._options.layers
+        return group_layers(specs) if names is None else named_layers(specs, names)
+
+    @staticmethod
+    def _connected(layers: tuple[Layer, ...], cluster: str, connector: Connector, stack: ExitStack) -> FragmentSessions:
+        session = FragmentSessions(cluster, layers)
+        stack.callback(session.close)
+        session.connect(*connector.connect(session, cluster, layers))
+        return session
+
+    def step(self, *, tokens: int = 1, samples: int | None = None) -> None:
+        """Count an inner step that was done; take a new version if one is there, and push when the round has ended.
+
+        `tokens`: trained on in this process; a push weighs what its tokens do. `samples`: of this process, of those
+        that `data` handed out; None for all, which is right unless a loader fetches ahead.
+
+        Raises:
+            UsageError: it was closed, or a number is negative.
+        """
+        if self._closed or tokens < 0 or (samples or 0) < 0:
+            raise UsageError(
+                "the outer optimizer was closed: no step after that"
+                if self._closed
+                else f"tokens and samples must not be negative, got {tokens} and {samples}"
+            )
+        entered_s = self._meter.enter()
+        self._rounds.count(tokens)
+        if self._session:
+            with self._session.changed:
+                self._session.chunks.train(None if samples is None else samples * self._ranks.size)
+        if self._rounds.is_time:
+            self._rounds.look()
+            self._rounds.stand_still(self._options.wait_for_round_s)
+        self._meter.leave(entered_s)
+
+    def data(self, samples: int, *, batch_samples: int, seed: int | None = 0) -> LeasedBatches:
+        """Return batches, as lists of indices, of a data set that the master leases in chunks to all clusters.
+
+        They serve as `batch_sampler` of a torch DataLoader, too; if that has workers, which fetch ahead, tell `step`
+        how many samples were trained on.
+
+        Args:
+            samples: of the whole data set, as in the master's configuration
+            batch_samples: of a batch in each process
+            seed: of the order within chunks, the same in all clusters; None for the data's own
+
+        Raises:
+            UsageError: there are no samples; later, the master leases none, or not so many.
+        """
+        return LeasedBatches(
+            samples, batch_samples, seed=seed, rounds=self._rounds, patience_s=self._options.wait_for_data_s
+        )
+
+    def finish(self, timeout_s: float = 60.0) -> bool:
+        """Push what is left, and wait for the version with it; return whether it came in time.
+
+        If it did, the parameters are that version's: what all clusters have made together so far, no longer this
+        cluster's own. Others that train on make newer ones; whoever joins later gets the newest.
+        """
+        entered_s = self._meter.enter()
+        given = self._rounds.until(ClientRounds.has_given_all, timeout_s, everything=True)
+        self._meter.leave(entered_s)
+        return given
+
+    @property
+    def metrics(self) -> OuterMetrics:
+        """What it did so far."""
+        return self._meter.read()
+
+    def close(self) -> None:
+        """Leave: what was not pushed is this cluster's own. The others go on."""
+        self._closed = True
+        self._open.close()
+
+    def __enter__(self) -> "OuterOptimizer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,89 @@
+"""Pseudo-gradients in fewer bytes: how a push's tensors are rounded for the wire, and what a shard makes of them.
+
+Not in Di-PS, which sends what was computed; off unless a master's settings name a format. The codes are those of a
+pipeline's cuts (`formats.blockwise`). What rounding takes from a push is kept where the push was made, and added to
+the next one: error feedback, as 1-bit SGD has it from step to step (Seide et al., Interspeech 2014). So the sum of what
+shards have added is the sum of what was learned, but for what the last push left over. A parameter is rounded in
+pieces that stay in the processor's cache, beginning with the parameter, so that no bit depends on what it is sent with.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from spantrain.core.outer.layers import PIECE_NUMBERS, ParameterSpec
+from spantrain.core.plan import WireFormat
+from spantrain.formats.blockwise import decode, encode
+
+
+def round_push(
+    spec: ParameterSpec, wire_format: WireFormat, start: Tensor, now: Tensor, left: Tensor | None, rest: Tensor
+) -> Tensor:
+    """Return start minus now, and what is left over from earlier, as it is sent.
+
+    Args:
+        spec: of the parameter; `wire_format` makes it smaller
+        wire_format: what it is sent as
+        start: of the round
+        now: at its end
+        left: over from earlier pushes, float32; None for nothing
+        rest: float32, to be written: what is left over from this push; 0 where a number is not finite
+
+    >>> one = ParameterSpec(name="w", shape=(4,))
+    >>> rest = torch.empty(4)
+    >>> sent = round_push(one, WireFormat.BFLOAT16, torch.full((4,), 1.001953125), torch.zeros(4), None, rest)
+    >>> sent[0].item(), rest[0].item()
+    (1.0, 0.001953125)
+    """
+    as_sent = spec.sent_as(wire_format)
+    sent = torch.empty(as_sent.shape, dtype=getattr(torch, as_sent.dtype))
+    flat = [one.detach().reshape(-1) for one in (start, now)]
+    over, before = rest.view(-1), None if left is None else left.view(-1)
+    for numbers, row in _pieces(spec, sent, wire_format):
+        wanted = (flat[0][numbers] - flat[1][numbers]).float()
+        if before is not None:
+            wanted.add_(before[numbers])
+        _write(wanted, row, wire_format)
+        torch.sub(wanted, _read(row, wire_format, wanted.numel(), spec), out=over[numbers])
+        over[numbers].nan_to_num_(0.0, 0.0, 0.0)
+    return sent
+
+
+def unrounded(spec: ParameterSpec, wire_format: WireFormat, sent: Tensor, out: Tensor) -> Tensor:
+    """Write what a rounded parameter was, as exactly as it came, to a contiguous tensor of its shape; return that."""
+    flat = out.view(-1)
+    for numbers, row in _pieces(spec, sent, wire_format):
+        flat[numbers] = _read(row, wire_format, flat[numbers].numel(), spec)
+    return out
+
+
+def _pieces(spec: ParameterSpec, sent: Tensor, wire_format: WireFormat) -> Iterator[tuple[slice, Tensor]]:
+    """Yield pieces: where their numbers are in the parameter, and what is sent of them."""
+    whole, bytes_at = spec.numbers, 0
+    sent = sent.view(-1)
+    for begin in range(0, whole, PIECE_NUMBERS):
+        numbers = slice(begin, min(begin + PIECE_NUMBERS, whole))
+        if wire_format is WireFormat.BFLOAT16:
+            yield numbers, sent[numbers]
+            continue
+        size_bytes = wire_format.packed_bytes(numbers.stop - begin)
+        yield numbers, sent[bytes_at : bytes_at + size_bytes]
+        bytes_at += size_bytes
+
+
+def _write(numbers: Tensor, row: Tensor, wire_format: WireFormat) -> None:
+    if wire_format is WireFormat.BFLOAT16:
+        row.copy_(numbers)
+        return
+    codes_bytes = wire_format.code_bytes(numbers.numel())
+    encode(numbers.unsqueeze(0), wire_format, row[:codes_bytes].unsqueeze(0), row[codes_bytes:].unsqueeze(0))
+
+
+def _read(row: Tensor, wire_format: WireFormat, numbers: int, spec: ParameterSpec) -> Tensor:
+    """Return the numbers of a piece in float32, after they have been what the parameter's type lets them be."""
+    if wire_format is WireFormat.BFLOAT16:
+        return row.float()
+    codes_bytes = wire_format.code_bytes(numbers)
+    found = decode(row[:codes_bytes].unsqueeze(0), row[codes_bytes:].unsqueeze(0), wire_format, numbers).squeeze(0)
+    return found.to(getattr(torch, spec.dtype)).float()

@@ -1,0 +1,343 @@
+"""The connection of a shard or a cluster to the master, and what both say to each other besides events and commands."""
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spantrain.core.outer.commands import OuterCommand, RegisterAgain
+from spantrain.core.outer.events import OuterEvent
+from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
+from spantrain.outer.link.codec import decode_command, decode_value, encode_event, encode_value
+from spantrain.outer.link.session import MAX_BATCH, LinkSession
+from spantrain.outer.master.status import MasterStatus
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.transport.connection.threads import ReliedOnThread
+from spantrain.transport.control.client import ControlClient
+from spantrain.transport.mailbox.interface import PeerAddress
+
+MEMBER_KINDS = ("shard", "cluster", "worker")
+"""A cluster is its leader: the process that talks to the master for it. A worker only sends and gets layers."""
+
+_JOIN_S = 5.0
+"""One attempt to reach a master that is not there; the next follows."""
+_LONGEST_PAUSE_S = 3.0
+"""After a master that is there, and refuses or ends a connection again and again."""
+_SHORTEST_PAUSE_S = 0.2
+_QUEUE_LIMIT = 50_000
+_LONGEST_WAIT_S = 60.0
+_FAREWELL_S = 0.5
+_CALL_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberFacts:
+    """What a member says of itself when it joins."""
+
+    kind: str
+    """One of `MEMBER_KINDS`."""
+    public_key: str
+    """CURVE, Z85; empty when encryption is off."""
+    endpoint: str = ""
+    """Where its data plane listens, as others dial it; empty if it only dials."""
+    layers: tuple[Layer, ...] = ()
+    """Of a cluster: its whole model, in order."""
+
+    def __post_init__(self) -> None:
+        PeerAddress(name=self.kind, endpoint=self.endpoint, public_key="")
+        if self.kind not in MEMBER_KINDS:
+            raise ValueError(f"a member's kind must be one of {', '.join(MEMBER_KINDS)}, got {self.kind!r}")
+        if (self.kind == "cluster") != bool(self.layers):
+            raise ValueError(f"a cluster tells its layers, and only a cluster; got {len(self.layers)} of a {self.kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterWelcome:
+    """What the master answers to a member that joins."""
+
+    layout: ShardLayout | None
+    """None: no cluster has described the model yet."""
+    rule: OuterRule
+    settings: OuterSettings
+    peers: tuple[PeerAddress, ...]
+    """Of the data plane: for a cluster or a worker the shards; for a shard all workers, which dial it."""
+    samples: int = 0
+    """Of the data set that the master leases in chunks; 0 where the clusters bring their own."""
+    chunks: int = 0
+    """How many the samples are cut into, as `ChunkState.of` cuts them."""
+
+
+class LinkListener(Protocol):
+    """What a link tells its owner, from its own thread: nothing here may block for long."""
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Take note of a new connection; return the event to register with, or none if there is none to make yet."""
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return the sign of life to give now; called while registered. A worker has none to give."""
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Take note of who is to be talked to on the data plane from now on."""
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:
+        """Take note of the layout, after a welcome without one; return the event to register with."""
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Take a command; they come in the master's order."""
+
+    def disconnected(self, reason: str) -> None:
+        """Take note that the connection is gone: what was told and not taken in is lost. The link joins again."""
+
+    def died(self, fault: str) -> None:
+        """Take note that a fault has ended the link's thread: there will be no connection any more."""
+
+
+class LinkLike(Protocol):
+    """What a shard or a client needs of a link; tests may give it another."""
+
+    def tell(self, *events: OuterEvent) -> None:
+        """Tell the master, in order; never blocks. Dropped and counted while not registered."""
+
+    def register_again(self, reason: str) -> None:
+        """Begin a new connection: this side lost what it needs to go on with the present one."""
+
+    def close(self) -> None:
+        """End it; nothing is told or heard from then on."""
+
+
+class MasterLink:
+    """A member's connection to the master, made again for ever: over lost networks and restarts of the master.
+
+    One thread joins, enters, registers, tells, listens and beats, and calls the listener. What is told while the member
+    is not registered is dropped and counted: it belongs to a connection that has ended.
+    """
+
+    def __init__(
+        self, *, address: str, token: str, member: str, facts: MemberFacts, listener: LinkListener, beat_s: float = 1.0
+    ) -> None:
+        """`address` and `token` are what the master prints; `beat_s`: between signs of life."""
+        self._address = address
+        self._token = token
+        self._member = member
+        self._facts = facts
+        self._listener = listener
+        self._beat_s = beat_s
+        self._queue: deque[OuterEvent] = deque()
+        self._open = False
+        """Whether what is told is for the present connection."""
+        self._again: str | None = None
+        self._woken = False
+        self._closing = False
+        self._cancelled = threading.Event()
+        self._changed = threading.Condition()
+        self.dropped = 0
+        """Events told while not registered, or not taken in when a connection ended."""
+        self.problem: str | None = "not connected yet"
+        """Why there is no connection; None while there is one."""
+        self._thread = ReliedOnThread(self._run, name=f"outer-link-{member}", died=self._died)
+
+    def start(self) -> None:
+        """Begin; returns at once, also where no master is there."""
+        self._thread.start()
+
+    def tell(self, *events: OuterEvent) -> None:
+        """Tell the master, in order; never blocks. Dropped and counted while not registered."""
+        with self._changed:
+            if not self._open or self._closing:
+                self.dropped += len(events)
+                return
+            self._queue.extend(events)
+            if len(self._queue) > _QUEUE_LIMIT:
+                self._again = f"{len(self._queue)} events wait to be told"
+            self._wake()
+
+    def register_again(self, reason: str) -> None:
+        """Begin a new connection: this side lost what it needs to go on with the present one."""
+        with self._changed:
+            self._again = reason
+            self._wake()
+
+    def close(self) -> None:
+        """Tell what was told before, if the master answers at once, and end; nothing is left.
+
+        Where an attempt to connect is under way, that is waited for: a few seconds at most.
+        """
+        with self._changed:
+            self._closing = True
+            self._wake()
+        self._cancelled.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    # The thread.
+
+    def _died(self, fault: str) -> None:
+        self.problem = fault
+        self._listener.died(fault)
+
+    def _run(self) -> None:
+        pause_s = _SHORTEST_PAUSE_S
+        while not self._closing:
+            begun_s = time.monotonic()
+            away = False
+            try:
+                client = self._join()
+                away = client is None
+                if client is not None:
+                    with contextlib.closing(client):
+                        self._connected(client)
+            except SpanTrainError as error:
+                self._note(str(error))
+            lasted = time.monotonic() - begun_s > 2 * _JOIN_S
+            pause_s = _SHORTEST_PAUSE_S if lasted or away else min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._wait(time.monotonic() + pause_s, lambda: self._closing)
+
+    def _join(self) -> ControlClient | None:
+        """Join; None if nobody answers.
+
+        Raises:
+            SpanTrainError: the master refused.
+        """
+        try:
+            return ControlClient.join(
+                self._address, self._token, name=self._member, facts={}, timeout_s=_JOIN_S, cancelled=self._cancelled
+            )
+        except PeerLostError as error:
+            self._note(str(error))
+            return None
+
+    def _note(self, problem: str) -> None:
+        if problem != self.problem and not self._closing:
+            _log.warning("%s has no connection to the master: %s", self._member, problem)
+        self.problem = problem
+
+    def _connected(self, client: ControlClient) -> None:
+        """Go on with a connection until it ends.
+
+        Raises:
+            SpanTrainError: it was refused, or has ended; the message says why.
+        """
+        answer = client.call("enter", {"facts": encode_value(self._facts)}, timeout_s=_CALL_S)
+        number, welcome = answer.get("connection"), decode_value(MasterWelcome, answer.get("welcome"), "welcome")
+        if type(number) is not int:
+            raise ProtocolError("the master's welcome lacks the connection's number")
+        with self._changed:
+            self._again, self.problem = None, None
+        session = LinkSession(client, number, patience_s=welcome.settings.lost_after_s, wake=self._wake)
+        reason = "this side closes it"
+        try:
+            self._register(self._listener.joined(welcome))
+            self._serve(session)
+        except SpanTrainError as error:
+            reason = str(error)
+            raise
+        finally:
+            self._shut()
+            self._listener.disconnected(reason)
+
+    def _register(self, events: tuple[OuterEvent, ...]) -> None:
+        with self._changed:
+            self._queue.extend(events)
+            self._open = self._open or bool(events) or self._facts.kind == "worker"
+
+    def _shut(self) -> None:
+        with self._changed:
+            self._open = False
+            self.dropped += len(self._queue)
+            self._queue.clear()
+
+    def _serve(self, session: LinkSession) -> None:
+        """Tell, listen and beat until this side closes.
+
+        Raises:
+            SpanTrainError: the connection has ended, or must begin anew.
+        """
+        beat_due_s = time.monotonic() + self._beat_s
+        while not self._closing:
+            for notice in session.poll(time.monotonic()):
+                self._take(notice)
+            if self._again is not None:
+                raise PeerLostError(f"to be registered again: {self._again}")
+            beat = time.monotonic() >= beat_due_s
+            if not session.sending and (events := self._batch(beat)) is not None:
+                session.send([encode_event(event) for event in events])
+                beat_due_s = time.monotonic() + self._beat_s
+            until_s = session.again_s if session.sending else min(beat_due_s, session.again_s)
+            self._wait(until_s, lambda: self._woken)
+        self._farewell(session)
+
+    def _batch(self, beat: bool) -> list[OuterEvent] | None:
+        """Take the events to tell now; None if there is nothing to tell, not even a sign of life."""
+        signs = self._listener.beat() if beat and self._open else ()
+        with self._changed:
+            self._queue.extend(signs)
+            if not self._queue and not beat:
+                return None
+            return [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
+
+    def _wait(self, until_s: float, holds: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(holds, min(max(0.0, until_s - time.monotonic()), _LONGEST_WAIT_S))
+            self._woken = False
+
+    def _take(self, notice: dict[str, Any]) -> None:
+        match notice:
+            case {"command": command}:
+                self._command(decode_command(command))
+            case {"peers": list(peers)}:
+                self._listener.peers_changed(tuple(decode_value(PeerAddress, peer, "peer") for peer in peers))
+            case {"layout": layout}:
+                self._register(self._listener.layout_known(decode_value(ShardLayout, layout, "layout")))
+            case _:
+                raise ProtocolError(f"the master told something unknown: {', '.join(sorted(notice))}"[:200])
+
+    def _command(self, command: OuterCommand) -> None:
+        if isinstance(command, RegisterAgain):
+            self.register_again(command.reason)
+        else:
+            self._listener.commanded(command)
+
+    def _farewell(self, session: LinkSession) -> None:
+        """Tell what waits, and leave, in a short time."""
+        end_s = time.monotonic() + _FAREWELL_S
+        with contextlib.suppress(SpanTrainError):
+            while time.monotonic() < end_s:
+                session.poll(time.monotonic())
+                if not session.sending:
+                    events = self._batch(beat=False)
+                    if events is None:
+                        session.leave(end_s - time.monotonic())
+                        return
+                    session.send([encode_event(event) for event in events])
+                self._wait(min(end_s, session.again_s), lambda: self._woken)
+
+
+def ask_status(address: str, token: str, *, timeout_s: float = 5.0) -> MasterStatus:
+    """Ask a master for its status without being a member of the run.
+
+    Raises:
+        UsageError: the token or address is wrong.
+        PeerLostError: no master answers in time.
+        SpanTrainError: it answers that it cannot.
+    """
+    name = f"status-{secrets.token_hex(6)}"
+    end_s = time.monotonic() + timeout_s
+    with contextlib.closing(ControlClient.join(address, token, name=name, facts={}, timeout_s=timeout_s)) as client:
+        answer = client.call("status", {}, timeout_s=max(0.5, end_s - time.monotonic()))
+        with contextlib.suppress(SpanTrainError):
+            client.call("leave", {}, timeout_s=max(0.5, end_s - time.monotonic()))
+    return decode_value(MasterStatus, answer.get("status"), "status")

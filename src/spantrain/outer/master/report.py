@@ -1,0 +1,159 @@
+"""A master's status, put together from what its desk knows."""
+
+from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.master.status import (
+    ChunksStatus,
+    ClusterStatus,
+    FragmentStatus,
+    MasterStatus,
+    ShardStatus,
+    UpdateStatus,
+)
+from spantrain.outer.policy.master import OuterMaster
+from spantrain.outer.policy.settings import ClusterRecord, MasterState
+from spantrain.outer.policy.updates.guard import NormLevel
+
+
+def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
+    """Return all that a master can tell of itself, but for what the control plane refused."""
+    state, layout = desk.state, desk.layout
+    leading, late_s = state.leading, desk.late_s(now_s)
+    return MasterStatus(
+        address=address,
+        epoch=leading.epoch,
+        version=leading.version,
+        seeded=state.seeded,
+        late_s=late_s,
+        waits_for="" if late_s is None else _waits_for(desk, now_s),
+        updates=state.updates,
+        left_out=state.left_out,
+        layers=len(layout.layers) if layout else 0,
+        size_bytes=layout.size_bytes if layout else 0,
+        clusters=_clusters(desk, now_s),
+        shards=tuple(_shard(desk, name, now_s) for name in desk.config.shards),
+        transfers=desk.clock.moving(now_s, desk.master.layer_of) if desk.master else (),
+        links=desk.clock.links,
+        last_update=_last_update(desk.master.parts[0] if desk.master else None),
+        fragments=tuple(map(_fragment, desk.master.parts)) if desk.master and len(state.fragments) > 1 else (),
+        chunks=_chunks(leading),
+        refusals=dict(desk.refusals),
+        dropped={**desk.dropped, **(desk.master.dropped if desk.master else {})},
+    )
+
+
+def _clusters(desk: MasterDesk, now_s: float) -> tuple[ClusterStatus, ...]:
+    here = {one.name for one in desk.connections if one.facts.kind == "cluster"}
+    counted = (one.clusters.keys() for one in desk.state.fragments)
+    return tuple(_cluster(desk, name, now_s) for name in sorted(here.union(*counted)))
+
+
+def _cluster(desk: MasterDesk, name: str, now_s: float) -> ClusterStatus:
+    records = [one.clusters.get(name, ClusterRecord()) for one in desk.state.fragments]
+    pushes = sum(record.pushes for record in records)
+    connection = desk.connections.get(name)
+    chunks = desk.state.leading.chunks
+    level = desk.state.leading.guard.clusters.get(name, NormLevel())
+    got_version, got_s = desk.master.parts[0].got(name) if desk.master else (None, None)
+    return ClusterStatus(
+        name=name,
+        state=_cluster_state(desk, name, now_s),
+        workers=tuple(sorted(desk.master.workers_of(name))) if desk.master else (),
+        tokens=records[0].tokens,
+        pushes=pushes,
+        left_out=sum(record.left_out for record in records),
+        mean_staleness=sum(record.staleness for record in records) / pushes if pushes else 0.0,
+        version=records[0].version,
+        got_version=got_version,
+        got_ago_s=None if got_s is None else now_s - got_s,
+        usual_norm=level.usual,
+        norm_limit=level.limit(desk.config.settings.guard),
+        refused_in_row=level.refused_in_row,
+        leases=sum(lease.cluster == name for lease in chunks.leases) if chunks else 0,
+        heard_ago_s=now_s - connection.heard_s if connection else None,
+    )
+
+
+def _cluster_state(desk: MasterDesk, name: str, now_s: float) -> str:
+    if desk.connections.get(name) is None:
+        return "away"
+    if desk.master is None or name not in desk.master.clusters:
+        return "joining"
+    if name in desk.master.waiting:
+        return "waiting"
+    return "training" if any(name in part.trains(now_s) for part in desk.master.parts) else "idle"
+
+
+def _waits_for(desk: MasterDesk, now_s: float) -> str:
+    """Return what a new version needs that has not come."""
+    shards = [_shard(desk, name, now_s) for name in desk.config.shards]
+    if absent := [f"shard {one.name}, which is {one.state}" for one in shards if one.state != "ready"]:
+        return ", ".join(absent)
+    assert desk.master
+    if answers := sorted({shard for part in desk.master.parts for shard in part.answers_to_come}):
+        return f"answers of {', '.join(answers)} in an update"
+    pushes = [one for one in desk.clock.moving(now_s, desk.master.layer_of) if one.way == "push"]
+    if pushes:
+        first = max(pushes, key=lambda one: one.since_s)
+        return (
+            f"layer {first.layer} of a push of {first.cluster}, on its way to {first.shard} for {first.since_s:.3g} s"
+        )
+    trains = sorted({name for part in desk.master.parts for name in part.trains(now_s)})
+    return f"a push of {', '.join(trains) or 'any cluster'}"
+
+
+def _shard(desk: MasterDesk, name: str, now_s: float) -> ShardStatus:
+    connection = desk.connections.get(name)
+    tables = [part.shards for part in desk.master.parts] if desk.master else []
+    layers = [desk.layout.layers[k] for k in desk.layout.layers_of(name)] if desk.layout else []
+    state = "away"
+    if tables and all(table.is_present(name) for table in tables):
+        state = "ready" if all(name in table.ready for table in tables) else "restoring"
+    elif connection:
+        state = "joining"
+    return ShardStatus(
+        name=name,
+        state=state,
+        endpoint=connection.facts.endpoint if connection else "",
+        versions=tuple(sorted(tables[0].versions.get(name, ()))) if tables else (),
+        layers=len(layers),
+        size_bytes=sum(layer.size_bytes for layer in layers),
+        heard_ago_s=now_s - connection.heard_s if connection else None,
+    )
+
+
+def _fragment(part: OuterMaster) -> FragmentStatus:
+    state = part.state
+    return FragmentStatus(
+        version=state.version,
+        updates=state.updates,
+        left_out=state.left_out,
+        layers=len(part.layout.layers),
+        size_bytes=part.layout.size_bytes,
+        last_update=_last_update(part),
+    )
+
+
+def _last_update(master: OuterMaster | None) -> UpdateStatus | None:
+    outcome = master.last_outcome if master else None
+    if outcome is None:
+        return None
+    verdicts = {one.cluster: f"{'in' if one.accepted else 'left out'}: {one.reason}" for one in outcome.verdicts}
+    return UpdateStatus(
+        version=outcome.version, norm=outcome.norm, scale=outcome.scale, part=outcome.part, verdicts=verdicts
+    )
+
+
+def _chunks(state: MasterState) -> ChunksStatus | None:
+    chunks = state.chunks
+    if chunks is None:
+        return None
+    samples = sum(chunks.chunk_samples)
+    counted = sum(chunks.counted)
+    return ChunksStatus(
+        chunks=len(chunks.chunk_samples),
+        samples=samples,
+        counted_samples=counted,
+        passes=chunks.passes,
+        leases=len(chunks.leases),
+        finished=chunks.passes is not None and counted == chunks.passes * samples,
+    )

@@ -1,0 +1,254 @@
+"""The master as a server: gRPC handlers around the desk, a clock for it, and its folder."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spantrain.errors import ProtocolError, UsageError
+from spantrain.outer.link.codec import decode_event, decode_value, encode_value
+from spantrain.outer.link.link import MemberFacts
+from spantrain.outer.link.session import HOLD_S, MAX_BATCH
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.files import MasterFiles, StateNotKept
+from spantrain.outer.master.report import status_of
+from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.master.status import MasterStatus
+from spantrain.transport.connection.threads import ReliedOnThread
+from spantrain.transport.control.protocol import RemoteRefusal
+from spantrain.transport.control.server import ControlServer
+from spantrain.transport.control.services import Handler
+
+T = TypeVar("T")
+_LEAST_SLEEP_S = 0.01
+_SEAT_S = 60.0
+"""Whoever joins and does not enter in that time has its name freed."""
+_GRACE_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class MasterServer:
+    """Answers members from `start` to `close`; holds no parameters.
+
+    Threads of the control plane bring what members say to the desk one after the other; one more thread wakes the
+    desk when time itself changes something. A master that cannot write its state stops answering and says why.
+    """
+
+    def __init__(self, *, bind: str, state_dir: Path, config: MasterConfig) -> None:
+        """`bind`: HOST:PORT, with the next port for members that have joined; port 0 takes any two.
+
+        Raises:
+            UsageError: the address is none, or the folder is in use, damaged, or of other shards or data.
+        """
+        with contextlib.ExitStack() as stack:
+            self._files = MasterFiles(state_dir)
+            stack.callback(self._files.close)
+            self._desk = MasterDesk(config, self._files, time.monotonic())
+            self._server = ControlServer(
+                bind=bind,
+                handlers={
+                    "enter": self._counted(self._enter),
+                    "tell": self._counted(self._tell),
+                    "listen": self._counted(self._listen),
+                    "leave": self._leave,
+                    "status": lambda _name, _payload: {"status": self.status().to_plain()},
+                },
+                on_join=self._join,
+                max_peers=config.max_members,
+                credentials=self._files.credentials,
+                may_replace=lambda _name: True,
+            )
+            stack.pop_all()
+        self._changed = threading.Condition()
+        """Held by whoever is at the desk."""
+        self._seats: dict[str, float] = {}
+        """Who joined and did not enter yet, and when."""
+        self._wakes_s: float | None = None
+        self._closing = False
+        self._failure: str | None = None
+        self._failed = threading.Event()
+        self._thread = ReliedOnThread(self._keep_time, name="outer-master-clock", died=self._fail)
+
+    def start(self) -> None:
+        """Listen and answer.
+
+        Raises:
+            UsageError: the address is in use, or cannot be listened on.
+        """
+        try:
+            self._server.start()
+        except UsageError:
+            self._files.close()
+            raise
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer no more; nothing of it is left but its folder. Once more does nothing."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._desk.close("the master is stopping")
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._server.stop(_GRACE_S)
+        self._files.close()
+
+    def __enter__(self) -> "MasterServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where members join, as they can dial it."""
+        return self._server.join_address
+
+    @property
+    def token(self) -> str:
+        """What members join with; also in the folder's `token`."""
+        return self._server.token
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on; None while it can."""
+        return self._failure
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has failed, or for so long; return whether it has."""
+        return self._failed.wait(timeout_s)
+
+    def status(self) -> MasterStatus:
+        """Return what it knows of everybody."""
+        with self._changed:
+            status = status_of(self._desk, address=self.address, now_s=time.monotonic())
+        return replace(status, refusals={**self._server.refusals, **status.refusals})
+
+    # What members call, each in a thread of the control plane.
+
+    def _counted(self, handler: Handler) -> Handler:
+        """Return a handler that counts messages which make no sense."""
+
+        def run(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+            try:
+                return handler(name, payload)
+            except ProtocolError as error:
+                with self._changed:
+                    self._desk.refuse("malformed", f"{name}: {error}")
+                raise
+
+        return run
+
+    def _join(self, name: str, _facts: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            self._seats[name] = time.monotonic()
+            self._changed.notify_all()
+        return {}
+
+    def _enter(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
+        facts = decode_value(MemberFacts, payload.get("facts"), "facts")
+        number, welcome = self._at_desk(lambda now_s: self._desk.enter(now_s, name, facts))
+        with self._changed:
+            self._seats.pop(name, None)
+        return {"connection": number, "welcome": encode_value(welcome)}
+
+    def _tell(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
+        number, batch = _number(payload, "connection"), _number(payload, "batch")
+        told = payload.get("events")
+        if not isinstance(told, list) or len(told) > MAX_BATCH:
+            raise ProtocolError(f"{name}: a batch must be a list of at most {MAX_BATCH} events")
+        events = [decode_event(event) for event in told]
+        return {"refused": self._at_desk(lambda now_s: self._desk.tell(now_s, name, number, batch, events))}
+
+    def _listen(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
+        number, after = _number(payload, "connection"), _number(payload, "after")
+        outbox = self._at_desk(lambda now_s: self._desk.outbox(now_s, name, number))
+        first, notices = outbox.take(after, timeout_s=HOLD_S)
+        return {"first": first, "notices": notices}
+
+    def _leave(self, name: str, _payload: dict[str, Any]) -> dict[str, Any]:
+        self._at_desk(lambda now_s: self._desk.leave(now_s, name, "it left"))
+        self._free(name)
+        return {}
+
+    def _free(self, name: str) -> None:
+        with self._changed:
+            self._seats.pop(name, None)
+        self._server.release(name)
+
+    def _at_desk(self, work: Callable[[float], T]) -> T:
+        """Do something at the desk, alone.
+
+        Raises:
+            RemoteRefusal: the master is stopping, or has failed.
+        """
+        with self._changed:
+            if self._failure or self._closing:
+                raise RemoteRefusal(self._failure or "the master is stopping")
+            try:
+                result = work(time.monotonic())
+            except StateNotKept as error:
+                self._fail(str(error))
+                raise RemoteRefusal(str(error)) from None
+            if (self._desk.wake_s or float("inf")) < (self._wakes_s or float("inf")):
+                self._changed.notify_all()
+        return result
+
+    def _fail(self, fault: str) -> None:
+        with self._changed:
+            self._failure = f"the master cannot go on: {fault}"
+            _log.error("%s", self._failure)
+            self._desk.close(self._failure)
+            self._failed.set()
+
+    # Time.
+
+    def _keep_time(self) -> None:
+        earliest_s = 0.0
+        while True:
+            with self._changed:
+                if self._closing or self._failure:
+                    return
+                now_s = time.monotonic()
+                due_s = self._next_s()
+                if due_s is None or max(due_s, earliest_s) > now_s:
+                    self._wakes_s = due_s
+                    self._changed.wait(None if due_s is None else max(due_s, earliest_s) - now_s)
+                    continue
+                earliest_s = now_s + _LEAST_SLEEP_S
+                self._tick(now_s)
+                left = self._left_seats(now_s)
+            for name in left:
+                self._free(name)
+
+    def _next_s(self) -> float | None:
+        seats = (joined_s + _SEAT_S for joined_s in self._seats.values())
+        return min((time_s for time_s in (self._desk.wake_s, *seats) if time_s is not None), default=None)
+
+    def _left_seats(self, now_s: float) -> list[str]:
+        """Return the names that nobody has used for long enough; begin to count for those whose connection ended."""
+        for name in self._server.peers:
+            if self._desk.connections.get(name) is None:
+                self._seats.setdefault(name, now_s)
+        return [name for name, since_s in self._seats.items() if now_s - since_s >= _SEAT_S]
+
+    def _tick(self, now_s: float) -> None:
+        try:
+            self._desk.tick(now_s)
+        except StateNotKept as error:
+            self._fail(str(error))
+
+
+def _number(payload: dict[str, Any], key: str) -> int:
+    value = payload.get(key)
+    if type(value) is not int or value < 0:
+        raise ProtocolError(f"{key} must be a number from 0 on, got {value!r}"[:200])
+    return value

@@ -1,0 +1,301 @@
+"""The master apart from network, threads and clock: who enters, what is heard, what follows, what is kept.
+
+It drives the pure `FragmentedMaster`: events one by one, in the order in which they came; what is to be saved is on the
+disk before any command after it can be fetched. Not for several threads at once.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand, untag_command
+from spantrain.core.outer.events import OuterEvent, untag_event
+from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.errors import ProtocolError
+from spantrain.outer.link.codec import encode_command, encode_value
+from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.outer.master.checks import join_problem, model_problem, speaker_problem
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.connections import Connection, Connections
+from spantrain.outer.master.files import MasterFiles
+from spantrain.outer.master.outbox import Outbox
+from spantrain.outer.master.rates import TransferClock
+from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
+from spantrain.outer.policy.layout import divide
+from spantrain.transport.control.protocol import RemoteRefusal
+
+_OUTBOX_LIMIT = 20_000
+"""Notices: whoever lets so many wait has stopped fetching them."""
+_LAYOUT_LIMIT_BYTES = 6 * 2**20
+_SHOWN_REFUSALS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class MasterDesk:
+    """Hears members by their names, which the caller has made sure of."""
+
+    def __init__(
+        self, config: MasterConfig, files: MasterFiles, now_s: float, *, outbox_limit: int = _OUTBOX_LIMIT
+    ) -> None:
+        """Begin, or go on from what is kept. `outbox_limit`: notices that may wait for one member.
+
+        Raises:
+            UsageError: what is kept is damaged, or of other shards or data.
+        """
+        self.config = config
+        self.connections = Connections(outbox_limit=outbox_limit)
+        self.clock = TransferClock()
+        self.refusals: Counter[str] = Counter()
+        """By reason."""
+        self.dropped: Counter[str] = Counter()
+        """What came from, or went to, members that are not registered."""
+        self.layout = files.load_layout(config)
+        self.master: FragmentedMaster | None = None
+        """None before a cluster has described the model."""
+        self._files = files
+        self._kept = files.load_state(config)
+        self._events: deque[OuterEvent] = deque()
+        if self.layout:
+            self._begin(now_s, self.layout)
+
+    @property
+    def state(self) -> FragmentedState:
+        """What outlives the master."""
+        return self.master.state if self.master else self._kept
+
+    @property
+    def wake_s(self) -> float | None:
+        """When time itself will change something: call `tick` then."""
+        times = (self.master.wake_s if self.master else None, self.connections.next_silent_s(self._silence_s))
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    @property
+    def _silence_s(self) -> float:
+        return self.config.settings.lost_after_s
+
+    # Members.
+
+    def enter(self, now_s: float, name: str, facts: MemberFacts) -> tuple[int, MasterWelcome]:
+        """Begin a member's connection, in the place of an earlier one; return its number, and what to know.
+
+        Raises:
+            RemoteRefusal: it cannot be let in; the message says why.
+            StateNotKept: the layout could not be written.
+        """
+        problem = join_problem(name, facts, self.config)
+        if problem is None and facts.layers:
+            problem = self._model_problem(now_s, facts.layers)
+        if problem:
+            self.refuse("not_let_in", problem)
+            raise RemoteRefusal(problem)
+        connection = self.connections.open(now_s, name, facts)
+        _log.info("%s %s is connected (%d)", facts.kind, name, connection.number)
+        self._announce(now_s)
+        return connection.number, self._welcome(facts.kind)
+
+    def _welcome(self, kind: str) -> MasterWelcome:
+        return MasterWelcome(
+            layout=self.layout,
+            rule=self.config.rule,
+            settings=self.config.settings,
+            peers=self.connections.peers_of(kind),
+            samples=self.config.samples,
+            chunks=self.config.chunks,
+        )
+
+    def _model_problem(self, now_s: float, layers: Sequence[Layer]) -> str | None:
+        """Take the model from the first cluster; compare that of another."""
+        if self.layout:
+            return model_problem(self.layout.layers, layers)
+        try:
+            layout = divide(layers, self.config.shards, fragments=self.config.settings.fragments)
+        except ValueError as error:
+            return f"the model cannot be divided: {error}"
+        size_bytes = sum(len(one.name) + 60 for layer in layers for one in layer.parameters)
+        if size_bytes > _LAYOUT_LIMIT_BYTES:
+            return f"the names of its parameters take {size_bytes} bytes, at most {_LAYOUT_LIMIT_BYTES} can be told"
+        self._files.save_layout(layout)
+        self._begin(now_s, layout)
+        for connection in self.connections:
+            connection.outbox.put({"layout": encode_value(layout)})
+        return None
+
+    def _begin(self, now_s: float, layout: ShardLayout) -> None:
+        self.layout = layout
+        self.master = FragmentedMaster(layout, self.config.settings, self._kept, now_s=now_s)
+
+    def leave(self, now_s: float, name: str, reason: str) -> None:
+        """End a member's connection, if there is one."""
+        connection = self.connections.get(name)
+        if connection:
+            self._lose(connection, reason)
+            self._drain(now_s)
+
+    def close(self, reason: str) -> None:
+        """End all connections; nothing more is heard."""
+        self.connections.close_all(reason)
+
+    def late_s(self, now_s: float) -> float | None:
+        """Return for how long there was no version of some fragment, where that is too long."""
+        late_s = [part.late_s(now_s) for part in self.master.parts] if self.master else []
+        return max((one for one in late_s if one is not None), default=None)
+
+    # What is said.
+
+    def tell(self, now_s: float, name: str, number: int, batch: int, events: Sequence[OuterEvent]) -> tuple[str, ...]:
+        """Take in a batch of events; return why some of them were refused.
+
+        A batch that was taken in before, and sent again since the answer was lost, changes nothing.
+
+        Raises:
+            RemoteRefusal: the connection has ended, a batch before this one is missing, or it registers a second time.
+            StateNotKept: the state could not be written.
+        """
+        connection = self.connections.of(name, number)
+        connection.heard_s = now_s
+        if batch <= connection.told:
+            return ()
+        if batch != connection.told + 1:
+            self.refuse("out_of_order", f"{name}: batch {batch} came after {connection.told}")
+            raise RemoteRefusal(f"batch {batch} came after {connection.told}: begin a new connection")
+        connection.told = batch
+        return tuple(problem for event in events if (problem := self._hear(now_s, connection, event)))
+
+    def _hear(self, now_s: float, connection: Connection, event: OuterEvent) -> str | None:
+        """Take in one event; return why it was refused, if it was."""
+        facts, name = connection.facts, connection.name
+        problem = speaker_problem(facts.kind, name, event)
+        if problem:
+            return self.refuse("foreign", problem)
+        fragment, inner = untag_event(event)
+        registers = isinstance(inner, on.ClusterRegistered | on.ShardRegistered)
+        if self.master is None:
+            return self.refuse("no_model", f"{name}: {type(inner).__name__} before any cluster described the model")
+        knows = fragment in connection.registered
+        if not knows and not registers:
+            self.dropped[f"{type(inner).__name__} before registering"] += 1
+            return None
+        if knows and registers:
+            raise RemoteRefusal(f"{name} has registered on this connection: begin a new one to register again")
+        connection.registered.add(fragment)
+        self._events.append(event)
+        try:
+            self._drain(now_s)
+        except ProtocolError as error:
+            if registers:
+                connection.registered.discard(fragment)
+            return self.refuse("impossible", str(error))
+        return None
+
+    def outbox(self, now_s: float, name: str, number: int) -> Outbox:
+        """Return where what is for a member waits.
+
+        Raises:
+            RemoteRefusal: the connection has ended.
+        """
+        connection = self.connections.of(name, number)
+        connection.heard_s = now_s
+        return connection.outbox
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass.
+
+        Raises:
+            StateNotKept: the state could not be written.
+        """
+        for connection in self.connections.silent(now_s, self._silence_s):
+            self._lose(connection, f"not heard of for {now_s - connection.heard_s:.3g} s")
+        self._events.append(on.Ticked())
+        self._drain(now_s)
+        if self.master:
+            self.clock.keep(set(self.master.transfers))
+
+    # What follows.
+
+    def _drain(self, now_s: float) -> None:
+        """Let the policy hear what has happened, and what comes of that here."""
+        while self._events:
+            event = self._events.popleft()
+            if self.master is None:
+                continue
+            self._follow(now_s, self.master, event)
+        self._announce(now_s)
+
+    def _follow(self, now_s: float, master: FragmentedMaster, event: OuterEvent) -> None:
+        _, inner = untag_event(event)
+        if isinstance(inner, on.Moved):
+            self.clock.arrived(now_s, inner.way, inner.transfer)
+        commands = master.on_event(now_s, event)
+        if any(isinstance(command, do.Save) for command in commands):
+            self._files.save_state(master.state)
+        for command in commands:
+            if not isinstance(command, do.Save):
+                self._give(now_s, command)
+
+    def _give(self, now_s: float, command: OuterCommand) -> None:
+        """Put a command where those it is for can fetch it."""
+        notice = {"command": encode_command(command)}
+        fragment, inner = untag_command(command)
+        for name in _ends(inner):
+            connection = self.connections.attached(name, fragment)
+            if connection is None:
+                self.dropped[f"{type(inner).__name__} for one that is not there"] += 1
+            elif not connection.outbox.put(notice):
+                self._lose_full(connection)
+        if isinstance(inner, do.Move):
+            self._begin_move(now_s, fragment, inner)
+
+    def _begin_move(self, now_s: float, fragment: int, move: do.Move) -> None:
+        self.clock.begun(now_s, move.way, move.transfer)
+        if self.connections.attached(move.transfer.worker, fragment) is None:
+            reason = f"worker {move.transfer.worker} is not connected"
+            self._events.append(on.TransferLost(way=move.way, transfer=move.transfer, reason=reason))
+
+    def _announce(self, now_s: float) -> None:
+        for connection in self.connections.announce():
+            self._lose_full(connection)
+        if self._events:
+            self._drain(now_s)
+
+    def _lose_full(self, connection: Connection) -> None:
+        self.refuse("does_not_fetch", f"{connection.name} lets too many notices wait")
+        self._lose(connection, "it does not fetch what is for it")
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """End a connection; what the policy is to hear of that is put in line."""
+        self.connections.close(connection, reason)
+        _log.info("%s %s is gone: %s", connection.facts.kind, connection.name, reason)
+        self._events.extend(self._loss(connection, reason))
+
+    def _loss(self, connection: Connection, reason: str) -> Iterator[OuterEvent]:
+        name = connection.name
+        if connection.facts.kind == "shard":
+            yield on.ShardLost(shard=name, reason=reason)
+        elif connection.facts.kind == "cluster":
+            yield on.ClusterLeft(cluster=name)
+        elif self.master:
+            for way, transfer in self.master.transfers:
+                if transfer.worker == name:
+                    yield on.TransferLost(way=way, transfer=transfer, reason=f"worker {name} is gone: {reason}")
+
+    def refuse(self, reason: str, text: str) -> str:
+        """Count a refusal by its reason, name it in the log, and return its text."""
+        self.refusals[reason] += 1
+        count = self.refusals[reason]
+        if count <= _SHOWN_REFUSALS or count & (count - 1) == 0:
+            _log.warning("refused (%s, %d so far): %s", reason, count, text)
+        return text
+
+
+def _ends(command: OuterCommand) -> tuple[str, ...]:
+    """Return whom a command is for."""
+    if isinstance(command, do.Move):
+        transfer = command.transfer
+        return tuple(dict.fromkeys((transfer.shard, transfer.worker, transfer.cluster)))
+    for end in ("cluster", "shard", "member"):
+        if hasattr(command, end):
+            return (getattr(command, end),)
+    raise AssertionError(f"{type(command).__name__} is for nobody")

@@ -1,0 +1,205 @@
+"""The stage of a pipeline that speaks for its cluster: what `outer.client.session` does, for several stages at once.
+
+Di-PS, 3.2 and 4.2, by the decisions of `outer.policy.client` and `outer.policy.stages`. The leader hears how far the
+others are at the boundaries of steps, and learns there that they have sent or got a layer; so a push is over, and a
+version whole, a step or two later than the last byte.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand, UseVersion
+from spantrain.core.outer.events import OuterEvent, Ticket, Transfer
+from spantrain.core.outer.layers import Layer
+from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
+from spantrain.errors import ProtocolError
+from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.client.session import ClientSession, News
+from spantrain.outer.client.watch import VersionWatch
+from spantrain.outer.link.link import MasterWelcome
+from spantrain.outer.pipeline.copy import carry_out
+from spantrain.outer.policy.client import Said
+from spantrain.outer.policy.stages import StageRounds
+
+_PULL_PAUSE_S = 0.25
+"""Between a pull that was broken off and the next: a stage that lost its connection takes a while to be back."""
+
+
+class LeaderSession(ClientSession):
+    """A cluster's session whose layers are moved by several processes."""
+
+    def __init__(
+        self, cluster: str, layers: tuple[Layer, ...], *, workers: Mapping[str, tuple[int, ...]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`workers`: which layers each moves; the leader is named as the cluster."""
+        super().__init__(cluster, layers, workers=workers, clock=clock)
+        self._of_workers = dict(workers)
+        self._now_s = clock
+        self._pull_due_s: float | None = None
+        self.pull: Ticket | None = None
+        """The last pull that began."""
+        self.news_pull: Ticket | None = None
+        """The pull that brought the version in the news."""
+
+    def heard_of(self, worker: str, report: StageReport) -> None:
+        """Take in how far another stage is."""
+        with self.changed:
+            said: list[Said] = []
+            for layer in self._of_workers[worker]:
+                if report.sent is not None:
+                    said += self._client.sent(self._transfer(worker, report.sent, layer))
+                if report.whole is not None:
+                    said += self._client.arrived(self._transfer(worker, report.whole, layer))
+            if said:
+                # Of what arrived the worker itself has told the master.
+                self._carry_out([one for one in said if not isinstance(one, on.Moved)])
+                self._notify()
+
+    def _transfer(self, worker: str, ticket: Ticket, layer: int) -> Transfer:
+        return Transfer(ticket=ticket, cluster=self._cluster, worker=worker, layer=layer, shard="", size_bytes=0)
+
+    def pull_if_due(self) -> None:
+        """Ask for a pull again that was broken off a while ago."""
+        with self.changed:
+            if self._pull_due_s is not None and self._now_s() >= self._pull_due_s:
+                self._pull_due_s = None
+                super()._tell(on.PullAsked(cluster=self._cluster))
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Take note of a new connection; return the event to register with."""
+        with self.changed:
+            self._pull_due_s = None
+            if welcome.settings.fragments > 1:
+                self._warn(
+                    "the master has the model in fragments, with which a pipeline takes no part; it trains alone"
+                )
+                return ()
+            if welcome.settings.ahead is not None:
+                self._warn("the master would have clusters stand still behind a push (`ahead`); a pipeline trains on")
+        return super().joined(welcome)
+
+    def _note(self, command: OuterCommand) -> None:
+        super()._note(command)
+        if isinstance(command, do.StartPull):
+            self.pull = command.pull
+
+    def _use(self, command: UseVersion) -> None:
+        super()._use(command)
+        self.news_pull = self.pull
+
+    def _tell(self, event: OuterEvent) -> None:
+        if isinstance(event, on.PullAsked):
+            self._pull_due_s = self._now_s() + _PULL_PAUSE_S
+        else:
+            super()._tell(event)
+
+
+class StageLeader:
+    """The leader's part at the boundaries of steps."""
+
+    def __init__(
+        self, session: LeaderSession, copy: ClusterCopy, workers: Mapping[str, str], *, inner_steps: int,
+        start: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Begin a round.
+
+        Args:
+            session: of the cluster
+            copy: of this stage's parameters
+            workers: the names of those that move the other layers, by device
+            inner_steps: between two pushes
+            start: joins the master; called when all workers are connected, since it gives them work at once
+        """
+        self.session, self._copy, self._workers = session, copy, dict(workers)
+        self._rounds = StageRounds(workers, inner_steps=inner_steps)
+        self._watch = VersionWatch(session, inner_steps=inner_steps)
+        self._start, self._started = start, False
+        self._news = News()
+        self._taken: TakenPush | None = None
+        self._took_s = 0.0
+
+    def step(self, tokens: int) -> None:
+        """Count a step that all stages have done, or are about to end."""
+        self._rounds.step(tokens)
+        self.session.stepped()
+        self._watch.step()
+        self.session.meter.inner_steps += 1
+        self.session.meter.tokens += tokens
+
+    def report(self, *, everything: bool = False, over: bool = False) -> StageReport:
+        """Say what all do now; `everything`: push whatever there is; `over`: and then end waiting.
+
+        Raises:
+            ProtocolError: a fault of this side has cut it off.
+        """
+        session = self.session
+        with session.changed:
+            if session.cut_off:
+                raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
+            news = self._news = session.take_news()
+            if news.version is not None:
+                self._watch.came(news.version)
+            if news.round_ended and not self._rounds.end_round():
+                session.keep_round()
+            known = StageOrder(
+                skipped=news.skipped,
+                pull=None if news.version is None else session.news_pull,
+                version=news.version or 0,
+                counted=news.counted,
+                left_out=news.left_out,
+                over=over,
+                floor=session.pull,
+            )
+            order = self._rounds.order(
+                known, can_push=session.can_push, wants_first=session.wants_first, everything=everything
+            )
+            return StageReport(connected=session.registered, order=order)
+
+    def follow(self, meeting: StageMeeting) -> None:
+        """Do what was ordered; hear how far the others are."""
+        begun_s = time.monotonic()
+        taken = carry_out(self._copy, meeting.order, self._news.tensors or {})
+        if taken is not None:
+            self._taken, self._took_s = taken, time.monotonic() - begun_s
+        self._news = News()
+        others = {name: meeting.reports[name] for name in self._workers}
+        if not self._started and all(report.connected for report in others.values()):
+            self._started = True
+            self._start()
+        for name, report in others.items():
+            self.session.heard_of(self._workers[name], report)
+        tokens = self._rounds.to_ask(others)
+        if tokens is not None and self._taken is not None:
+            ends_round = self._rounds.ends_round
+            self.session.ask(self._taken, tokens=tokens, took_s=self._took_s, ends_round=ends_round)
+            self._taken = None
+        self.session.pull_if_due()
+
+    @property
+    def heard(self) -> int:
+        """How often something was heard."""
+        return self.session.heard
+
+    def wait(self, heard: int, limit_s: float) -> None:
+        """Wait until something was heard since `heard` was read, or the time is over."""
+        self.session.wait(heard, limit_s)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a version is here, or this cluster brings the first."""
+        session = self.session
+        return session.meter.version > 0 or (session.brings_first and session.pushing)
+
+    @property
+    def has_given_all(self) -> bool:
+        """Whether nothing is under way, and nothing left to give."""
+        session = self.session
+        under_way = session.pushing or session.pulling or session.wants_first
+        return session.registered and not (under_way or self._rounds.some_left)
+
+    def close(self) -> None:
+        """Say goodbye, and end."""
+        self.session.close()

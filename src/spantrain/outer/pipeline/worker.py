@@ -1,0 +1,213 @@
+"""A pipeline's stage that does not lead its cluster: moves its own layers as the master says, and tells how far it is.
+
+Di-PS, 3.1: workers of all pipeline ranks talk to the shards themselves. Kept: that; the cluster's leader alone decides
+(`outer.pipeline.leader`). Decided here: a version stays here, whole, until the leader orders it or says that it never
+will; what is sent is the copy of the last push that was ordered, which the master is not asked for before all stages
+have theirs. A worker answers for its layers to the master itself, so that the next ones need not wait for a step's end.
+"""
+
+import threading
+from functools import partial
+
+from torch import Tensor
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, Ticket, Transfer, Way
+from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.core.outer.stages import StageMeeting, StageReport
+from spantrain.errors import ProtocolError
+from spantrain.outer.client.action_queue import ClientHands, WireLike
+from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.link.link import LinkLike, MasterWelcome
+from spantrain.outer.pipeline.copy import carry_out
+from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.mailbox.interface import PeerAddress
+
+
+class StageWorker:
+    """Hears link and wire (`LinkListener`, `WireListener`), and the boundaries of steps."""
+
+    def __init__(self, name: str, layers: tuple[Layer, ...], own: tuple[int, ...], copy: ClusterCopy) -> None:
+        """Begin without a connection; `layers`: of the whole model, `own`: those that it moves."""
+        self.name = name
+        self._layers, self._own, self._copy = layers, frozenset(own), copy
+        self._hands = ClientHands(name)
+        self._changed = threading.Condition()
+        """Held for all below; notified whenever something was heard."""
+        self.heard = 0
+        """How often that was."""
+        self._connected = False
+        self._fault = ""
+        self._number = 0
+        self._taken: TakenPush | None = None
+        self._moves: dict[LayerKey, Transfer] = {}
+        self._push: Ticket | None = None
+        self._unsent: set[int] = set()
+        self._sent: Ticket | None = None
+        self._pull: Ticket | None = None
+        self._missing: set[int] = set()
+        self._coming: dict[str, Tensor] = {}
+        self._whole: dict[Ticket, Tensors] = {}
+        self._last_whole: Ticket | None = None
+
+    def connect(self, link: LinkLike, wire: WireLike) -> None:
+        """Talk by these from now on."""
+        self._hands.use(link, wire)
+
+    def close(self) -> None:
+        """End; link and wire are closed here."""
+        self._hands.close()
+
+    # At the boundaries of steps.
+
+    def report(self) -> StageReport:
+        """Say how far this stage is.
+
+        Raises:
+            ProtocolError: a fault of its own has cut it off.
+        """
+        with self._changed:
+            if self._fault:
+                raise ProtocolError(f"{self.name} is cut off from master and shards: {self._fault}")
+            return StageReport(connected=self._connected, taken=self._number, sent=self._sent, whole=self._last_whole)
+
+    def follow(self, meeting: StageMeeting) -> None:
+        """Do what the leader orders.
+
+        Raises:
+            ProtocolError: it orders a version that is not here.
+        """
+        order = meeting.order
+        with self._changed:
+            version = self._whole.pop(order.pull, None) if order.pull is not None else {}
+            if order.floor is not None:
+                self._whole = {pull: one for pull, one in self._whole.items() if pull >= order.floor}
+        if version is None:
+            raise ProtocolError(f"{self.name}: the leader orders version {order.version}, which did not come here")
+        taken = carry_out(self._copy, order, version)
+        with self._changed:
+            if taken is not None:
+                self._taken, self._number = taken, order.push
+
+    def wait(self, heard: int, limit_s: float) -> None:
+        """Wait until something was heard since `heard` was read, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
+
+    # From the link.
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Take note of a new connection: what was moving has ended; a worker does not register."""
+        with self._changed:
+            self._hands.connect()
+            for ticket in {key.ticket for key in self._moves}:
+                self._forget(ticket)
+            self._hands.dial_anew(welcome.peers)
+            self._connected = True
+            self._notify()
+        return ()
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return nothing: the leader says that the cluster lives."""
+        return ()
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Pass on where shards listen."""
+        self._hands.dial(peers)
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
+        """Return nothing: the layers are known here."""
+        return ()
+
+    def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
+        """Train on: nothing moves until there is a connection again."""
+        with self._changed:
+            self._connected = False
+            self._notify()
+
+    def died(self, fault: str) -> None:
+        """Have the run end at the next boundary: a stage that moves nothing would hold up all others."""
+        with self._changed:
+            self._fault = fault
+            self._notify()
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Move a layer; a worker is told nothing else."""
+        if isinstance(command, do.Move) and command.transfer.layer in self._own:
+            with self._changed:
+                if command.way is Way.PUSH:
+                    self._send(command)
+                else:
+                    self._expect(command)
+
+    def _send(self, command: do.Move) -> None:
+        transfer, taken = command.transfer, self._taken
+        if taken is None or (self._push is not None and transfer.ticket < self._push):
+            return
+        if transfer.ticket != self._push:
+            self._forget(self._push)
+            self._push, self._unsent = transfer.ticket, set(self._own)
+        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        self._moves[key] = transfer
+        specs = self._layers[transfer.layer].parameters
+        make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
+        self._hands.send(transfer.shard, key, make, lost=self.lost)
+
+    def _expect(self, command: do.Move) -> None:
+        transfer = command.transfer
+        if self._pull is not None and transfer.ticket < self._pull:
+            return
+        if transfer.ticket != self._pull:
+            self._forget(self._pull)
+            self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
+        key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        self._moves[key] = transfer
+        self._hands.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
+
+    # From the wire.
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:  # noqa: ARG002
+        """Take a layer of a version."""
+        with self._changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is None or key.ticket != self._pull:
+                return
+            self._coming.update(tensors)
+            self._missing.discard(key.layer)
+            if not self._missing:
+                self._whole[key.ticket], self._coming = self._coming, {}
+                self._last_whole = key.ticket
+            self._tell(on.Moved(way=Way.PULL, transfer=transfer))
+            self._notify()
+
+    def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
+        """Note that a layer of a push has left."""
+        with self._changed:
+            if self._moves.pop(key, None) is None or key.ticket != self._push:
+                return
+            self._unsent.discard(key.layer)
+            if not self._unsent:
+                self._sent = key.ticket
+            self._notify()
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
+        """Tell the master that a layer did not come, or could not be sent: it ends the push or pull for all stages."""
+        with self._changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is not None:
+                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+
+    def _forget(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
+            self._hands.forget(ticket)
+
+    def _tell(self, event: OuterEvent) -> None:
+        self._hands.tell(event)
+
+    def _notify(self) -> None:
+        self.heard += 1
+        self._changed.notify_all()

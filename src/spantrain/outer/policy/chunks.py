@@ -1,0 +1,211 @@
+"""Who trains on which chunk of the data: leases that are renewed, run out, and are given to others.
+
+Di-PS, 4.2: the data set is cut into many more chunks than there are clusters. Kept: that. Decided here: a cluster has a
+chunk on lease; its samples count when an update with the cluster's push is decided, as far as the push says. When a
+lease runs out or its cluster is lost, the rest of the chunk, from the first sample that was not counted, is leased to
+another, before chunks that nobody began. So every sample counts once in a pass over the data, whoever trained on it;
+what a lost cluster trained on and never pushed is trained again. So is what is left of a chunk in which its cluster
+came no further for long, where another has nothing to train on: a sign of life alone keeps no data from the others.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from spantrain.core.outer.events import Lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkState:
+    """What is kept over a restart of the master; can be written as JSON."""
+
+    chunk_samples: tuple[int, ...]
+    """Samples of each chunk."""
+    counted: tuple[int, ...]
+    """Of each chunk, over all passes."""
+    leases: tuple[Lease, ...] = ()
+    next_lease: int = 0
+    passes: int | None = None
+    """Over the data; None for no end."""
+
+    def __post_init__(self) -> None:
+        if not self.chunk_samples or min(self.chunk_samples) < 1:
+            raise ValueError(f"data needs chunks of one sample or more each, got {self.chunk_samples}")
+        if len(self.counted) != len(self.chunk_samples) or min(self.counted) < 0:
+            raise ValueError(f"counted must be 0 or more for each of {len(self.chunk_samples)} chunks")
+        if len({lease.chunk for lease in self.leases}) < len(self.leases):
+            raise ValueError(f"a chunk must be on one lease at most, got {self.leases}")
+        if any(one.chunk >= len(self.chunk_samples) for one in self.leases):
+            raise ValueError(f"leases must be of the {len(self.chunk_samples)} chunks, got {self.leases}")
+        if self.passes is not None and self.passes < 1:
+            raise ValueError(f"passes must be at least 1 or null, got {self.passes}")
+
+    def with_passes(self, passes: int | None) -> "ChunkState":
+        """Return the same with so many passes.
+
+        Raises:
+            ValueError: more have begun: something is counted or on lease of them.
+        """
+        counted = [-(-count // size) for count, size in zip(self.counted, self.chunk_samples, strict=True)]
+        begun = max([*counted, *(lease.data_pass + 1 for lease in self.leases)])
+        if passes is not None and passes < begun:
+            raise ValueError(f"{begun} passes over the data have begun, more than `passes: {passes}`")
+        return replace(self, passes=passes)
+
+    @classmethod
+    def of(cls, samples: int, chunks: int, *, passes: int | None = None) -> "ChunkState":
+        """Cut samples into chunks of nearly one size.
+
+        Raises:
+            ValueError: there are more chunks than samples, or none.
+        """
+        if not 1 <= chunks <= samples:
+            raise ValueError(f"chunks must be from 1 to the number of samples {samples}, got {chunks}")
+        edges = [samples * k // chunks for k in range(chunks + 1)]
+        sizes = tuple(end - first for first, end in pairwise(edges))
+        return cls(chunk_samples=sizes, counted=(0,) * chunks, passes=passes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What came of a report."""
+
+    samples: int
+    """Counted by it, now."""
+    reason: str
+
+
+class ChunkLedger:
+    """Leases chunks and counts their samples.
+
+    >>> ledger = ChunkLedger(ChunkState.of(100, 4, passes=1), lease_s=60.0, now_s=0.0)
+    >>> first = ledger.lease(0.0, "a")
+    >>> first.chunk, first.begin, first.end
+    (0, 0, 25)
+    >>> ledger.report(1.0, "a", first.number, 10).samples
+    10
+    >>> _ = ledger.end(ledger.of("a"))
+    >>> again = ledger.lease(2.0, "b")
+    >>> again.chunk, again.begin
+    (0, 10)
+    """
+
+    def __init__(self, state: ChunkState, *, lease_s: float, now_s: float) -> None:
+        """Go on from a state; leases in it are renewed, since its clock was another's."""
+        if not lease_s > 0:
+            raise ValueError(f"lease_s must be positive, got {lease_s}")
+        self._state = state
+        self._lease_s = lease_s
+        self._ends_s = {lease.number: now_s + lease_s for lease in state.leases}
+        self._came_s = {lease.number: now_s for lease in state.leases}
+        """When something of each was counted last, or since when it is on lease."""
+
+    @property
+    def state(self) -> ChunkState:
+        """What to keep."""
+        return self._state
+
+    @property
+    def samples_counted(self) -> int:
+        """Of all chunks and passes."""
+        return sum(self._state.counted)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all passes are counted."""
+        return not any(self._left(chunk) for chunk in range(len(self._state.counted)))
+
+    @property
+    def next_end_s(self) -> float | None:
+        """When the next lease runs out."""
+        return min(self._ends_s.values(), default=None)
+
+    def lease(self, now_s: float, cluster: str) -> Lease | None:
+        """Lease the next chunk: of the earliest pass, begun ones first; None if all that is left is on lease."""
+        state = self._state
+        taken = {lease.chunk for lease in state.leases}
+        free = [chunk for chunk in range(len(state.counted)) if chunk not in taken and self._left(chunk)]
+        if not free:
+            return None
+        chunk = min(free, key=self._rank)
+        size = state.chunk_samples[chunk]
+        lease = Lease(
+            number=state.next_lease,
+            cluster=cluster,
+            chunk=chunk,
+            data_pass=state.counted[chunk] // size,
+            begin=state.counted[chunk] % size,
+            end=size,
+        )
+        self._state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
+        self._ends_s[lease.number] = now_s + self._lease_s
+        self._came_s[lease.number] = now_s
+        return lease
+
+    def take_back(
+        self, now_s: float, patience_s: Callable[[str], float], *, but: Collection[int] = ()
+    ) -> tuple[Lease, ...]:
+        """End the lease in which its cluster came no further for the longest time; return it, if that is too long.
+
+        `patience_s`: for how long a cluster may push nothing; no less than a lease lasts.
+        """
+        state, came_s = self._state, self._came_s
+        late = [
+            one for one in state.leases
+            if one.number not in but and now_s - came_s[one.number] >= max(self._lease_s, patience_s(one.cluster))
+        ]  # fmt: skip
+        return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
+
+    def _rank(self, chunk: int) -> tuple[int, bool, int]:
+        data_pass, begun = divmod(self._state.counted[chunk], self._state.chunk_samples[chunk])
+        return data_pass, not begun, chunk
+
+    def _left(self, chunk: int) -> bool:
+        state = self._state
+        return state.passes is None or state.counted[chunk] < state.passes * state.chunk_samples[chunk]
+
+    def renew(self, now_s: float, cluster: str) -> None:
+        """Renew all that a cluster has on lease."""
+        for number in self.of(cluster):
+            self._ends_s[number] = now_s + self._lease_s
+
+    def report(self, now_s: float, cluster: str, number: int, upto: int) -> Counted:
+        """Count a chunk's samples before `upto`; those that were counted before do not count again."""
+        lease = next((lease for lease in self._state.leases if lease.number == number), None)
+        if lease is None or lease.cluster != cluster:
+            return Counted(samples=0, reason=f"lease {number} is not {cluster}'s, or no longer: nothing counted")
+        if not lease.begin <= upto <= lease.end:
+            return Counted(
+                samples=0, reason=f"lease {number} is for samples {lease.begin} to {lease.end}, got {upto}: not counted"
+            )
+        counted = list(self._state.counted)
+        before = counted[lease.chunk]
+        counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
+        leases = self._state.leases
+        if upto == lease.end:
+            leases = tuple(other for other in leases if other is not lease)
+            del self._ends_s[number], self._came_s[number]
+        else:
+            self._ends_s[number] = now_s + self._lease_s
+            if counted[lease.chunk] > before:
+                self._came_s[number] = now_s
+        self._state = replace(self._state, counted=tuple(counted), leases=leases)
+        return Counted(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
+
+    def of(self, cluster: str) -> frozenset[int]:
+        """Return the numbers of a cluster's leases."""
+        return frozenset(lease.number for lease in self._state.leases if lease.cluster == cluster)
+
+    def end(self, numbers: Collection[int]) -> tuple[Lease, ...]:
+        """End leases; return those of them that were there. What is left of their chunks is free."""
+        ended = tuple(lease for lease in self._state.leases if lease.number in numbers)
+        for lease in ended:
+            del self._ends_s[lease.number], self._came_s[lease.number]
+        kept = tuple(lease for lease in self._state.leases if lease.number not in numbers)
+        self._state = replace(self._state, leases=kept)
+        return ended
+
+    def expire(self, now_s: float, *, but: Collection[int] = ()) -> tuple[Lease, ...]:
+        """End leases that were not renewed in time, but for some; return them."""
+        late = [number for number, end_s in self._ends_s.items() if end_s <= now_s and number not in but]
+        return self.end(late)

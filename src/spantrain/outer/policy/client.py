@@ -1,0 +1,174 @@
+"""A cluster's side of the protocol: what is asked, sent and used when; no tensors, no clock.
+
+Di-PS, 3.2 and 4.2. Kept: a cluster asks, sends what it is told to, says when all is sent, and goes on from the version
+that it gets; after any fault it skips the round and trains on. Decided here: while a push waits the cluster trains on;
+a pull tells which of its pushes it counts, so that a version that comes for another reason is not taken for the answer;
+after a lost connection the cluster asks for the fate of a push that it had sent, and forgets one that it had not.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import ClusterCommand, OuterCommand, SendLayer, SkipPush, UseVersion
+from spantrain.core.outer.events import Fate, OuterEvent, Progress, Ticket, Transfer, Way
+
+Said = OuterEvent | ClusterCommand
+"""To the master, or to the cluster's own processes."""
+
+
+class ClientPhase(Enum):
+    """How far a cluster's push is."""
+
+    FREE = "free"
+    ASKING = "asking"
+    SENDING = "sending"
+    SENT = "sent"
+    """All of it; the update with it, or its end, is still to come."""
+
+
+class OuterClient:
+    """Hears the master and its own processes; answers with what is to be told to either, in order.
+
+    >>> client = OuterClient("a", {"w0": (0, 1)})
+    >>> client.ask(tokens=100)[0].tokens, client.phase.value
+    (100, 'asking')
+    >>> client.ask(tokens=200)
+    []
+    >>> [type(said).__name__ for said in client.on_command(do.RefusePush(cluster="a", push=None, reason="s0 is away"))]
+    ['SkipPush']
+    """
+
+    def __init__(self, cluster: str, workers: Mapping[str, tuple[int, ...]]) -> None:
+        self._cluster = cluster
+        self._workers = dict(workers)
+        self._layers = frozenset(layer for layers in workers.values() for layer in layers)
+        self._push: Ticket | None = None
+        self._parameters = False
+        self._unsent: set[int] = set()
+        self._pull: do.StartPull | None = None
+        self._missing: set[int] = set()
+        self.phase = ClientPhase.FREE
+        self._registered = self._told_training = False
+        self._refused = ""
+        """Why the last push came to nothing."""
+        self.version = 0
+        """That the round began from; 0 before there was any."""
+
+    @property
+    def pull(self) -> do.StartPull | None:
+        """What is coming now."""
+        return self._pull
+
+    def waits_for(self, shard_of: Callable[[int], str]) -> str:
+        """Return what the next version needs that has not come."""
+        pull, layers = self._pull, self._missing if self._pull else self._unsent
+        shards = ", ".join(sorted({shard_of(layer) for layer in layers}))
+        if pull is not None:
+            return f"{len(layers)} layers of version {pull.version}, from {shards}"
+        match self.phase:
+            case ClientPhase.ASKING:
+                return "the master's answer to a push"
+            case ClientPhase.SENDING:
+                return f"{len(layers)} layers of its push to be taken by {shards}"
+            case ClientPhase.SENT:
+                return "an update with its push, which the shards have; `spantrain outer status` says what keeps it"
+        return f"a push, which came to nothing: {self._refused}" if self._refused else "its round to end"
+
+    def registered(self, leases: tuple[int, ...] = ()) -> list[Said]:
+        """Begin a connection: what was not sent whole has come to nothing."""
+        said: list[Said] = []
+        if self.phase in (ClientPhase.ASKING, ClientPhase.SENDING):
+            said += self._skip("the connection was lost")
+        self._pull = None
+        self._registered = self._told_training = False
+        return [
+            *said,
+            on.ClusterRegistered(cluster=self._cluster, workers=self._workers, unresolved=self._push, leases=leases),
+        ]
+
+    def step(self) -> list[Said]:
+        """Note an inner step; the first one on a connection is told."""
+        if self._told_training or not self._registered:
+            return []
+        self._told_training = True
+        return [on.TrainingBegun(cluster=self._cluster)]
+
+    def ask(self, *, tokens: int, progress: tuple[Progress, ...] = (), ends_round: bool = False) -> list[Said]:
+        """Ask to push what was learned up to now; nothing while an earlier push has not ended."""
+        if self.phase is not ClientPhase.FREE:
+            return []
+        self.phase = ClientPhase.ASKING
+        return [
+            on.PushAsked(
+                cluster=self._cluster,
+                base_version=self.version,
+                tokens=tokens,
+                progress=progress,
+                ends_round=ends_round,
+            )
+        ]
+
+    def keep_round(self) -> list[Said]:
+        """Say that there is too little to push; nothing while a push is under way, which says more."""
+        return [on.RoundKept(cluster=self._cluster)] if self.phase is ClientPhase.FREE else []
+
+    def is_to_end(self, command: OuterCommand) -> bool:
+        """Whether a command ends this cluster's round.
+
+        Not one that a push has crossed on its way: that push is for the same window, and the next round is young.
+        """
+        return isinstance(command, do.EndRound) and self.phase is not ClientPhase.ASKING
+
+    def on_command(self, command: OuterCommand) -> list[Said]:
+        """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""
+        self._registered = self._registered or isinstance(command, do.Welcome)
+        match command:
+            case do.Welcome(fate=Fate.SKIPPED):
+                return self._skip("it was in no version")
+            case do.StartPush() if self.phase is ClientPhase.ASKING:
+                self.phase, self._push, self._parameters = ClientPhase.SENDING, command.push, command.parameters
+                self._unsent, self._refused = set(self._layers), ""
+            case do.RefusePush() if self.phase is not ClientPhase.FREE and command.push == self._push:
+                return self._skip(command.reason)
+            case do.SkipRound() if command.push == self._push:
+                return self._skip(command.reason)
+            case do.StartPull():
+                self._pull, self._missing = command, set(self._layers)
+            case do.EndPull() if self._pull and command.pull == self._pull.pull:
+                self._pull = None
+                return [on.PullAsked(cluster=self._cluster)]
+            case do.Move(way=Way.PUSH) if command.transfer.ticket == self._push:
+                return [SendLayer(transfer=command.transfer, parameters=self._parameters, reason=command.reason)]
+        return []
+
+    def _skip(self, reason: str) -> list[Said]:
+        self.phase, self._push, self._refused = ClientPhase.FREE, None, reason
+        return [SkipPush(reason=reason)]
+
+    def sent(self, transfer: Transfer) -> list[Said]:
+        """Note that a layer has left; after the last, tell the master."""
+        if self._push is None or transfer.ticket != self._push or self.phase is not ClientPhase.SENDING:
+            return []
+        self._unsent.discard(transfer.layer)
+        if self._unsent:
+            return []
+        self.phase = ClientPhase.SENT
+        return [on.PushSent(cluster=self._cluster, push=self._push)]
+
+    def arrived(self, transfer: Transfer) -> list[Said]:
+        """Note that a layer has arrived whole; after the last, use the version."""
+        pull = self._pull
+        if pull is None or transfer.ticket != pull.pull or transfer.layer not in self._missing:
+            return []
+        self._missing.remove(transfer.layer)
+        moved = on.Moved(way=Way.PULL, transfer=transfer)
+        if self._missing:
+            return [moved]
+        counted = self.phase is ClientPhase.SENT and pull.counted == self._push
+        if counted:
+            self.phase, self._push = ClientPhase.FREE, None
+        self.version, self._pull = pull.version, None
+        left_out = counted and pull.left_out
+        return [UseVersion(version=pull.version, counted=counted, left_out=left_out, reason=pull.reason), moved]

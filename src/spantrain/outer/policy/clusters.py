@@ -1,0 +1,133 @@
+"""The clusters that are registered: their workers, their chunks of data, and pushes that outlive them."""
+
+from collections.abc import Collection, Mapping
+
+from spantrain.core.outer.commands import LeaseChunk, LeaseNothing, OuterCommand, Save
+from spantrain.core.outer.events import MOST_LEASES, ClusterRegistered, Ticket
+from spantrain.errors import ProtocolError
+from spantrain.outer.policy.chunks import ChunkLedger
+from spantrain.outer.policy.members import Members
+from spantrain.outer.policy.transfers.exchanges import Push
+from spantrain.outer.policy.updates.trainers import Trainers
+
+
+class ClusterTable:
+    """Who is registered, and what each has on lease.
+
+    An accepted push of a cluster that went still counts, with its samples; what it had on lease is given to others only
+    when that is decided.
+    """
+
+    def __init__(self, *, lost_after_s: float, ledger: ChunkLedger | None) -> None:
+        self.members = Members(lost_after_s=lost_after_s)
+        self.workers: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        """By cluster, then by worker: layers."""
+        self.begun_from: dict[str, int] = {}
+        """By cluster: the version that it has got last."""
+        self.got_s: dict[str, float] = {}
+        """By cluster: when that was."""
+        self._ledger = ledger
+        self._orphaned: dict[Ticket, Push] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.members
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are there, sorted."""
+        return self.members.names
+
+    @property
+    def wake_s(self) -> float | None:
+        """When time itself will change something here."""
+        times = (self.members.next_limit_s, self._ledger.next_end_s if self._ledger else None)
+        return min((time_s for time_s in times if time_s is not None), default=None)
+
+    def joined(
+        self, now_s: float, event: ClusterRegistered, *, adopted: Ticket | None, pending: Collection[Push]
+    ) -> None:
+        """Take a cluster in.
+
+        `adopted` is an accepted push of an earlier connection that it still knows of, `pending` are all accepted
+        pushes. What it had on lease and does not work on any more is free, but for what these may still count.
+        """
+        self.members.heard(now_s, event.cluster)
+        self.workers[event.cluster] = dict(event.workers)
+        if adopted:
+            self._orphaned.pop(adopted, None)
+        if self._ledger:
+            self._ledger.end(self._ledger.of(event.cluster) - _leases(pending) - set(event.leases))
+
+    def leases(self, cluster: str) -> frozenset[int]:
+        """Return the numbers of what a cluster has on lease."""
+        return self._ledger.of(cluster) if self._ledger else frozenset()
+
+    def heard(self, now_s: float, cluster: str) -> None:
+        """Note that a cluster lives, and renew what it has on lease."""
+        self.members.heard(now_s, cluster)
+        if self._ledger:
+            self._ledger.renew(now_s, cluster)
+
+    def left(self, cluster: str, pending: Collection[Push], *, keep: Collection[int]) -> None:
+        """Take a cluster out; `pending`: its accepted pushes, `keep`: leases that it comes back for."""
+        self.members.forget(cluster)
+        del self.workers[cluster]
+        self.begun_from.pop(cluster, None)
+        self.got_s.pop(cluster, None)
+        self._orphaned |= {push.ticket: push for push in pending}
+        if self._ledger:
+            self._ledger.end(self._ledger.of(cluster) - _leases(pending) - set(keep))
+
+    def count(self, now_s: float, push: Push) -> bool:
+        """Count a push's samples; return whether the cluster that made it is still there."""
+        for one in push.progress if self._ledger else ():
+            assert self._ledger
+            self._ledger.report(now_s, push.cluster, one.lease, one.upto)
+        return push.cluster in self and push.ticket not in self._orphaned
+
+    def settle(self, now_s: float, pending: Collection[Push]) -> None:
+        """End leases that ran out, and those of clusters that went, but for what pending pushes may still count."""
+        for ticket in self._orphaned.keys() - {push.ticket for push in pending}:
+            push = self._orphaned.pop(ticket)
+            if self._ledger:
+                self._ledger.end(_leases([push]))
+        if self._ledger:
+            self._ledger.expire(now_s, but=_leases(pending))
+
+    def lease(
+        self, now_s: float, cluster: str, pending: Collection[Push], trainers: Trainers
+    ) -> list[OuterCommand]:  # fmt: skip
+        """Lease the next chunk: one that is free, or else one that another keeps and does not train on.
+
+        Raises:
+            ProtocolError: there is no data to lease.
+        """
+        if self._ledger is None:
+            raise ProtocolError(f"{cluster}: asked for a chunk, but this master has no data to lease; bring your own")
+        done, has, most = self._ledger.finished, len(self._ledger.of(cluster)), self._most_leases
+        if has >= most and not done:
+            return [
+                LeaseNothing(cluster=cluster, finished=False, reason=f"it has {has} chunks, at most {most} at once")
+            ]
+        lease = self._ledger.lease(now_s, cluster)
+        if lease is None and not done:
+            self._ledger.take_back(now_s, trainers.patience_s, but=_leases(pending))
+            lease = self._ledger.lease(now_s, cluster)
+        if lease is None:
+            reason = "all data is counted" if done else "all that is left is on lease"
+            return [LeaseNothing(cluster=cluster, finished=done, reason=reason)]
+        return [
+            Save(reason=f"lease {lease.number}"),
+            LeaseChunk(cluster=cluster, lease=lease, reason="the first that is free"),
+        ]
+
+    @property
+    def _most_leases(self) -> int:
+        """Return how many chunks one cluster may have at once: half of all, where it is not alone."""
+        assert self._ledger
+        chunks = len(self._ledger.state.chunk_samples)
+        return min(MOST_LEASES, max(2, chunks // 2) if len(self.members.names) > 1 else chunks)
+
+
+def _leases(pushes: Collection[Push]) -> frozenset[int]:
+    return frozenset(one.lease for push in pushes for one in push.progress)

@@ -1,0 +1,236 @@
+"""Which layer goes next between which worker and which shard, so that no shard is crowded while another idles.
+
+Di-PS, 3.1 and figure 5. Kept: the master orders transfers by the layer, within a cluster and over clusters, so that at
+any time different workers talk to different shards; with more workers than shards the workers take turns (case a), with
+fewer each goes round the shards, beginning at different ones (case b). Decided here, where the paper shows two
+pictures: workers and shards have as many transfers at a time as they have slots. Whenever one of them becomes free,
+pairs are matched anew: those with the most bytes still to move first, then as many others as can be. So no worker and
+shard with a layer between them both wait, and with one slot each, layers of one size take no more turns than the
+busiest worker or shard has layers (the colouring of a bipartite graph, by Koenig's theorem). Second slots are filled
+only when no more first ones can be: a layer that waits at both ends hides the master's answer to the end of the one
+before it. A layer that takes `_SLOW` times as long as layers of late keeps its worker's slot, and its shard's no
+longer: it uses next to nothing of the shard's line, and whoever sends none of it would keep all others away. A cluster
+whose last layer was slow or did not arrive comes after the others, for as long as that is so.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
+
+from spantrain.core.outer.events import Ticket, Transfer
+
+_Worker = tuple[str, str]
+"""Cluster, and worker in it."""
+_Slot = tuple[str, int]
+_SLOW = 8
+_LAST = 2**62
+_ARRIVALS = 32
+"""Layers that tell how fast layers are."""
+
+
+class TransferSchedule:
+    """Transfers of one way that wait or are under way.
+
+    >>> from spantrain.core.outer.events import Ticket, Transfer
+    >>> def layer(worker, number, shard):
+    ...     return Transfer(ticket=Ticket(0, 0), cluster="a", worker=worker, layer=number, shard=shard, size_bytes=8)
+    >>> schedule = TransferSchedule({"s0": 1, "s1": 1}, patience_s=10.0)
+    >>> schedule.add([layer("w0", 0, "s0"), layer("w0", 2, "s1"), layer("w1", 1, "s0"), layer("w1", 3, "s1")])
+    >>> begun = schedule.begin(0.0)
+    >>> [(move.worker, move.shard) for move in begun]
+    [('w0', 's1'), ('w1', 's0')]
+    >>> for move in begun:
+    ...     _ = schedule.end(1.0, move)
+    >>> [(move.worker, move.shard) for move in schedule.begin(1.0)]
+    [('w0', 's0'), ('w1', 's1')]
+    """
+
+    def __init__(self, slots: Mapping[str, int], worker_slots: int = 1, *, patience_s: float) -> None:
+        """Begin with nothing to move; the slots say how many transfers each shard, and any worker, has at once.
+
+        `patience_s`: after which a layer is slow, before any has arrived; none is in an eighth of it.
+        """
+        if any(count < 1 for count in (*slots.values(), worker_slots)):
+            raise ValueError(f"each shard and worker needs a slot at least, got {dict(slots)} and {worker_slots}")
+        self._slots = dict(slots)
+        self._worker_slots = worker_slots
+        self._waiting: dict[tuple[_Worker, str], deque[Transfer]] = {}
+        self._running: dict[Transfer, float] = {}
+        """And when each began."""
+        self._slow: set[Transfer] = set()
+        """Of these, whose shards others may use too."""
+        self._unsure: set[str] = set()
+        """Clusters whose last layer was slow or did not arrive."""
+        self._patience_s = patience_s
+        self._arrived: deque[tuple[float, int]] = deque(maxlen=_ARRIVALS)
+        """Seconds and bytes of the last layers that were not slow."""
+
+    @property
+    def running(self) -> frozenset[Transfer]:
+        """Transfers under way."""
+        return frozenset(self._running)
+
+    @property
+    def slow_s(self) -> float | None:
+        """When the next transfer under way is slow, where that lets others begin."""
+        awaited = {shard for _, shard in self._waiting}
+        quick = (one for one in self._running if one.shard in awaited and one not in self._slow)
+        return min((self._running[one] + self._limit_s(one.size_bytes) for one in quick), default=None)
+
+    def _limit_s(self, size_bytes: int) -> float:
+        """Return after how long a layer is slow."""
+        if not self._arrived:
+            return self._patience_s
+        took_s = sum(seconds for seconds, _ in self._arrived)
+        arrived_bytes = sum(arrived for _, arrived in self._arrived)
+        usual = max(1.0, size_bytes * len(self._arrived) / arrived_bytes)
+        return max(self._patience_s / _SLOW, _SLOW * usual * took_s / len(self._arrived))
+
+    def add(self, transfers: Iterable[Transfer]) -> None:
+        """Put transfers in line; between a worker and a shard they go in this order."""
+        for transfer in transfers:
+            self._waiting.setdefault((_worker(transfer), transfer.shard), deque()).append(transfer)
+
+    def end(self, now_s: float, transfer: Transfer) -> bool:
+        """Note that one has arrived; return whether it was under way."""
+        if transfer not in self._running:
+            return False
+        self._note_slow(now_s)
+        if transfer not in self._slow:
+            self._arrived.append((now_s - self._running[transfer], transfer.size_bytes))
+            self._unsure.discard(transfer.cluster)
+        self._slow.discard(transfer)
+        del self._running[transfer]
+        return True
+
+    def _note_slow(self, now_s: float) -> None:
+        late = {one for one, begun_s in self._running.items() if now_s - begun_s >= self._limit_s(one.size_bytes)}
+        self._slow |= late
+        self._unsure |= {one.cluster for one in late}
+
+    def drop(self, ticket: Ticket) -> None:
+        """Take out all of a push or a pull, whether waiting or under way."""
+        self._unsure |= {one.cluster for one in self._running if one.ticket == ticket}
+        self._running = {one: begun_s for one, begun_s in self._running.items() if one.ticket != ticket}
+        self._slow &= self._running.keys()
+        for pair, line in list(self._waiting.items()):
+            kept = deque(transfer for transfer in line if transfer.ticket != ticket)
+            self._keep(pair, kept)
+
+    def begin(self, now_s: float) -> tuple[Transfer, ...]:
+        """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
+        self._note_slow(now_s)
+        begun: list[Transfer] = []
+        for level in range(1, max(self._worker_slots, *self._slots.values()) + 1):
+            while more := self._match(now_s, level):
+                begun += more
+        return tuple(begun)
+
+    def _match(self, now_s: float, level: int) -> tuple[Transfer, ...]:
+        """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
+        left = self._bytes_left()
+        busy_workers = Counter(_worker(transfer) for transfer in self._running)
+        busy_slots = Counter(transfer.shard for transfer in self._running if transfer not in self._slow)
+        pairs: dict[_Worker, list[_Slot]] = defaultdict(list)
+        for worker, shard in self._waiting:
+            if busy_workers[worker] < min(level, self._worker_slots):
+                pairs[worker] += [(shard, k) for k in range(busy_slots[shard], min(level, self._slots[shard]))]
+        weights = {slot: left[1][slot[0]] for slots in pairs.values() for slot in slots}
+        ranks = {worker: left[0][worker] - _LAST * (worker[0] in self._unsure) for worker in pairs}
+        chosen = matched(pairs, left_weights=ranks, right_weights=weights)
+        begun = tuple(self._take(worker, shard) for worker, (shard, _) in sorted(chosen.items()))
+        self._running.update(dict.fromkeys(begun, now_s))
+        return begun
+
+    def _take(self, worker: _Worker, shard: str) -> Transfer:
+        line = self._waiting[worker, shard]
+        transfer = line.popleft()
+        self._keep((worker, shard), line)
+        return transfer
+
+    def _keep(self, pair: tuple[_Worker, str], line: deque[Transfer]) -> None:
+        if line:
+            self._waiting[pair] = line
+        else:
+            del self._waiting[pair]
+
+    def _bytes_left(self) -> tuple[Counter[_Worker], Counter[str]]:
+        """Return the bytes that wait, by worker and by shard."""
+        workers: Counter[_Worker] = Counter()
+        shards: Counter[str] = Counter()
+        for (worker, shard), line in self._waiting.items():
+            size = sum(transfer.size_bytes for transfer in line)
+            workers[worker] += size
+            shards[shard] += size
+        return workers, shards
+
+
+def _worker(transfer: Transfer) -> _Worker:
+    return transfer.cluster, transfer.worker
+
+
+def matched(
+    pairs: Mapping[_Worker, list[_Slot]], *, left_weights: Mapping[_Worker, float], right_weights: Mapping[_Slot, float]
+) -> dict[_Worker, _Slot]:
+    """Return a matching with as many pairs as can be; on both sides the heaviest that can be matched together are.
+
+    >>> matched({("a", "w"): [("s", 0), ("t", 0)], ("b", "w"): [("s", 0)]},
+    ...     left_weights={("a", "w"): 2.0, ("b", "w"): 1.0}, right_weights={("s", 0): 1.0, ("t", 0): 1.0})
+    {('a', 'w'): ('t', 0), ('b', 'w'): ('s', 0)}
+    """
+    matching = _Matching(pairs)
+    for worker in sorted(pairs, key=lambda worker: (-left_weights[worker], worker)):
+        matching.cover_worker(worker)
+    settled: set[_Slot] = set()
+    for slot in sorted(right_weights, key=lambda slot: (-right_weights[slot], slot)):
+        matching.cover_slot(slot, settled)
+        settled.add(slot)
+    return dict(sorted(matching.slot_of.items()))
+
+
+class _Matching:
+    """Grows by alternating paths: whoever is matched stays so, if perhaps with another."""
+
+    def __init__(self, pairs: Mapping[_Worker, list[_Slot]]) -> None:
+        self._slots = pairs
+        self._workers: dict[_Slot, list[_Worker]] = defaultdict(list)
+        for worker, slots in pairs.items():
+            for slot in slots:
+                self._workers[slot].append(worker)
+        self.slot_of: dict[_Worker, _Slot] = {}
+        self._worker_of: dict[_Slot, _Worker] = {}
+
+    def cover_worker(self, worker: _Worker) -> None:
+        """Match a worker, if all that are matched can stay so."""
+        self._augment(worker, set())
+
+    def _augment(self, worker: _Worker, seen: set[_Slot]) -> bool:
+        for slot in self._slots[worker]:
+            if slot in seen:
+                continue
+            seen.add(slot)
+            if slot not in self._worker_of or self._augment(self._worker_of[slot], seen):
+                self._pair(worker, slot)
+                return True
+        return False
+
+    def cover_slot(self, slot: _Slot, settled: set[_Slot]) -> None:
+        """Match a slot, if need be in the place of one that is not settled; the same workers stay matched."""
+        if slot not in self._worker_of:
+            self._replace(slot, settled, set())
+
+    def _replace(self, slot: _Slot, settled: set[_Slot], seen: set[_Worker]) -> bool:
+        for worker in self._workers[slot]:
+            if worker in seen:
+                continue
+            seen.add(worker)
+            before = self.slot_of.get(worker)
+            if before is None or before not in settled or self._replace(before, settled, seen):
+                if before is not None and self._worker_of.get(before) == worker:
+                    del self._worker_of[before]
+                self._pair(worker, slot)
+                return True
+        return False
+
+    def _pair(self, worker: _Worker, slot: _Slot) -> None:
+        self.slot_of[worker] = slot
+        self._worker_of[slot] = worker

@@ -1,0 +1,165 @@
+"""The arithmetic of the outer optimizer, on tensors by name.
+
+Di-PS, 4.1 (steps 1 and 3) and algorithm 1. Kept: the mean weighted by tokens, clipping by the norm over all shards,
+Nesterov momentum with rate 0.7 and momentum 0.8. Decided here: all in float32, or what the parameters have if that is
+more; sums of squares in float64; terms are added in the order given. A step is that of torch.optim.SGD with
+`nesterov=True` and no dampening, also for momentum 0; where only some of the clusters pushed it is a part of one. All
+goes through memory once, in blocks that stay in the processor's cache from the first operation to the last; blocks
+begin with each parameter, so that no bit depends on what else a shard holds.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spantrain.outer.policy.rule import OuterRule
+
+Tensors = Mapping[str, Tensor]
+"""By parameter name."""
+
+_BLOCK = 2**16
+"""Numbers that are worked on at once: with what a step reads and writes of them, 1.3 MiB in single precision."""
+_ROW = 4096
+"""Numbers whose squares are added in the type that they have."""
+
+
+def pseudo_gradient(start: Tensors, now: Tensors) -> dict[str, Tensor]:
+    """Return start minus now, by name.
+
+    Raises:
+        ValueError: they are not of the same names and shapes.
+    """
+    if start.keys() != now.keys() or any(start[name].shape != now[name].shape for name in start):
+        unlike = sorted(name for name in start.keys() | now.keys() if _shape(start, name) != _shape(now, name))
+        raise ValueError(f"start and end of a round must hold the same parameters, but differ in {', '.join(unlike)}")
+    return {name: start[name].detach() - now[name].detach() for name in start}
+
+
+def _shape(tensors: Tensors, name: str) -> object:
+    return tensors[name].shape if name in tensors else None
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor.detach().reshape(-1), _BLOCK)
+
+
+def sum_of_squares(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of squares of all numbers; not finite if one is not.
+
+    Sums are in float64; but rows of numbers in float32, whose rounding is lost among the others', are summed as they
+    are, in a third of the time, unless that would overflow.
+
+    >>> sum_of_squares([torch.full((5000,), 2.0)]), math.isfinite(sum_of_squares([torch.full((5000,), 1e30)]))
+    (20000.0, True)
+    """
+    return sum(_squares(tensors), 0.0)
+
+
+def _squares(tensors: Sequence[Tensor]) -> Iterator[float]:
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        in_rows = flat.numel() // _ROW * _ROW if flat.dtype == torch.float32 else 0
+        if in_rows:
+            rows = flat[:in_rows].view(-1, _ROW).numpy()
+            found = float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+            if math.isfinite(found):
+                yield found
+            else:
+                in_rows = 0
+        for block in torch.split(flat[in_rows:], _BLOCK):
+            exact = block.to(torch.float64)
+            yield float(torch.dot(exact, exact))
+
+
+def weighted_mean(parts: Sequence[tuple[float, Tensor]], *, out: Tensor | None = None) -> Tensor:
+    """Return the sum of tensors times their parts, in this order; the type is at least float32.
+
+    `out`, of that type, takes the result; it may be the first of the tensors itself.
+
+    >>> first = torch.tensor([2.0, 4.0])
+    >>> weighted_mean([(0.5, first), (0.25, torch.tensor([4.0, 0.0]))], out=first) is first, first
+    (True, tensor([2., 2.]))
+    """
+    (first, tensor), *others = parts
+    mean = out if out is not None else torch.empty(tensor.shape, dtype=velocity_type(tensor.dtype))
+    rest = [(part, _blocks(other)) for part, other in others]
+    for k, (into, block) in enumerate(zip(_blocks(mean), _blocks(tensor), strict=True)):
+        torch.mul(block.to(into.dtype), first, out=into)
+        for part, blocks in rest:
+            into.add_(blocks[k], alpha=part)
+    return mean
+
+
+def compensate(gradient: Tensor, now: Tensor, then: Tensor, *, strength: float) -> None:
+    """Correct a pseudo-gradient in place for what its parameter did since the version that it began from.
+
+    Not in Di-PS. Delay compensation (DC-ASGD, Zheng et al., ICML 2017): a gradient g found at w would have been about
+    g + lambda g g (w' - w) at w', the squares of gradients in the place of second derivatives. With lambda as in
+    DC-S3GD (Rigazzi, 2019): such that the correction has `strength` times the size of the gradient; pseudo-gradients
+    have no scale of their own. Here that is found for each parameter, so that no bit depends on the cut into shards.
+
+    >>> gradient = torch.tensor([3.0, -4.0])
+    >>> compensate(gradient, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]), strength=0.2)
+    >>> gradient
+    tensor([ 3., -3.])
+    """
+    arrays = list(zip(*(_blocks(one) for one in (gradient, now, then)), strict=True))
+    own, other = sum_of_squares([gradient]), 0.0
+    for one, here, there in arrays:
+        exact = _correction(one, here, there).to(torch.float64)
+        other += float(torch.dot(exact, exact))
+    if not (math.isfinite(own) and math.isfinite(other) and other > 0):
+        return
+    factor = strength * math.sqrt(own / other)
+    for one, here, there in arrays:
+        one.add_(_correction(one, here, there), alpha=factor)
+
+
+def _correction(gradient: Tensor, now: Tensor, then: Tensor) -> Tensor:
+    return torch.sub(now, then).to(gradient.dtype).mul_(gradient).mul_(gradient)
+
+
+def velocity_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that means and velocities of such parameters have: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def step_along(
+    mean: Tensor, parameter: Tensor, velocity: Tensor, rule: OuterRule, *, scale: float, part: float = 1.0, out: Tensor
+) -> None:
+    """Write the new parameter to `out`, and the new velocity over the mean, which is multiplied by `scale` first.
+
+    `part`: of a whole step (see `OuterRule.of_part`).
+    Reads three arrays and writes two: twenty bytes a number in single precision.
+    """
+    kept, own, ahead_of_it = rule.of_part(part)
+    arrays = (_blocks(one) for one in (mean, parameter, velocity, out))
+    room = torch.empty(min(_BLOCK, mean.numel()), dtype=mean.dtype)
+    for gradient, before, speed, into in zip(*arrays, strict=True):
+        ahead = torch.mul(gradient, scale * part, out=room[: gradient.numel()])
+        faster = torch.add(ahead, speed, alpha=kept, out=gradient)
+        if own != 1.0:
+            ahead.mul_(own)
+        ahead.add_(faster, alpha=ahead_of_it)
+        if into.dtype == ahead.dtype:
+            torch.sub(before, ahead, alpha=rule.learning_rate, out=into)
+        else:
+            into.copy_(torch.sub(before, ahead, alpha=rule.learning_rate))
+
+
+def nesterov(
+    parameter: Tensor, gradient: Tensor, velocity: Tensor, rule: OuterRule, *, part: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return a new parameter and a new velocity; nothing is changed in place. `part`: of a whole step.
+
+    >>> rule = OuterRule(learning_rate=1.0, momentum=0.0)
+    >>> nesterov(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([0.0]), rule)[0]
+    tensor([2.])
+    """
+    faster = gradient.detach().to(velocity_type(parameter.dtype), copy=True).contiguous()
+    new = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+    step_along(faster, parameter, velocity, rule, scale=1.0, part=part, out=new)
+    return new, faster

@@ -1,0 +1,382 @@
+"""A shard as it runs: takes and gives layers, does what the master commands, keeps snapshots, comes back after loss.
+
+Di-PS, 3.1 and 4.2. Kept: data and control by separate ways, a thread for each layer in flight, several snapshots of the
+newest versions. Decided here: the master's commands are carried out in order by one thread; layers go and come beside
+them, and each push is measured as it comes; what belongs to an earlier connection to the master is dropped. Of a model
+in fragments it has a memory, and a writer of snapshots, for each.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand, untag_command
+from spantrain.core.outer.events import OuterEvent, Ticket, Transfer, Way, tag_event
+from spantrain.core.outer.layers import ShardLayout
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
+from spantrain.outer.policy.layout import fragment_layouts
+from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.shard.shard import OuterShard, ShardCommand
+from spantrain.outer.shard.snapshot_writer import SnapshotWriter
+from spantrain.outer.shard.snapshots import SnapshotStore
+from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.threads import ReliedOnThread
+from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits
+from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.layers.transport import LayerWire
+from spantrain.transport.mailbox.interface import PeerAddress
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """A command, the number of the connection that it came by, and the fragment that it is of."""
+
+    connection: int
+    fragment: int
+    command: do.Move | ShardCommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fragment:
+    """A shard's memory of one fragment of the layers, and what writes it down."""
+
+    number: int
+    memory: OuterShard
+    snapshots: SnapshotStore
+    writer: SnapshotWriter
+
+
+class StartedLink(LinkLike, Protocol):
+    """A link that begins when it is told to."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+
+LinkMaker = Callable[[MemberFacts, LinkListener], StartedLink]
+"""Makes a shard's link to the master, of what it says of itself and who listens."""
+
+
+def master_link(*, address: str, token: str, name: str) -> LinkMaker:
+    """Return what makes a shard's link to a real master."""
+    return lambda facts, listener: MasterLink(
+        address=address, token=token, member=name, facts=facts, listener=listener
+    )  # fmt: skip
+
+
+class ShardServer:
+    """One shard, from `start` to `close`: it has threads for the link, the wire, commands, and files."""
+
+    def __init__(
+        self, *, name: str, bind: str, snapshots: SnapshotStore, link_of: LinkMaker, host: str = "",
+        encrypted: bool = True, limits: LayerLimits | None = None,
+    ) -> None:  # fmt: skip
+        """Listen for layers at `bind`, like `tcp://0.0.0.0:0`; others dial `host`, if that is another.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        self._name, self._snapshots = name, snapshots
+        self._lock = threading.Lock()
+        """Of what follows; held for moments."""
+        self._connection = 0
+        self._moving: dict[tuple[str, LayerKey], tuple[int, Transfer]] = {}
+        """With the fragment."""
+        self._busy = threading.Lock()
+        """Held while a command is carried out, and while the shard registers."""
+        self._fragments: tuple[_Fragment, ...] = ()
+        """None before the layout is known."""
+        self._layout: ShardLayout | None = None
+        self._rule, self._count = OuterRule(), 1
+        self._failed = threading.Event()
+        self.failure: str | None = None
+        """Why it cannot go on; None while it can."""
+        self._closed = False
+        self._pool = BufferPool()
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._wire = LayerWire(
+            name=name, bind=bind, keypair=KeyPair.generate() if encrypted else None, listener=self, limits=limits,
+            pool=self._pool,
+        )  # fmt: skip
+        self.endpoint = _reached_by(self._wire.endpoint, host)
+        """Where clusters dial it for layers."""
+        facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
+        self._link = link_of(facts, self)
+        self._thread = ReliedOnThread(self._run, name=f"commands of {name}", died=self.died)
+
+    def start(self) -> None:
+        """Begin; returns at once, also where no master is there."""
+        self._thread.start()
+        self._link.start()
+
+    def __enter__(self) -> "ShardServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int | None:
+        """What it serves, of the first fragment; None before there is something."""
+        return self.versions[0] if self._fragments else None
+
+    @property
+    def versions(self) -> tuple[int | None, ...]:
+        """What it serves of each fragment."""
+        serving = [one.memory.serving for one in self._fragments]
+        return tuple(one.version if one is not None else None for one in serving)
+
+    def counters(self) -> LayerCounters:
+        """Return what its wire has done."""
+        return self._wire.counters()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it cannot go on; return whether that came to be."""
+        return self._failed.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop, and write the versions that are served down, if they are not; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close()
+        self._orders.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._wire.close()
+        self._close_writers()
+
+    def _close_writers(self) -> None:
+        for one in self._fragments:
+            one.writer.close(one.memory.serving)
+
+    # What the link tells.
+
+    def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
+        """Begin a connection: all of earlier ones is forgotten."""
+        with self._busy:
+            with self._lock:
+                self._connection += 1
+                ended = {key.ticket for _, key in self._moving}
+                self._moving.clear()
+            for ticket in ended:
+                self._wire.forget(ticket)
+            self.peers_changed(welcome.peers)
+            self._rule, self._count = welcome.rule, welcome.settings.fragments
+            return self._register(welcome.layout)
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:
+        """Take note of the layout, and register."""
+        with self._busy:
+            return self._register(layout)
+
+    def _register(self, layout: ShardLayout | None) -> tuple[OuterEvent, ...]:
+        if layout is None:
+            return ()
+        if self._name not in layout.shards:
+            raise ProtocolError(
+                f"{self._name}: the master's shards are {', '.join(layout.shards)}; start this one with one's name"
+            )
+        if layout != self._layout or len(self._fragments) != self._count:
+            self._close_writers()
+            parts = fragment_layouts(layout, self._count)
+            self._layout, self._fragments = layout, tuple(self._fragment(k, part) for k, part in enumerate(parts))
+        return tuple(tag_event(one.number, one.memory.registered()) for one in self._fragments)
+
+    def _fragment(self, number: int, layout: ShardLayout) -> _Fragment:
+        snapshots = self._snapshots.of_fragment(number)
+        return _Fragment(
+            number=number,
+            memory=OuterShard(self._name, layout, snapshots=snapshots, rule=self._rule, pool=self._pool),
+            snapshots=snapshots,
+            writer=SnapshotWriter(
+                snapshots, name=f"{self._name} {number}" if number else self._name, saved=self._saved, died=self.died
+            ),
+        )
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return a sign of life, with the versions that it can restore."""
+        return tuple(
+            tag_event(one.number, on.ShardBeat(shard=self._name, versions=one.memory.restorable))
+            for one in self._fragments
+        )
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Let these workers, and no others, dial."""
+        self._wire.set_peers(peers)
+
+    def disconnected(self, reason: str) -> None:
+        """Go on serving what is under way; a new connection begins anew."""
+        _LOG.info("%s has no connection to the master: %s", self._name, reason)
+
+    def commanded(self, command: OuterCommand) -> None:
+        """Take a command: begin to take in a layer at once, carry the others out in order."""
+        fragment, inner = untag_command(command)
+        match inner:
+            case do.Move(way=Way.PUSH):
+                self._expect(fragment, inner.transfer)
+            case do.Forget():
+                self._forget(inner.ticket)
+                self._order(fragment, inner)
+            case do.Move():
+                if not self._give(fragment, inner, late=False):
+                    self._order(fragment, inner)
+            case do.StartAnew():
+                self._fail(f"the master says that {inner.reason}")
+            case do.CheckPush() | do.Measure() | do.Combine() | do.Stage() | do.Commit() | do.Restore():
+                self._order(fragment, inner)
+            case _:
+                _LOG.warning("%s was told what is for others: %s", self._name, type(inner).__name__)
+
+    def _order(self, fragment: int, command: do.Move | ShardCommand) -> None:
+        with self._lock:
+            self._orders.put(_Order(connection=self._connection, fragment=fragment, command=command))
+
+    # Layers.
+
+    def _memory(self, fragment: int) -> OuterShard:
+        if fragment >= len(self._fragments):
+            raise ProtocolError(f"{self._name} holds {len(self._fragments)} fragments, the master means {fragment}")
+        return self._fragments[fragment].memory
+
+    def _expect(self, fragment: int, transfer: Transfer) -> None:
+        shard = self._memory(fragment)
+        key = _key(Way.PUSH, transfer)
+        with self._lock:
+            self._moving[transfer.worker, key] = fragment, transfer
+        try:
+            if transfer.layer not in shard.layers:
+                raise ProtocolError(f"layer {transfer.layer} is not held here")
+            self._wire.expect(transfer.worker, key, shard.layers[transfer.layer].sent_as(transfer.wire_format))
+        except (ProtocolError, ValueError) as error:
+            self.lost(transfer.worker, key, str(error))
+
+    def _give(self, fragment: int, command: do.Move, *, late: bool) -> bool:
+        """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
+        shard, transfer = self._memory(fragment), command.transfer
+        key = _key(Way.PULL, transfer)
+        try:
+            tensors = shard.give(command.version, transfer.layer)
+        except ProtocolError as error:
+            if late:
+                lost = on.TransferLost(way=Way.PULL, transfer=transfer, reason=str(error))
+                self._link.tell(tag_event(fragment, lost))
+            return False
+        with self._lock:
+            self._moving[transfer.worker, key] = fragment, transfer
+        try:
+            self._wire.send(transfer.worker, key, tensors)
+        except (ProtocolError, ValueError) as error:
+            self.lost(transfer.worker, key, str(error))
+        return True
+
+    def _forget(self, ticket: Ticket) -> None:
+        with self._lock:
+            for one in [one for one in self._moving if one[1].ticket == ticket]:
+                del self._moving[one]
+        self._wire.forget(ticket)
+
+    def _moved(self, peer: str, key: LayerKey) -> tuple[int, int, Transfer | None]:
+        """Return the number of the connection, the fragment, and which layer is no longer moving."""
+        with self._lock:
+            fragment, transfer = self._moving.pop((peer, key), (0, None))
+            return self._connection, fragment, transfer
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
+        """Keep a layer of a push, and measure it; called by the wire's threads."""
+        connection, fragment, transfer = self._moved(peer, key)
+        if transfer is None:
+            return
+        event: OuterEvent = on.Moved(way=Way.PUSH, transfer=transfer)
+        try:
+            self._memory(fragment).take(key.ticket, key.layer, tensors, transfer.wire_format)
+        except ProtocolError as error:
+            event = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
+        with self._lock:
+            if connection == self._connection:
+                self._link.tell(tag_event(fragment, event))
+                return
+        self._order(fragment, do.Forget(shard=self._name, ticket=key.ticket, reason="it is old"))
+
+    def sent(self, peer: str, key: LayerKey) -> None:
+        """Take note that a worker has a layer; it tells the master itself."""
+        self._moved(peer, key)
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:
+        """Tell the master that a layer did not come, or could not be sent."""
+        _, fragment, transfer = self._moved(peer, key)
+        if transfer is not None:
+            self._link.tell(tag_event(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
+
+    # Commands.
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            with self._busy:
+                if order.connection == self._connection:
+                    self._carry_out(order.fragment, order.command)
+
+    def _carry_out(self, fragment: int, command: do.Move | ShardCommand) -> None:
+        if isinstance(command, do.Move):
+            self._give(fragment, command, late=True)
+            return
+        try:
+            answer = self._memory(fragment).on_command(command)
+        except ConfigError as error:
+            self._fail(str(error))
+            return
+        except ProtocolError as error:
+            self._link.register_again(str(error))
+            return
+        if isinstance(answer, on.ShardRegistered):
+            self._link.register_again("it does not have what it was told to restore")
+        elif answer is not None:
+            self._link.tell(tag_event(fragment, answer))
+        if isinstance(answer, on.Committed | on.Restored):
+            self._write_down(self._fragments[fragment])
+
+    def _write_down(self, one: _Fragment) -> None:
+        serving = one.memory.serving
+        if serving is not None and serving.version not in one.snapshots.versions:
+            one.writer.offer(serving)
+
+    def _saved(self, version: int) -> None:
+        _LOG.debug("%s has written version %d down", self._name, version)
+        self._link.tell(*self.beat())
+
+    def died(self, fault: str) -> None:
+        """End: without one of its threads a shard would only seem to serve; what keeps it up starts it again."""
+        if not self._closed:
+            self._fail(fault)
+
+    def _fail(self, reason: str) -> None:
+        _LOG.error("%s cannot go on: %s", self._name, reason)
+        self.failure = reason
+        self._failed.set()
+
+
+def _key(way: Way, transfer: Transfer) -> LayerKey:
+    return LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
+
+
+def _reached_by(endpoint: str, host: str) -> str:
+    """Return an endpoint with another host, if one is given.
+
+    >>> _reached_by("tcp://0.0.0.0:5000", "shard-0.example")
+    'tcp://shard-0.example:5000'
+    """
+    if not host:
+        return endpoint
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(endpoint).port}"

@@ -1,0 +1,208 @@
+"""Versions of a shard that outlive it: safetensors files, written whole or not at all, checked when read.
+
+Di-PS, 4.2: each shard keeps several snapshots of its newest versions, to begin again from and for new clusters. Kept:
+that. Decided here: a file is named by its version and its digest, `version-12-0a1b2c3d4e5f6789.safetensors`, holds
+parameters and velocities by name, and gets its name when all of it is on disk. It is written from where the tensors
+are, with no copy of them. Of older versions those are kept that other shards are the likeliest to have, too: all must
+go back to one version, and a shard that cannot write as fast as versions come leaves some out.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from spantrain.outer.shard.numerics import Tensors
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
+_PARAMETERS, _VELOCITY = "parameters/", "velocity/"
+_TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+_PIECE_BYTES = 2**22
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardVersion:
+    """One version of a shard's layers; nothing in it is ever changed."""
+
+    version: int
+    parameters: Tensors
+    velocity: Tensors
+
+
+def to_keep(versions: Iterable[int], keep: int) -> tuple[int, ...]:
+    """Return which versions to keep, from the oldest: the last multiples of 1, 2, 4, ..., and then the newest.
+
+    >>> to_keep(range(1, 15), 4)
+    (8, 12, 13, 14)
+    """
+    newest_first = sorted(versions, reverse=True)
+    rounds = (next((one for one in newest_first if one % 2**k == 0), None) for k in range(keep))
+    kept = {one for one in rounds if one is not None}
+    kept |= set([one for one in newest_first if one not in kept][: keep - len(kept)])
+    return tuple(sorted(kept))
+
+
+class SnapshotStore(Protocol):
+    """Where versions are kept."""
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+
+    def save(self, version: ShardVersion) -> None:
+        """Keep a version, and as many of those before it as fit."""
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version; None if it is not there, or turns out damaged, and from then on it is not there."""
+
+    def of_fragment(self, fragment: int) -> "SnapshotStore":
+        """Return where versions of a fragment of the layers are kept; of the first it is this."""
+
+
+class MemorySnapshots:
+    """Keeps versions in memory: for tests, and for shards whose parameters somebody else keeps."""
+
+    def __init__(self, kept: Iterable[ShardVersion] = (), *, keep: int = 4) -> None:
+        self._keep = keep
+        self._kept = {one.version: one for one in kept}
+        self._fragments: dict[int, MemorySnapshots] = {}
+
+    def of_fragment(self, fragment: int) -> "MemorySnapshots":
+        """Return where versions of a fragment of the layers are kept; of the first it is this."""
+        return self._fragments.setdefault(fragment, MemorySnapshots(keep=self._keep)) if fragment else self
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+        return tuple(sorted(self._kept))
+
+    def save(self, version: ShardVersion) -> None:
+        """Keep a version, and as many of those before it as fit."""
+        self._kept[version.version] = version
+        for old in set(self._kept) - set(to_keep(self._kept, self._keep)):
+            del self._kept[old]
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version, if it is there."""
+        return self._kept.get(version)
+
+
+class FolderSnapshots:
+    """Keeps versions in a folder of its own."""
+
+    def __init__(self, folder: Path, *, keep: int = 4) -> None:
+        """Take up what is in the folder, which is made where there is none; what was not finished is removed."""
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self._folder, self._keep = folder, keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(".unfinished-*"):
+            unfinished.unlink()
+
+    def of_fragment(self, fragment: int) -> "FolderSnapshots":
+        """Return where versions of a fragment are kept: here those of the first, of others in a folder in this one."""
+        return FolderSnapshots(self._folder / f"fragment-{fragment}", keep=self._keep) if fragment else self
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those that are there, from the oldest."""
+        return tuple(sorted(self._files()))
+
+    def _files(self) -> dict[int, Path]:
+        named = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return {int(match[1]): path for match, path in named if match}
+
+    def save(self, version: ShardVersion) -> None:
+        """Write a version to disk, then remove those that are too many; for one thread at a time.
+
+        Raises:
+            OSError: it cannot be written; what was there before is still there.
+        """
+        tensors = {_PARAMETERS + name: tensor for name, tensor in version.parameters.items()}
+        tensors |= {_VELOCITY + name: tensor for name, tensor in version.velocity.items()}
+        hidden = self._folder / f".unfinished-{version.version}"
+        try:
+            path = self._folder / f"version-{version.version}-{_write(hidden, tensors)}.safetensors"
+            before = self._files()
+            hidden.rename(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+        _sync(self._folder)
+        if version.version in before and before[version.version] != path:
+            before[version.version].unlink()
+        files = self._files()
+        for old in set(files) - set(to_keep(files, self._keep)):
+            files[old].unlink()
+
+    def load(self, version: int) -> ShardVersion | None:
+        """Return a version; None if it is not there, or is damaged, which is logged, and the file set aside."""
+        path = self._files().get(version)
+        if path is None:
+            return None
+        try:
+            if not path.name.endswith(f"-{_digest(path)}.safetensors"):
+                raise SafetensorError("its digest is not that of its name")
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as reason:
+            aside = path.with_name(f"damaged-{path.name}")
+            _LOG.warning("snapshot %s cannot be used: %s; set aside as %s", path, reason, aside.name)
+            path.rename(aside)
+            return None
+        parts = {
+            prefix: {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+            for prefix in (_PARAMETERS, _VELOCITY)
+        }
+        return ShardVersion(version=version, parameters=parts[_PARAMETERS], velocity=parts[_VELOCITY])
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file, to the disk itself; return the digest of it."""
+    header: dict[str, object] = {}
+    upto = 0
+    for name, one in tensors.items():
+        size = one.numel() * one.element_size()
+        header[name] = {"dtype": _TYPES[one.dtype], "shape": list(one.shape), "data_offsets": [upto, upto + size]}
+        upto += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    sha = hashlib.sha256()
+    with path.open("wb", buffering=0) as stream:
+        for piece in _pieces([len(text).to_bytes(8, "little") + text], tensors.values()):
+            sha.update(piece)
+            written = 0
+            while written < len(piece):
+                written += stream.write(memoryview(piece)[written:])
+        os.fsync(stream.fileno())
+    return sha.hexdigest()[:16]
+
+
+def _pieces(first: Iterable[bytes], tensors: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    yield from first
+    for tensor in tensors:
+        view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield from (view[begin : begin + _PIECE_BYTES] for begin in range(0, len(view), _PIECE_BYTES))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def _sync(folder: Path) -> None:
+    """Have the folder's names on disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,320 @@
+"""Units to compute again where memory is short: which, in which stage, and what that lets in.
+
+A stage that holds fewer samples in flight than it has makes its neighbours wait; one that does not fit cannot run. In
+both cases, units whose activations are dropped in F and computed again (`core.plan.Stage.recompute`) make room, for
+the seconds of their F. Units are taken in the order of bytes that they free per second, as few as bring one more
+micro-batch in flight, and every change is judged by the simulator. (Chen et al., "Training Deep Nets with Sublinear
+Memory Cost", 2016: of theirs is the trade of memory for a second forward, not the even spacing.)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from spantrain.core.action import Op
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.quantities import format_bytes
+from spantrain.cost.memory import Division, MemoryCost, divisions_of
+from spantrain.cost.tensor import GroupCost
+from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
+from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy
+
+_MOST_ROUNDS = 12
+_MOST_DEVICES = 32
+"""Plans of more are not changed one stage at a time: each simulation is slow."""
+_PARTS_OF_LIMITS = (1.0, 0.5, 0.25, 0.0)
+"""Of its in-flight limits, at which a plan that does not fit is tried; never under one micro-batch."""
+_IMPROVED = 2
+"""Of the plans that fit, so many are tried."""
+_LEAST_GAIN = 1e-3
+"""A change must make the objective's value smaller by this part of it."""
+
+
+def with_recomputation(request: PlanRequest, proposal: Proposal) -> Proposal | None:
+    """Return a proposal that fits, or is better, because some of its units are computed again; None if there is none.
+
+    In-flight limits rise where that makes room, and fall where nothing else lets a plan fit; cuts, devices and
+    micro-batches stay. An order of work that was found for other limits is dropped.
+    """
+    search = _Search(request)
+    base = search.evaluated(proposal.plan)
+    if base is not None and base.fits:
+        found = search.improved(proposal.plan, base)
+        better = search.is_better(found[1], base)
+    else:
+        fitted = search.fitted(proposal.plan)
+        if fitted is None:
+            return None
+        found, better = search.improved(*fitted), True
+    if not better:
+        return None
+    reasons = (*(proposal.reasons or proposal.plan.reasons), *recompute_reasons(request, found[0]))
+    return replace(proposal, plan=found[0], reasons=reasons)
+
+
+def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = False) -> tuple[Proposal, ...]:
+    """Ask a strategy; add those of its proposals that fit only when units are computed again, where that is allowed.
+
+    A strategy that has none is asked once more as if each unit held only what enters it. `improves`: of the best few
+    that fit, what is better with units computed again is added, too.
+
+    Raises:
+        InfeasiblePlanError: nothing fits.
+    """
+    try:
+        proposals = strategy(request)
+    except InfeasiblePlanError as error:
+        light = _planned_light(strategy, request) if request.constraints.recompute else ()
+        if not light:
+            raise error
+        return light
+    if not request.constraints.recompute:
+        return proposals
+    search = _Search(request)
+    done = [search.evaluated(proposal.plan) for proposal in proposals]
+    over = [proposal for proposal, found in zip(proposals, done, strict=True) if found and not found.fits]
+    fitting = [proposal for proposal, found in zip(proposals, done, strict=True) if found and found.fits]
+    tried = (*fitting[: _IMPROVED * improves], *over)
+    found = (with_recomputation(request, proposal) for proposal in tried)
+    return (*proposals, *(proposal for proposal in found if proposal is not None))
+
+
+def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return what a strategy proposes for light units that fits with units really computed again."""
+    search, graph = _Search(request), request.profile.graph
+    units = tuple(
+        replace(
+            unit,
+            activation_bytes_per_sample=min(unit.activation_bytes_per_sample, graph.entering_bytes(index)),
+            deferred_bytes_per_sample=0,
+        )
+        for index, unit in enumerate(graph.units)
+    )
+    light = replace(request.profile, graph=replace(graph, units=units))
+    try:
+        proposals = strategy(replace(request, profile=light, evaluate=search.evaluate_fitted))
+    except InfeasiblePlanError:
+        return ()
+    found = (with_recomputation(request, proposal) for proposal in proposals)
+    return tuple(proposal for proposal in found if proposal is not None)
+
+
+def recompute_reasons(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    """Return what is computed again, what it frees on the stage's first device, and what it costs in work."""
+    parts = _Parts(request)
+    found = []
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute:
+            less = parts.need_bytes(plan, index, ()) - parts.need_bytes(plan, index, stage.recompute)
+            more = parts.more_work(stage)
+            found.append(
+                f"{_named(stage.recompute)} of stage {index} {'is' if len(stage.recompute) == 1 else 'are'} computed "
+                f"again: {format_bytes(less)} less for {100 * more:.1f} % more work."
+            )
+    return tuple(found)
+
+
+def _named(units: Sequence[int]) -> str:
+    """Return units in words.
+
+    >>> _named((3, 4, 5, 8))
+    'Units 3-5, 8'
+    """
+    runs: list[list[int]] = []
+    for unit in units:
+        if runs and unit == runs[-1][-1] + 1:
+            runs[-1].append(unit)
+        else:
+            runs.append([unit])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"{'Unit' if len(units) == 1 else 'Units'} {', '.join(texts)}"
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Bytes and seconds of stages of one request."""
+
+    request: PlanRequest
+
+    @cached_property
+    def memory(self) -> MemoryCost:
+        return MemoryCost(self.request.profile, self.request.job.optimizer, self.groups.compute.dtype)
+
+    @cached_property
+    def groups(self) -> GroupCost:
+        return GroupCost(self.request.profile, self.request.job.dtype)
+
+    def by_worth(self, stage: Stage) -> list[int]:
+        """Return a stage's units by the bytes that they free for a second of its slowest replica, most first."""
+        graph = self.request.profile.graph
+        whole = graph.stage_held_bytes(stage.units)
+        freed = {unit: whole - graph.stage_held_bytes(stage.units, recompute=(unit,)) for unit in stage.units}
+        seconds = {unit: self._forward_s(stage, (unit,)) for unit in stage.units}
+        useful = [unit for unit in stage.units if freed[unit] > 0]
+        return sorted(useful, key=lambda unit: freed[unit] / max(seconds[unit], 1e-12), reverse=True)
+
+    def more_work(self, stage: Stage) -> float:
+        """Return the seconds of what is computed again, as a part of the stage's F, I and W."""
+        whole = max(
+            sum(self.groups.replica_seconds(stage.units, replica, op, _largest(stage, number)) for op in _SPLIT)
+            for number, replica in enumerate(stage.replicas)
+        )
+        return self._forward_s(stage, stage.recompute) / whole if whole else 0.0
+
+    def _forward_s(self, stage: Stage, units: Sequence[int]) -> float:
+        return max(
+            self.groups.units_seconds(units, replica, Op.FORWARD, _largest(stage, number))
+            for number, replica in enumerate(stage.replicas)
+        )
+
+    def fits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> bool:
+        """Whether all devices of a stage hold its in-flight limits."""
+        stage, divisions = plan.stages[index], divisions_of(plan)
+        own = plan.cluster.device_by_name
+        return all(
+            self._need(stage, number, name, replace(divisions[name], recompute=recompute)) <= own[name].memory_bytes
+            for number, replica in enumerate(stage.replicas)
+            for name in replica.devices
+        )
+
+    def need_bytes(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> int:
+        """Return the peak bytes of a stage's first device."""
+        name = plan.stages[index].devices[0]
+        return self._need(plan.stages[index], 0, name, replace(divisions_of(plan)[name], recompute=recompute))
+
+    def _need(self, stage: Stage, number: int, name: str, division: Division) -> int:
+        limit = min(stage.replicas[number].in_flight_limit, _share(stage, number))
+        return self.memory.need(stage.units, name, limit, _largest(stage, number), division).peak_bytes
+
+    def limits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> list[int]:
+        """Return the in-flight limits of a stage's replicas that memory allows then, never lower ones than they are."""
+        stage, divisions = plan.stages[index], divisions_of(plan)
+        found = []
+        for number, replica in enumerate(stage.replicas):
+            allowed = min(
+                self.memory.in_flight_limit_for(
+                    stage.units,
+                    name,
+                    _share(stage, number),
+                    _largest(stage, number),
+                    division=replace(divisions[name], recompute=recompute),
+                )
+                for name in replica.devices
+            )
+            found.append(max(allowed, replica.in_flight_limit))
+        return found
+
+
+_SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
+def _share(stage: Stage, number: int) -> int:
+    return sum(span.size for span in stage.replica_spans(number))
+
+
+def _largest(stage: Stage, number: int) -> int:
+    return max((span.size for span in stage.replica_spans(number)), default=0)
+
+
+class _Search:
+    """Tries out units of stages, each change simulated."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._parts = _Parts(request)
+
+    def evaluated(self, plan: Plan) -> Evaluation | None:
+        """Return what a plan would do; None if it cannot run at all."""
+        try:
+            return self._request.evaluate(plan)
+        except (PlanError, ScheduleError):
+            return None
+
+    def is_better(self, evaluation: Evaluation, than: Evaluation) -> bool:
+        """Whether the objective says so."""
+        objective = self._request.objective
+        return evaluation.fits and evaluation.value(objective) < (1 - _LEAST_GAIN) * than.value(objective)
+
+    def evaluate_fitted(self, plan: Plan) -> Evaluation:
+        """Return what a plan would do with the units computed again that it needs; if none help, what it does."""
+        fitted = self.fitted(plan)
+        return self._request.evaluate(plan) if fitted is None else fitted[1]
+
+    def fitted(self, plan: Plan) -> tuple[Plan, Evaluation] | None:
+        """Return the plan with as few units computed again as let it fit, at the limits that are best then."""
+        trials = [self._fitted_at(_with_part_of_limits(plan, part)) for part in _PARTS_OF_LIMITS]
+        found = [(trial, done) for trial in trials if trial is not None and (done := self.evaluated(trial)) is not None]
+        fitting = [entry for entry in found if entry[1].fits]
+        return min(fitting, key=lambda entry: entry[1].value(self._request.objective), default=None)
+
+    def _fitted_at(self, plan: Plan) -> Plan | None:
+        for index, stage in enumerate(plan.stages):
+            sets = (tuple(sorted(units)) for units in self._growing(stage))
+            found = next((units for units in sets if self._parts.fits(plan, index, units)), None)
+            if found is None:
+                return None
+            plan = _changed(plan, index, found, [replica.in_flight_limit for replica in stage.replicas])
+        return plan
+
+    def improved(self, plan: Plan, best: Evaluation) -> tuple[Plan, Evaluation]:
+        """Return the plan with room for more samples in flight, as long as that pays."""
+        for _ in range(_MOST_ROUNDS):
+            tried = [(trial, found) for trial in self._steps(plan) if (found := self.evaluated(trial)) is not None]
+            better = [entry for entry in tried if self.is_better(entry[1], best)]
+            if not better:
+                break
+            plan, best = min(better, key=lambda entry: entry[1].value(self._request.objective))
+        return plan, best
+
+    def _steps(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plan with one more micro-batch in flight in one stage, and in all that lack room, at once."""
+        together, count = plan, 0
+        for index in range(len(plan.stages)):
+            step = self._step(plan, index)
+            if step is not None:
+                together, count = _changed(together, index, *step), count + 1
+                if len(plan.devices) <= _MOST_DEVICES:
+                    yield _changed(plan, index, *step)
+        if count > 1 or (count and len(plan.devices) > _MOST_DEVICES):
+            yield together
+
+    def _step(self, plan: Plan, index: int) -> tuple[tuple[int, ...], list[int]] | None:
+        """Return the fewest more units to compute again that let in a micro-batch more, and the limits then."""
+        stage = plan.stages[index]
+        before = [replica.in_flight_limit for replica in stage.replicas]
+        wanted = [min(_share(stage, number), limit + _largest(stage, number)) for number, limit in enumerate(before)]
+        if all(want <= limit for want, limit in zip(wanted, before, strict=True)):
+            return None
+        for units in self._growing(stage):
+            limits = self._parts.limits(plan, index, tuple(sorted(units)))
+            if all(limit >= want for limit, want in zip(limits, wanted, strict=True)):
+                return tuple(sorted(units)), limits
+        return None
+
+    def _growing(self, stage: Stage) -> Iterator[tuple[int, ...]]:
+        """Yield what is computed again already, then with one more unit each."""
+        chosen = stage.recompute
+        yield chosen
+        for unit in self._parts.by_worth(stage):
+            if unit not in chosen:
+                chosen = (*chosen, unit)
+                yield chosen
+
+
+def _with_part_of_limits(plan: Plan, part: float) -> Plan:
+    for index, stage in enumerate(plan.stages):
+        limits = [
+            max(1, _largest(stage, number), round(part * replica.in_flight_limit))
+            for number, replica in enumerate(stage.replicas)
+        ]
+        plan = _changed(plan, index, stage.recompute, limits)
+    return plan
+
+
+def _changed(plan: Plan, index: int, recompute: tuple[int, ...], limits: Sequence[int]) -> Plan:
+    stage = plan.stages[index]
+    replicas: tuple[Replica, ...] = tuple(
+        replace(replica, in_flight_limit=limit) for replica, limit in zip(stage.replicas, limits, strict=True)
+    )
+    changed = replace(stage, recompute=recompute, replicas=replicas)
+    return replace(plan, stages=(*plan.stages[:index], changed, *plan.stages[index + 1 :]), hints=None)

@@ -1,0 +1,91 @@
+"""The settings of gradient sums that suit a plan best: buckets large enough for the link, small enough to begin early.
+
+Of what a stage's framework lets one choose (`cost.sum_models`), the setting is taken with which the sum ends first, by
+the seconds of the work and of the ring; of equal ones the first. Our own sums copy a bucket to send it, so buckets over
+the default size must fit beside what the stage's devices hold.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from spantrain.core.action import Op
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.sums import DEFAULT_BUCKET_BYTES, SumModel
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.cost.sum_models import sum_options
+
+_ALWAYS_BYTES = 2 * DEFAULT_BUCKET_BYTES
+"""Copies of buckets that are not counted as memory."""
+
+
+def with_best_sums(plan: Plan, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Plan:
+    """Return the plan with the best setting in each stage; stages without sums stay as they are.
+
+    `free_bytes`: what the plan leaves free, by device.
+    """
+    stages = tuple(_tuned(plan, index, costs, free_bytes) for index in range(len(plan.stages)))
+    return plan if stages == plan.stages else replace(plan, stages=stages)
+
+
+def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, float]) -> Stage:
+    stage = plan.stages[index]
+    total = costs.summed_bytes(stage)
+    if not total or stage.state_sharding is StateSharding.ZERO3:
+        return stage
+    options = sum_options(stage.sums.model, total)
+    if stage.sums.model is SumModel.SPANTRAIN:
+        room = max(_ALWAYS_BYTES, min(free_bytes[device] for device in stage.devices))
+        options = tuple(sums for sums in options if sums.copied_bytes <= room)
+    tried = [replace(stage, sums=sums) for sums in options]
+    if len(tried) == 1:
+        return tried[0]
+    op = Op.BACKWARD_WEIGHT if plan.splits_backward and index else Op.BACKWARD
+    works = _works(stage, op, costs)
+    return min(tried, key=lambda option: _summed_s(option, op, works, costs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What replicas of one sort do in a step."""
+
+    replica: Replica
+    samples: int
+    """Of its last micro-batch."""
+    all_s: float
+    last_s: float
+    """Of the last micro-batch's backward."""
+
+
+def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_Work]:
+    """Return the work of each sort of replicas: of the same kinds of devices, with as many samples."""
+    found: dict[object, _Work] = {}
+    for number, replica in enumerate(stage.replicas):
+        sizes = tuple(span.size for span in stage.replica_spans(number))
+        key = (costs.groups.kinds(replica), replica.tp_shares, sizes)
+        if sizes and key not in found:
+            seconds = partial(costs.action_s, stage, replica)
+            all_s = sum(
+                count * (seconds(Op.FORWARD, size) + seconds(Op.BACKWARD, size))
+                for size, count in Counter(sizes).items()
+            )
+            found[key] = _Work(replica=replica, samples=sizes[-1], all_s=all_s, last_s=seconds(op, sizes[-1]))
+    return list(found.values())
+
+
+def _summed_s(stage: Stage, op: Op, works: Sequence[_Work], costs: ReplicaCost) -> float:
+    """Return when the sum ends if replicas wait for nobody and end with their last micro-batch's backward."""
+    buckets, seconds = costs.buckets_beside(stage), costs.end_of_step_s(stage)
+    ready_s = [0.0] * len(seconds)
+    for work in works:
+        parts: Sequence[float] = [1.0] * len(seconds)
+        if buckets is not None:
+            parts = costs.parts_until_whole(buckets, stage, work.replica, op, work.samples)
+        ready_s = [
+            max(before, work.all_s - (1 - part) * work.last_s) for before, part in zip(ready_s, parts, strict=True)
+        ]
+    end_s = 0.0
+    for ready, bucket_s in zip(ready_s, seconds, strict=True):
+        end_s = max(end_s, ready) + bucket_s
+    return end_s

@@ -1,0 +1,411 @@
+"""Plan a job on a profiled cluster: strategies propose, the event simulator ranks, the best one is chosen."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
+from spantrain.core.outer.groups import OuterPlan
+from spantrain.core.plan import Alternative, Plan, Prediction, Stage
+from spantrain.core.profile import Profile
+from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
+from spantrain.planner.assembly.recompute import proposals_of
+from spantrain.planner.assembly.sequence import check_sequence, slicing
+from spantrain.planner.engine.evaluate import Evaluator, check_kinds
+from spantrain.planner.engine.memory_over_time import over_time
+from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes, StrategyFigures
+from spantrain.planner.engine.outer_groups import (
+    LocalPlans,
+    join_groups,
+    local_plans,
+    pair_rates,
+    slow_boundaries,
+)
+from spantrain.planner.engine.predict import with_best_spans
+from spantrain.planner.engine.reasons import (
+    boundaries,
+    choices,
+    outer_groups,
+    sites_in_and_out,
+    sites_of,
+    verdict,
+)
+from spantrain.planner.engine.trainable import only_to_compare
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
+from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
+from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.sim.search.search import SearchEffort
+
+_BOUNDARIES = 6
+"""Of more slow boundaries than that, the slowest are told of."""
+_METHOD = "event simulation of the plan's own schedule with the profile's times"
+_RESCHEDULED = 3
+"""How many of a strategy's best are tried with other schedules, where that is wished."""
+_COMPARED = ("single-site", "single-device")
+"""What every plan is shown beside (DESIGN idea 6)."""
+_COMPARED_UP_TO = 32
+"""Devices, up to which the best site is searched for on its own."""
+_ORDER_MAY_GAIN = 1.25
+"""Plans that are over the best by more than that are shown with the plain rule's order: it seldom gains as much."""
+_ORDERED_UP_TO = 96
+"""Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
+_EFFORT = SearchEffort(most_runs=60, most_actions=60_000)
+"""For the order of a plan: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+_MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
+"""Of the default strategy, orders are searched for so many more plans that are at most that much over its best."""
+_EFFORT_MORE = SearchEffort(most_runs=12, most_actions=12_000)
+"""For the order of these."""
+
+
+def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
+    """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
+
+    Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
+
+    Raises:
+        UsageError: as `make_plan`; or a file cannot be written.
+    """
+    return write_plans(make_plan(profile, job, wishes), profile, profile_path, out)
+
+
+def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:
+    """Write what was planned, as `plan_file`; return it with the reference to its profile.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    if profile_path is None:
+        profile_path = out.with_name(f"{out.stem}.profile.json")
+        write_profile(profile, profile_path)
+    reference = reference_to_profile(profile_path, out)
+    plan = replace(outcome.plan, profile=reference)
+    for group, local in outcome.outer_plans.items():
+        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"))
+    write_plan(plan, out)
+    return replace(outcome, plan=plan)
+
+
+def make_plan(profile: Profile, job: JobSpec, wishes: PlanWishes | None = None) -> PlanOutcome:
+    """Ask the strategies, evaluate what they propose, choose the best.
+
+    Raises:
+        UsageError: there is no such strategy.
+        PlanError: constraints contradict each other or ask for what the cluster does not have.
+        ProfileError: the profile lacks a kind of device, or a link.
+        InfeasiblePlanError: nothing fits, or nothing keeps the constraints; the closest misses are in the message.
+    """
+    return _Planning(profile, job, wishes or PlanWishes()).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What a strategy came up with: its best proposal, and the runners-up for the reasons."""
+
+    figures: StrategyFigures
+    ranked: tuple[tuple[Proposal, Evaluation], ...] = ()
+    """Those that fit, best first."""
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.ranked[0][0].plan if self.ranked else None
+
+
+class _Planning:
+    def __init__(self, profile: Profile, job: JobSpec, wishes: PlanWishes) -> None:
+        self._started_s = time.perf_counter()
+        self._profile, self._job, self._wishes = profile, job, wishes
+        self._evaluator = Evaluator(profile, job)
+        self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
+        self._request = PlanRequest(
+            profile=profile,
+            job=job,
+            objective=wishes.objective,
+            constraints=wishes.constraints,
+            restriction=wishes.restriction,
+            evaluate=self._evaluator,
+        )
+
+    def run(self) -> PlanOutcome:
+        asked = strategies_named(self._wishes.strategies or (DEFAULT_STRATEGY,))
+        check_kinds(self._profile, self._request.devices, self._job)
+        if self._wishes.constraints.sequence_parallel:
+            check_sequence(self._profile)
+        small = len(self._request.devices) <= _COMPARED_UP_TO
+        answers = {
+            name: self._answer(name) for name in dict.fromkeys((*asked, *(_COMPARED if small else _COMPARED[1:])))
+        }
+        answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
+        answers = self._with_orders(answers)
+        free = not self._wishes.strategies and self._wishes.restriction is Restriction.NONE
+        competing = answers if free else {name: answers[name] for name in asked}
+        chosen = self._best(competing)
+        return self._outcome(chosen, answers, tuple(competing))
+
+    def _answer(self, name: str) -> _Answer:
+        started_s = time.perf_counter()
+        try:
+            propose = strategies()[name].propose
+            if self._wishes.constraints.sequence_parallel:
+                propose = slicing(propose)
+            proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
+        except InfeasiblePlanError as error:
+            return _Answer(figures=_no_figures(str(error), started_s))
+        ranked: list[tuple[Proposal, Evaluation]] = []
+        refusals: list[str] = []
+        for proposal in proposals:
+            self._take(proposal, ranked, refusals)
+        if not ranked:
+            return _Answer(figures=_no_figures("; ".join(dict.fromkeys(refusals)), started_s))
+        ranked.sort(key=self._rank)
+        if self._wishes.any_schedule:
+            for proposal, _ in ranked[:_RESCHEDULED]:
+                for other in self._other_schedules(proposal):
+                    self._take(other, ranked, refusals)
+            ranked.sort(key=self._rank)
+        return _Answer(figures=self._figures(ranked, len(proposals), started_s), ranked=tuple(ranked))
+
+    def _with_orders(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
+        """Search the order of work of answers that it may make the best: those that are near it."""
+        firsts = {name: self._rank(answer.ranked[0]) for name, answer in answers.items() if answer.ranked}
+        least = min(firsts.values(), default=(False, False, 0.0, 0.0))
+        found = dict(answers)
+        for name, (broken, _, value, _) in firsts.items():
+            if broken == least[0] and value <= _ORDER_MAY_GAIN * least[2]:
+                started_s, figures = time.perf_counter(), answers[name].figures
+                ranked = self._reordered(answers[name].ranked, 1 + _MORE_ORDERED * (name == DEFAULT_STRATEGY))
+                seconds = figures.search_s + time.perf_counter() - started_s
+                figures = replace(self._figures(ranked, figures.plans, started_s), search_s=seconds)
+                found[name] = _Answer(figures=figures, ranked=ranked)
+        return found
+
+    def _reordered(
+        self, ranked: Sequence[tuple[Proposal, Evaluation]], most: int
+    ) -> tuple[tuple[Proposal, Evaluation], ...]:
+        """Search the order of work of the first of several proposals, and of a few others that are near it."""
+        near = _ORDER_OFTEN_GAINS * self._value(ranked[0][1])[0]
+        rows, tried = list(ranked), 0
+        for index, (proposal, evaluation) in enumerate(ranked):
+            few = len(proposal.plan.devices) <= _ORDERED_UP_TO
+            if tried < most and few and (index == 0 or self._value(evaluation)[0] <= near):
+                rows[index] = self._ordered(proposal, evaluation, _EFFORT if index == 0 else _EFFORT_MORE)
+                tried += 1
+        return tuple(sorted(rows, key=self._rank))
+
+    def _best_in_one_site(self, known: _Answer | None) -> _Answer:
+        """Return the best plan inside one site, of the search for it (if there was one) and of all simulated ones."""
+        started_s = time.perf_counter()
+        ranked = [
+            (Proposal(plan=plan, own_estimate_s=None), evaluation)
+            for plan, evaluation in self._evaluator.seen()
+            if evaluation.fits and len(sites_of(plan)) == 1
+        ]
+        if not ranked:
+            reason = f"not searched: over {_COMPARED_UP_TO} devices; --strategy single-site,NAME does"
+            return _Answer(figures=_no_figures(reason, started_s)) if known is None else known
+        ranked.sort(key=self._rank)
+        if known is not None and known.ranked and self._rank(known.ranked[0]) <= self._rank(ranked[0]):
+            return known
+        figures = self._figures(ranked, len(ranked), started_s)
+        if known is not None:
+            figures = replace(figures, search_s=known.figures.search_s)
+        return _Answer(figures=figures, ranked=tuple(ranked))
+
+    def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
+        """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""
+        try:
+            evaluation = self._evaluator(proposal.plan)
+        except (PlanError, ScheduleError) as error:
+            refusals.append(str(error))
+            return
+        if evaluation.fits:
+            ranked.append((replace(proposal, plan=self._evaluator.bucketed(proposal.plan)), evaluation))
+        else:
+            refusals.append(f"over the memory of {', '.join(evaluation.over_memory)}")
+
+    def _other_schedules(self, proposal: Proposal) -> Iterator[Proposal]:
+        """Yield a plan made for the job's schedule with each other one; a paper's own schedule stays."""
+        if proposal.plan.schedule == self._job.schedule:
+            for name in SCHEDULE_NAMES:
+                if name != self._job.schedule:
+                    yield replace(proposal, plan=replace(proposal.plan, schedule=name))
+
+    def _rank(self, entry: tuple[Proposal, Evaluation]) -> tuple[bool, bool, float, float]:
+        plan, evaluation = entry[0].plan, entry[1]
+        return bool(self._broken(plan, evaluation)), bool(self._only_to_compare(plan)), *self._value(evaluation)
+
+    def _only_to_compare(self, plan: Plan) -> str:
+        return only_to_compare(plan, self._wishes.constraints)
+
+    def _value(self, evaluation: Evaluation) -> tuple[float, float]:
+        return evaluation.value(self._wishes.objective), evaluation.step_s
+
+    def _broken(self, plan: Plan, evaluation: Evaluation) -> list[str]:
+        """Return what keeps a plan that fits from being chosen."""
+        constraints = self._wishes.constraints
+        broken = constraints.broken_by_devices(self._profile.cluster, plan.devices)
+        broken += evaluation.broken(constraints)
+        if evaluation.value(self._wishes.objective) == float("inf"):
+            broken.append("a device in it has no price (cost/prices.yaml)")
+        return broken
+
+    def _figures(self, ranked: Sequence[tuple[Proposal, Evaluation]], plans: int, started_s: float) -> StrategyFigures:
+        proposal, evaluation = ranked[0]
+        own = self._profile.cluster.device_by_name
+        return StrategyFigures(
+            fits=True,
+            reason="; ".join(self._broken(proposal.plan, evaluation)),
+            only_to_compare=self._only_to_compare(proposal.plan),
+            step_s=evaluation.step_s,
+            own_estimate_s=proposal.own_estimate_s,
+            samples_per_s=evaluation.samples_per_s,
+            money_per_step=evaluation.usd_per_step,
+            joules_per_sample=evaluation.joules_per_sample,
+            bubble_ratio=evaluation.bubble_ratio,
+            peak_bytes=evaluation.peak_bytes,
+            peak_memory_share=max(size / own[name].memory_bytes for name, size in evaluation.peak_bytes.items()),
+            search_s=time.perf_counter() - started_s,
+            devices_used=len(proposal.plan.devices),
+            plans=plans,
+        )
+
+    def _best(self, answers: Mapping[str, _Answer]) -> str:
+        """Return the name of the best answer that may be chosen."""
+        possible = [name for name, answer in answers.items() if answer.ranked and not answer.figures.reason]
+        if possible:
+            return min(possible, key=lambda name: self._rank(answers[name].ranked[0]))
+        misses = dict.fromkeys(f"{name}: {answer.figures.reason}" for name, answer in answers.items())
+        if any(answer.ranked for answer in answers.values()):
+            raise InfeasiblePlanError(
+                f"no plan keeps the constraints; the closest: {'; '.join(misses)}. Loosen one of them, or ask more "
+                "strategies (--strategy all)"
+            )
+        if len(answers) > 1 and not self._wishes.strategies:
+            # The default strategy's refusal is about all devices; those of one site or device add nothing to it.
+            raise InfeasiblePlanError(next(iter(answers.values())).figures.reason)
+        raise InfeasiblePlanError("; ".join(misses))
+
+    def _outcome(self, chosen: str, answers: Mapping[str, _Answer], shown: Sequence[str]) -> PlanOutcome:
+        proposal, evaluation = answers[chosen].ranked[0]
+        (site_plan, site), (device_plan, device) = (self._alternative(answers[name], name) for name in _COMPARED)
+        local = self._local_plans()
+        joined = join_groups(
+            self._profile,
+            self._job,
+            self._wishes.constraints,
+            local,
+            inner_steps=self._wishes.outer_every,
+            allowed=self._wishes.allow_outer,
+        )
+        taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
+        compared = self._only_to_compare(proposal.plan)
+        reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
+        reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
+        plan, outer_plans = replace(proposal.plan, strategy=chosen), dict[str, Plan]()
+        samples_per_s = evaluation.samples_per_s
+        if taken is not None:
+            chosen, samples_per_s = "outer", taken.outer.samples_per_s
+            outer_plans = {name: self._predicted(*entry) for name, entry in taken.plans.items()}
+            plan, evaluation = taken.leading
+            plan = replace(plan, strategy=chosen, outer=taken.outer)
+        reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
+        reasons += over_time(plan, self._profile, self._job.optimizer)
+        plan = replace(self._predicted(plan, evaluation), alternatives=(device, site), reasons=reasons)
+        return PlanOutcome(
+            plan=plan,
+            chosen=chosen,
+            strategies={name: answers[name].figures for name in shown},
+            search_s=time.perf_counter() - self._started_s,
+            step_s_predicted=evaluation.step_s,
+            samples_per_s_predicted=samples_per_s,
+            peak_bytes=evaluation.peak_bytes,
+            links=self._evaluator.link_loads(plan),
+            best_single_device=device,
+            best_single_site=site,
+            reasons=reasons,
+            outer=None if joined is None else joined.outer,
+            single_site_plan=site_plan,
+            single_device_plan=device_plan,
+            outer_plans=outer_plans,
+        )
+
+    def _reasons(
+        self, name: str, answer: _Answer, outer: OuterPlan | None, local: Sequence[LocalPlans]
+    ) -> tuple[str, ...]:
+        """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
+        proposal, evaluation = answer.ranked[0]
+        constraints, objective, every = self._wishes.constraints, self._wishes.objective, self._wishes.outer_every
+        own_reasons = proposal.reasons or proposal.plan.reasons
+        seen = [
+            entry
+            for entry in self._evaluator.seen()
+            if not self._broken(*entry) and not self._only_to_compare(entry[0])
+        ]
+        if outer is not None:
+            why = outer_groups([entry.group for entry in local], outer, name, evaluation.samples_per_s)
+        else:
+            why = (
+                *choices([(entry.plan, figures) for entry, figures in answer.ranked], objective),
+                *own_reasons,
+                *sites_in_and_out(proposal.plan, evaluation, seen, objective, own_reasons),
+            )
+        rates = pair_rates(self._profile, self._job, local, every)
+        ways = slow_boundaries(self._profile, local, _BOUNDARIES)
+        groups = {device: entry.group.name for entry in local for device in entry.group.devices}
+        return (
+            *([f"Left out as asked: {', '.join(constraints.leave_out)}."] if constraints.leave_out else []),
+            *why,
+            *boundaries((proposal.plan, evaluation), seen, ways, groups, rates, every, outer),
+        )
+
+    def _local_plans(self) -> tuple[LocalPlans, ...]:
+        """Return the groups that could train by themselves: the third way over slow boundaries."""
+        seen = [entry for entry in self._evaluator.seen() if not self._only_to_compare(entry[0])]
+        return local_plans(self._profile, self._job, self._wishes.constraints, seen, self._evaluator)
+
+    def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
+        """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""
+        may_be = outer.allowed and not outer.reason and self._wishes.objective is Objective.THROUGHPUT
+        return may_be and outer.samples_per_s > evaluation.samples_per_s
+
+    def _predicted(self, plan: Plan, evaluation: Evaluation) -> Plan:
+        found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
+        return replace(plan, prediction=Prediction(**found, method=_METHOD))
+
+    def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:
+        """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
+        if len(proposal.plan.stages) == 1:
+            return proposal, evaluation
+        key = (proposal.plan.stages, proposal.plan.schedule)
+        plan = self._orders.get(key)
+        if plan is None:
+            plan = self._orders[key] = with_best_spans(proposal.plan, self._profile, effort=effort)
+        if (plan.stages, plan.hints) == (proposal.plan.stages, proposal.plan.hints):
+            return proposal, evaluation
+        searched = self._evaluator(plan)
+        if not searched.fits or self._broken(plan, searched) or self._value(searched) >= self._value(evaluation):
+            return proposal, evaluation
+        gain = 100 * (1 - searched.step_s / evaluation.step_s)
+        recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
+        reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
+        plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
+        return replace(proposal, plan=plan, reasons=(*(proposal.reasons or proposal.plan.reasons), reason)), searched
+
+    def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
+        called = f"best {name.replace('-', ' ')}"
+        if answer.plan is None:
+            why = answer.figures.reason
+            return None, Alternative(name=called, devices=(), step_s=None, samples_per_s=None, reason=why)
+        plan = replace(answer.plan, strategy=name)
+        return plan, Alternative(
+            name=called,
+            devices=plan.devices,
+            step_s=answer.figures.step_s,
+            samples_per_s=answer.figures.samples_per_s,
+            reason="; ".join(plan.reasons),
+        )
+
+
+def _no_figures(reason: str, started_s: float) -> StrategyFigures:
+    return StrategyFigures(fits=False, reason=reason, search_s=time.perf_counter() - started_s)

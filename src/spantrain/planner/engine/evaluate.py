@@ -1,0 +1,180 @@
+"""What a plan would do, on the scale that all strategies share: event simulator, memory, money, energy."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.core.hints import DispatchHints
+from spantrain.core.plan import Plan, Stage
+from spantrain.core.profile import Profile
+from spantrain.cost.energy import energy_of_step
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.money import money_of_step
+from spantrain.cost.network import NetworkCost
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.errors import ProfileError
+from spantrain.planner.assembly.sum_buckets import with_best_sums
+from spantrain.planner.engine.predict import costs_of
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Evaluation
+from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.fold import FoldedResult, simulate_whole
+
+_Key = tuple[tuple[Stage, ...], str, DispatchHints | None]
+_FEW = 64
+"""Devices up to which every pair of them is asked for how long agreeing takes."""
+
+
+class Evaluator:
+    """Evaluates plans of one profile and job, each only once, with the settings of gradient sums that suit it best.
+
+    Raises:
+        PlanError: an in-flight limit is too small for the plan's static order (when called).
+        ScheduleError: the pipeline would stop (when called).
+        ProfileError: the profile lacks what the plan needs (when called).
+    """
+
+    def __init__(self, profile: Profile, job: JobSpec) -> None:
+        self._profile = profile
+        self._memory = MemoryCost(profile, job.optimizer, job.dtype)
+        self._replicas: dict[str, ReplicaCost] = {}
+        """By dtype."""
+        self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
+        self._seen: dict[_Key, tuple[Plan, Evaluation]] = {}
+        self._sent: dict[_Key, dict[tuple[str, str], int]] = {}
+        """Bytes that devices send each other in a step, of the plans seen."""
+
+    def __call__(self, plan: Plan) -> Evaluation:
+        """Return what a plan would do in the steady state."""
+        return self._found(plan)[1]
+
+    def bucketed(self, plan: Plan) -> Plan:
+        """Return the plan as it was evaluated: with the best buckets in each stage."""
+        return replace(plan, stages=self._found(plan)[0].stages)
+
+    def _found(self, plan: Plan) -> tuple[Plan, Evaluation]:
+        key = _key(plan)
+        found = self._seen.get(key)
+        if found is None:
+            peaks = self._memory.plan_peak_bytes(plan)
+            free_bytes = {device: self._own_bytes[device] - size for device, size in peaks.items()}
+            bucketed = with_best_sums(plan, self._replicas_of(plan), free_bytes)
+            found = self._seen[key] = (bucketed, self._evaluate(bucketed, peaks))
+        return found
+
+    def seen(self) -> Iterator[tuple[Plan, Evaluation]]:
+        """Yield every plan evaluated so far, as it was evaluated."""
+        yield from self._seen.values()
+
+    def link_loads(self, plan: Plan) -> dict[str, "LinkLoad"]:
+        """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`)."""
+        bucketed, evaluation = self._found(plan)
+        return _loads(NetworkCost(self._profile), self._sent[_key(bucketed)], evaluation.step_s)
+
+    def _replicas_of(self, plan: Plan) -> ReplicaCost:
+        replicas = self._replicas.get(plan.dtype)
+        if replicas is None:
+            replicas = self._replicas[plan.dtype] = ReplicaCost(self._profile, plan.dtype)
+        return replicas
+
+    def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
+        costs = _costs(plan, self._profile, self._replicas_of(plan))
+        # Without updates that take time, all steps are alike, so one is enough (sim.engine).
+        steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
+        result = simulate_whole(plan, costs, steps=steps)
+        sent = self._sent[_key(plan)] = _sent_bytes(result, costs)
+        cluster = self._profile.cluster
+        busy_s = {device: ratio * result.step_s for device, ratio in result.utilisation.items()}
+        energy = energy_of_step(cluster, result.step_s, busy_s=busy_s, sent_bytes=sent)
+        money = money_of_step(cluster, result.step_s, joules_by_device=energy.by_device, sent_bytes=sent)
+        return Evaluation(
+            step_s=result.step_s,
+            samples_per_s=result.samples_per_s,
+            usd_per_step=money.total_usd,
+            joules_per_sample=energy.total_j / plan.global_batch,
+            bubble_ratio=statistics.fmean(result.bubble_ratio.values()),
+            peak_bytes=peaks,
+            over_memory=tuple(device for device, size in peaks.items() if size > self._own_bytes[device]),
+        )
+
+
+def _key(plan: Plan) -> _Key:
+    return plan.stages, plan.schedule, plan.hints
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLoad:
+    """What a step sends over something that several pairs of devices share, in one direction."""
+
+    size_bytes: int
+    """In one step, gradient sums included."""
+    bandwidth_bytes_per_s: float
+    busy_ratio: float
+    """Part of the step in which it would be busy at full rate."""
+
+
+def link_loads(plan: Plan, profile: Profile) -> dict[str, LinkLoad]:
+    """Return the load of a plan's links between places (`lab->office`) and lines of sites (`lab up`), by first use."""
+    costs = _costs(plan, profile, ReplicaCost(profile, plan.dtype))
+    result = simulate_whole(plan, costs)
+    return _loads(NetworkCost(profile), _sent_bytes(result, costs), result.step_s)
+
+
+def _loads(network: NetworkCost, sent: Mapping[tuple[str, str], int], step_s: float) -> dict[str, LinkLoad]:
+    sizes: dict[str, int] = {}
+    rates: dict[str, float] = {}
+    for pair, size_bytes in sent.items():
+        between, *rest = network.route(*pair)
+        for way in (between, *(line for line in rest if line.between_sites)):
+            sizes[way.name] = sizes.get(way.name, 0) + size_bytes
+            rates[way.name] = way.bandwidth_bytes_per_s
+    return {
+        name: LinkLoad(size_bytes=size, bandwidth_bytes_per_s=rates[name], busy_ratio=size / rates[name] / step_s)
+        for name, size in sizes.items()
+    }
+
+
+def _costs(plan: Plan, profile: Profile, replicas: ReplicaCost) -> ProfileCosts:
+    """Return what everything in a step costs; of many devices by a description, agreeing is reckoned by place."""
+    if len(plan.devices) <= _FEW or not profile.links_described or profile.links or profile.runtime is not None:
+        return costs_of(plan, profile, replicas)
+    return ProfileCosts(profile, plan, replicas=replicas, commit_s=_round_trip_s(plan, replicas.groups.network))
+
+
+def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
+    """Return the longest way between two leaders there and back; what is described is alike for all of a site."""
+    by_site: dict[str, dict[str, list[str]]] = {}
+    for stage in plan.stages:
+        for replica in stage.replicas:
+            site, host = network.place(replica.devices[0])
+            by_site.setdefault(site, {}).setdefault(host, []).append(replica.devices[0])
+    leaders = [name for hosts in by_site.values() for names in list(hosts.values())[:2] for name in names[:2]]
+    return 2 * max((network.link(a, b).latency_s for a in leaders for b in leaders if a != b), default=0.0)
+
+
+def _sent_bytes(result: FoldedResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
+    """Return what devices send each other in a step, sums at its end included."""
+    sent = dict(result.link_bytes)
+    for pair, size_bytes in costs.end_of_step_bytes().items():
+        sent[pair] = sent.get(pair, 0) + size_bytes
+    return sent
+
+
+def check_kinds(profile: Profile, devices: Sequence[str], job: JobSpec) -> None:
+    """Refuse a profile that lacks the times of a kind of device that may be used.
+
+    Raises:
+        ProfileError: kinds and the command that measures them are in the message.
+    """
+    dtype = job.dtype or profile.dtype
+    known = {(timing.unit_class, timing.kind) for timing in profile.timings if timing.dtype == dtype}
+    classes = {unit.unit_class for unit in profile.graph.units}
+    kinds = dict.fromkeys(profile.cluster.device_by_name[name].kind for name in devices)
+    missing = {kind: sorted(unit for unit in classes if (unit, kind) not in known) for kind in kinds}
+    lacking = [f"{kind} ({len(units)} of {len(classes)} unit classes)" for kind, units in missing.items() if units]
+    if lacking:
+        raise ProfileError(
+            f"the profile lacks {dtype} times of {profile.model.name} for {', '.join(lacking)}; measure them with "
+            f"`spantrain profile --cluster FILE --model {profile.model.name} --dtype {dtype} --out DIR`, or leave "
+            "these devices out with --leave-out"
+        )

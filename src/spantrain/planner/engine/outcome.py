@@ -1,0 +1,90 @@
+"""What is wished of a plan, and what came of planning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spantrain.core.outer.groups import OuterPlan
+from spantrain.core.plan import Alternative, Plan
+from spantrain.errors import PlanError
+from spantrain.planner.engine.evaluate import LinkLoad
+from spantrain.planner.request import Constraints, Objective, Restriction
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanWishes:
+    """What is wanted of a plan, beside its job."""
+
+    objective: Objective = Objective.THROUGHPUT
+    constraints: Constraints = field(default_factory=Constraints)
+    strategies: tuple[str, ...] = ()
+    """Names, or `all`; empty: the default one, which then competes with the best site and the best device."""
+    any_schedule: bool = False
+    """Whether the best plans made for the job's schedule are tried with all others too."""
+    allow_outer: bool = False
+    """Whether site-local plans joined by an outer optimizer may be chosen; they are shown in any case."""
+    outer_every: int = 100
+    """Inner steps between two outer ones."""
+    restriction: Restriction = Restriction.NONE
+    """Which plans are looked at; what is not free is for `auto` alone, and its plans compete with no others."""
+
+    def __post_init__(self) -> None:
+        others = [name for name in self.strategies if name != "auto"]
+        if self.restriction is not Restriction.NONE and (others or self.any_schedule):
+            what = f"the strategies {', '.join(others)}" if others else "every schedule"
+            raise PlanError(f"{self.restriction} restricts auto and its order of work; {what} cannot be asked for too")
+        if self.outer_every < 1:
+            raise PlanError(f"an outer step comes after at least 1 inner step, got {self.outer_every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyFigures:
+    """The answer of one strategy, simulated; where it has none there is a reason, and no figures."""
+
+    fits: bool
+    """Whether it has a plan that fits into memory."""
+    reason: str = ""
+    """Why it has no plan, or which constraints its best plan breaks; empty if it may be chosen."""
+    only_to_compare: str = ""
+    """Why its plan is chosen only if no other can be: training cannot do all of it yet."""
+    step_s: float | None = None
+    own_estimate_s: float | None = None
+    """By the strategy's own cost model."""
+    samples_per_s: float | None = None
+    money_per_step: float | None = None
+    """US dollars; None where a device has no price."""
+    joules_per_sample: float | None = None
+    bubble_ratio: float | None = None
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By device."""
+    peak_memory_share: float | None = None
+    """Of the fullest device."""
+    search_s: float
+    """Seconds until its best plan was known, simulations included."""
+    devices_used: int = 0
+    plans: int = 0
+    """Proposed, and simulated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutcome:
+    """A plan, and what it is better than; the JSON that `spantrain plan --json` prints."""
+
+    plan: Plan
+    chosen: str
+    """The strategy that the plan is of; `outer` where sites train by themselves: then it is that of the leading one."""
+    strategies: Mapping[str, StrategyFigures]
+    search_s: float
+    step_s_predicted: float
+    samples_per_s_predicted: float
+    peak_bytes: Mapping[str, int]
+    links: Mapping[str, LinkLoad]
+    """What a step sends over each link between places."""
+    best_single_device: Alternative
+    best_single_site: Alternative
+    reasons: tuple[str, ...]
+    outer: OuterPlan | None
+    """Site-local plans joined by an outer optimizer; None where no two sites can train the model by themselves."""
+    single_site_plan: Plan | None
+    single_device_plan: Plan | None
+    outer_plans: Mapping[str, Plan]
+    """By site, where the outer optimizer was chosen."""

@@ -1,0 +1,252 @@
+"""The other way over a slow boundary: each group trains by itself, an outer optimizer joins them every H steps."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from spantrain.core.outer.groups import OuterGroup, OuterPlan
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.core.span import equal_spans
+from spantrain.cost.network import NetworkCost
+from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outer_exchange import (
+    Boundary,
+    Exchange,
+    best_join,
+    boundary_between,
+    clusters_of,
+    exchange_of,
+)
+from spantrain.planner.groups import Group
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints, Evaluation
+from spantrain.planner.strategies.spantrain_dp.strategy import candidates
+
+Evaluated = tuple[Plan, Evaluation]
+PairRates = Mapping[frozenset[str], float]
+"""Samples per second by two groups."""
+_TRIED = 2
+"""Of the plans inside a group, so many of the fastest are tried with the group's part of the batch."""
+_SEARCHED = 4
+"""Plans that a group's own search proposes: where nothing inside it was simulated, or it may be chosen."""
+_SEARCHED_UP_TO = 32
+"""Devices of a group, up to which it is searched."""
+_NOT_ALLOWED = "only with --allow-outer: it does not compute what one device would"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlans:
+    """A first-level group, and the plans inside it that fit."""
+
+    group: Group
+    searched: tuple[str, ...]
+    """Its devices that a search for it may use; none where they are too many."""
+    plans: tuple[Evaluated, ...]
+    """The fastest first; empty where none was found."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of the fastest plan."""
+        return self.plans[0][1].samples_per_s
+
+    @property
+    def leader(self) -> str:
+        """The device that speaks for the group."""
+        return self.plans[0][0].devices[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterOutcome:
+    """Groups joined by an outer optimizer, with the plan of each."""
+
+    outer: OuterPlan
+    plans: Mapping[str, Evaluated]
+    """By group."""
+
+    @property
+    def leading(self) -> Evaluated:
+        """The plan of the group that does most samples in a step."""
+        return max(self.plans.values(), key=lambda entry: entry[0].global_batch)
+
+
+def local_plans(
+    profile: Profile, job: JobSpec, constraints: Constraints, seen: Iterable[Evaluated], evaluate: Evaluator
+) -> tuple[LocalPlans, ...]:
+    """Return the first-level groups with the plans inside them that were simulated; small ones without are searched."""
+    within = set(constraints.devices_within_quotas(profile.cluster))
+    groups = clusters_of(profile, constraints.allowed_devices(profile.cluster))
+    inside = _inside(groups, seen)
+    found = []
+    for group in groups:
+        devices = (
+            tuple(name for name in group.devices if name in within) if len(group.devices) <= _SEARCHED_UP_TO else ()
+        )
+        plans = inside[group.name]
+        if not plans and devices and len(groups) > 1:
+            plans = _fitting(_proposed(profile, job, devices), evaluate)
+        ranked = tuple(sorted(plans, key=lambda entry: entry[1].step_s))
+        found.append(LocalPlans(group=group, searched=devices, plans=ranked))
+    return tuple(found)
+
+
+def join_groups(
+    profile: Profile,
+    job: JobSpec,
+    constraints: Constraints,
+    local: Sequence[LocalPlans],
+    *,
+    inner_steps: int,
+    allowed: bool,
+) -> OuterOutcome | None:
+    """Return the best set of groups for an outer optimizer, by the plans inside them.
+
+    Where it may be chosen (`allowed`), every group is also searched with its part of the batch. None if no two groups
+    can train the model by themselves.
+    """
+    able = {entry.group.name: entry for entry in local if entry.plans}
+    if len(able) < 2:
+        return None
+    network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
+    speeds = {name: entry.samples_per_s for name, entry in able.items()}
+    leaders = {name: entry.leader for name, entry in able.items()}
+    joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
+    if joined is None:
+        return None
+    plans = {}
+    for name, samples in joined.samples.items():
+        part = replace(job, global_batch=samples, micro_batches=())
+        found = _with_part(profile, part, able[name], search=allowed)
+        if found is None:
+            return None
+        plans[name] = found
+    exchange = exchange_of(network, [plan.devices[0] for plan, _ in plans.values()], parameter_bytes)
+    outer = _described(plans, exchange, inner_steps, job.global_batch)
+    reason = _not_to_be_chosen(profile, constraints, outer) if allowed else _NOT_ALLOWED
+    return OuterOutcome(outer=replace(outer, allowed=allowed, reason=reason), plans=plans)
+
+
+def pair_rates(profile: Profile, job: JobSpec, local: Sequence[LocalPlans], inner_steps: int) -> PairRates:
+    """Return the samples per second of every two groups joined by an outer optimizer.
+
+    Each group is taken to be as fast with its part of the global batch as with all of it. Groups without a plan are
+    left out.
+    """
+    network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
+    found = {}
+    for pair in combinations([entry for entry in local if entry.plans], 2):
+        speeds = {entry.group.name: entry.samples_per_s for entry in pair}
+        leaders = {entry.group.name: entry.leader for entry in pair}
+        joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
+        if joined is not None:
+            found[frozenset(speeds)] = joined.samples_per_s
+    return found
+
+
+def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) -> tuple[Boundary, ...]:
+    """Return the ways between groups, the slowest first, so many at the most; those not measured are left out."""
+    network, found = NetworkCost(profile), []
+    for a, b in combinations(local, 2):
+        try:
+            found.append(boundary_between(network, a.group, b.group))
+        except ProfileError:
+            continue
+    return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:most])
+
+
+def _inside(groups: Sequence[Group], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
+    """Return the plans that fit and stay inside a group, by group."""
+    group_of = {device: group.name for group in groups for device in group.devices}
+    found: dict[str, list[Evaluated]] = {group.name: [] for group in groups}
+    for plan, evaluation in seen:
+        names = {group_of.get(device) for device in plan.devices}
+        name = next(iter(names))
+        if evaluation.fits and len(names) == 1 and name is not None:
+            found[name].append((plan, evaluation))
+    return found
+
+
+def _proposed(profile: Profile, job: JobSpec, devices: Sequence[str]) -> list[Plan]:
+    """Return the plans that a search on some devices proposes."""
+    try:
+        return [entry.plan for entry in candidates(profile, job, devices, limit=_SEARCHED)]
+    except InfeasiblePlanError:
+        return []
+
+
+def _fitting(plans: Iterable[Plan], evaluate: Evaluator) -> list[Evaluated]:
+    """Evaluate plans; return those that fit and can run."""
+    found = []
+    for plan in plans:
+        try:
+            evaluation = evaluate(plan)
+        except (PlanError, ScheduleError):
+            continue
+        found.append((evaluate.bucketed(plan), evaluation))
+    return [entry for entry in found if entry[1].fits]
+
+
+def _with_part(profile: Profile, job: JobSpec, local: LocalPlans, *, search: bool) -> Evaluated | None:
+    """Return the best plan of a group for its part of the batch."""
+    plans = [cut for plan, _ in local.plans[:_TRIED] for cut in _with_batch(plan, job.global_batch)]
+    if search:
+        known = dict.fromkeys(name for plan, _ in local.plans for name in plan.devices)
+        plans += _proposed(profile, job, local.searched or tuple(known))
+    return min(_fitting(plans, Evaluator(profile, job)), key=lambda entry: entry[1].step_s, default=None)
+
+
+def _with_batch(plan: Plan, samples: int) -> Iterator[Plan]:
+    """Yield the plan for another global batch, with micro-batches of its own size and of half of it."""
+    size = min(samples, max(span.size for span in plan.stages[0].micro_batches))
+    for smaller in dict.fromkeys((size, max(1, size // 2))):
+        spans = equal_spans(samples, smaller)
+        stages = tuple(replace(stage, micro_batches=spans) for stage in plan.stages)
+        # A replica may get no sample of such small micro-batches; then it has no part in them.
+        try:
+            made = replace(plan, global_batch=samples, stages=stages, hints=None)
+        except ValueError:
+            continue
+        if all(stage.replica_spans(index) for stage in stages for index in range(len(stage.replicas))):
+            yield made
+
+
+def _described(plans: Mapping[str, Evaluated], exchange: Exchange, inner_steps: int, global_batch: int) -> OuterPlan:
+    groups = tuple(
+        OuterGroup(
+            name=name,
+            devices=plan.devices,
+            global_batch=plan.global_batch,
+            step_s=evaluation.step_s,
+            stages=_in_short(plan),
+        )
+        for name, (plan, evaluation) in plans.items()
+    )
+    outer = OuterPlan(
+        groups=groups,
+        inner_steps=inner_steps,
+        exchange_s=exchange.seconds,
+        server=exchange.server,
+        samples_per_s=0.0,
+        allowed=False,
+    )
+    return replace(outer, samples_per_s=inner_steps * global_batch / outer.round_s)
+
+
+def _in_short(plan: Plan) -> str:
+    rows = [f"{stage.first_unit}-{stage.end_unit - 1} on {'+'.join(stage.devices)}" for stage in plan.stages]
+    return f"units {' | '.join(rows)}"
+
+
+def _not_to_be_chosen(profile: Profile, constraints: Constraints, outer: OuterPlan) -> str:
+    """Return which limits it breaks; empty if none."""
+    devices = tuple(name for group in outer.groups for name in group.devices)
+    broken = constraints.broken_by_devices(profile.cluster, devices)
+    rate, wanted, most_s = outer.samples_per_s, constraints.min_samples_per_s, constraints.max_step_s
+    if wanted is not None and rate < wanted:
+        broken.append(f"{rate:.4g} samples/s, at least {wanted:g} wanted")
+    if most_s is not None and outer.global_batch / rate > most_s:
+        broken.append(f"{outer.global_batch / rate:.4g} s for a global batch, at most {most_s:g} wanted")
+    if constraints.max_usd_per_step is not None or constraints.max_usd_per_hour is not None:
+        broken.append("its money is not reckoned, and limits on money are set")
+    return "; ".join(broken)

@@ -1,0 +1,65 @@
+"""Predict a plan: the event simulator with the costs of a profile; and find the order of work that it should follow."""
+
+from dataclasses import replace
+
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.profile import Profile
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.replicas import ReplicaCost
+from spantrain.sim.costs import ProfileCosts
+from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from spantrain.sim.search.search import SearchEffort, with_hints
+from spantrain.sim.search.spans import taper
+from spantrain.sim.stale import simulate_stale
+
+
+def costs_of(plan: Plan, profile: Profile, replicas: ReplicaCost | None = None) -> ProfileCosts:
+    """Return what everything in a step of a plan costs, as training predicts it and validation checks it.
+
+    `replicas` of the same profile and dtype save working them out again for each of many plans.
+    """
+    return ProfileCosts(profile, plan, replicas=replicas)
+
+
+def optimizer_state(job: TrainJob) -> str:
+    """Return the job's optimizer by the state that it keeps, as `cost.memory` names it."""
+    return "momentum" if job.optimizer == "sgd" and job.momentum else job.optimizer
+
+
+def predict(
+    plan: Plan,
+    profile: Profile,
+    schedule: str | None = None,
+    *,
+    optimizer: str | None = None,
+    staleness: int = 0,
+) -> SimulationResult:
+    """Return what a plan should do under a schedule (default: its own); with an optimizer, bytes over time as well.
+
+    With staleness, steps overlap (`sim.stale`).
+    """
+    sizes = {}
+    if optimizer is not None:
+        sizes = MemoryCost(profile, optimizer, plan.dtype, staleness=staleness).plan_held_sizes(plan)
+    run = simulate_stale if staleness else simulate
+    return run(
+        plan,
+        costs_of(plan, profile),
+        schedule=schedule or plan.schedule,
+        options=SimulationOptions(held_sizes=sizes),
+    )
+
+
+def with_best_order(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
+    """Return the plan with the order of work for `critical-path` that a search finds; others have an order already."""
+    if plan.schedule != "critical-path":
+        return replace(plan, hints=None)
+    return with_hints(plan, costs_of(plan, profile), effort=effort)
+
+
+def with_best_spans(plan: Plan, profile: Profile, *, effort: SearchEffort | None = None) -> Plan:
+    """Return the plan with the micro-batches and the order for `critical-path` that a search finds."""
+    if plan.schedule != "critical-path":
+        return replace(plan, hints=None)
+    return taper(plan, costs_of(plan, profile), effort=effort)

@@ -1,0 +1,190 @@
+"""Small changes of a pipeline: what the local search of `auto` tries next; of each class one device is moved."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+from spantrain.planner.strategies.auto.cuts import Parts
+from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.parts import PartCosts
+from spantrain.planner.strategies.auto.shape import Shape
+
+_WIDE_UP_TO = 8
+"""With more blocks than that they are moved and exchanged between neighbouring stages only."""
+
+Block = tuple[str, ...]
+"""Devices that move together: alike and in one place; one device in small clusters."""
+Sets = tuple[frozenset[int], ...]
+"""By stage: the blocks of its devices, by number."""
+
+
+class Moves:
+    """Neighbours of pipelines that are made of blocks."""
+
+    def __init__(
+        self, costs: PartCosts, blocks: Sequence[Block], classes: Sequence[object], sizes: Sequence[int]
+    ) -> None:
+        self._costs = costs
+        self._blocks = tuple(blocks)
+        self._classes = tuple(classes)
+        self._sizes = tuple(sizes)
+        self._block_of = {name: number for number, block in enumerate(blocks) for name in block}
+        self._order = {name: index for index, name in enumerate(costs.devices)}
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
+        self._class_of = [numbers[name] for name in classes]
+        self._members = [[k for k, own in enumerate(classes) if own == name] for name in numbers]
+        self._all_differ = all(len(members) == 1 for members in self._members)
+        self._wide = len(blocks) <= _WIDE_UP_TO
+        self._parts: dict[tuple[frozenset[int], int], Part | None] = {}
+
+    def structures(self, parts: Parts, size: int) -> list[Parts]:
+        """Return pipelines with one block moved, added, taken away or exchanged, or with stages merged or reordered."""
+        sets = tuple(frozenset(self._block_of[name] for name in part.devices) for part in parts)
+        changed = dict.fromkeys(map(self._canonical, self._changed(sets)))
+        changed.pop(sets, None)
+        changed.pop((), None)
+        return [made for other in changed if (made := self._named(other, size)) is not None]
+
+    def sizes(self, parts: Parts, size: int) -> Iterator[tuple[int, Parts]]:
+        """Yield the pipeline with the next smaller and the next larger micro-batches, with shares for them."""
+        at = self._sizes.index(size) if size in self._sizes else -1
+        sets = tuple(frozenset(self._block_of[name] for name in part.devices) for part in parts)
+        near = self._sizes if at < 0 else (*self._sizes[max(at - 1, 0) : at], *self._sizes[at + 1 : at + 2])
+        for other in near:
+            made = self.parts(sets, other)
+            if made is not None:
+                yield other, made
+
+    def parts(self, sets: Sequence[frozenset[int]], size: int) -> Parts | None:
+        """Return the parts of sets of blocks with shares by capacity; None if a device would get no sample."""
+        return self._named(self._canonical(sets), size)
+
+    def _named(self, sets: Sets, size: int) -> Parts | None:
+        found = []
+        for chosen in sets:
+            key = (chosen, size)
+            if key not in self._parts:
+                self._parts[key] = self._part(chosen, size)
+            part = self._parts[key]
+            if part is None:
+                return None
+            found.append(part)
+        return tuple(found)
+
+    def _part(self, chosen: frozenset[int], size: int) -> Part | None:
+        names = (name for number in chosen for name in self._blocks[number])
+        devices = tuple(sorted(names, key=self._order.__getitem__))
+        if len(devices) > size:
+            return None
+        shares = self._costs.shares(devices, size)
+        return None if min(shares) == 0 else Part(devices, shares)
+
+    def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
+        """Return the sets with the blocks of each class used in their order, so that twins make no other plan."""
+        if self._all_differ:
+            return tuple(sets)
+        used = [0] * len(self._members)
+        found = []
+        for chosen in sets:
+            named = []
+            for block in chosen:
+                number = self._class_of[block]
+                named.append(self._members[number][used[number]])
+                used[number] += 1
+            found.append(frozenset(named))
+        return tuple(found)
+
+    def leader(self, block: int) -> tuple[str, ...]:
+        """Return the first device of a block, alone."""
+        return self._blocks[block][:1]
+
+    def crosses_sites(self, blocks: Sequence[int]) -> bool:
+        """Whether blocks lie in different sites."""
+        return len({self._costs.devices[self._blocks[block][0]].site for block in blocks}) > 1
+
+    def cuts(self, shape: Shape) -> Iterator[Shape]:
+        """Yield shapes with one cut, or two neighbouring ones, moved by one place of the grid."""
+        grid = self._costs.grid
+        at = [grid.index(unit) for unit in shape.begins]
+        for first, last in (*((k, k) for k in range(1, len(at) - 1)), *((k, k + 1) for k in range(1, len(at) - 2))):
+            for by in (-1, 1):
+                moved = [*at[:first], *(place + by for place in at[first : last + 1]), *at[last + 1 :]]
+                if all(a < b for a, b in pairwise(moved)):
+                    yield Shape(size=shape.size, parts=shape.parts, begins=tuple(grid[place] for place in moved))
+
+    def shares(self, shape: Shape) -> Iterator[Shape]:
+        """Yield shapes in which one device of a stage takes a sample more and another one less."""
+        for k, part in enumerate(shape.parts):
+            kinds: dict[tuple[object, int], int] = {}
+            for index, (name, count) in enumerate(zip(part.devices, part.samples, strict=True)):
+                kinds.setdefault((self._classes[self._block_of[name]], count), index)
+            for giver in kinds.values():
+                for taker in kinds.values():
+                    if giver == taker or part.samples[giver] < 2:
+                        continue
+                    samples = list(part.samples)
+                    samples[giver] -= 1
+                    samples[taker] += 1
+                    parts = (*shape.parts[:k], Part(part.devices, tuple(samples)), *shape.parts[k + 1 :])
+                    yield Shape(size=shape.size, parts=parts, begins=shape.begins)
+
+    def _changed(self, sets: Sets) -> Iterator[Sets]:
+        used = frozenset().union(*sets)
+        spare = self._one_of_each(frozenset(range(len(self._blocks))) - used)
+        for k, own in enumerate(sets):
+            for block in self._one_of_each(own):
+                rest = _without(sets, k, block)
+                yield rest
+                yield from _placed(rest, block, *self._reach(k, len(rest)))
+                for other in spare:
+                    yield (*sets[:k], own - {block} | {other}, *sets[k + 1 :])
+        for block in spare:
+            yield from _placed(sets, block, 0, len(sets))
+        yield from self._exchanged(sets)
+        yield from _rearranged(sets, len(sets) if self._wide else 2)
+
+    def _reach(self, k: int, count: int) -> tuple[int, int]:
+        """Return the stages that a block of stage k may move to."""
+        return (0, count) if self._wide else (max(0, k - 1), min(count, k + 2))
+
+    def _exchanged(self, sets: Sets) -> Iterator[Sets]:
+        for k, m in combinations(range(len(sets)), 2):
+            for a in self._one_of_each(sets[k]):
+                for b in self._one_of_each(sets[m]):
+                    if self._classes[a] != self._classes[b]:
+                        changed = list(sets)
+                        changed[k], changed[m] = sets[k] - {a} | {b}, sets[m] - {b} | {a}
+                        yield tuple(changed)
+
+    def _one_of_each(self, blocks: frozenset[int]) -> list[int]:
+        """Return the first block of each class."""
+        first: dict[object, int] = {}
+        for block in sorted(blocks):
+            first.setdefault(self._classes[block], block)
+        return list(first.values())
+
+
+def _without(sets: Sets, k: int, block: int) -> Sets:
+    left = sets[k] - {block}
+    return (*sets[:k], left, *sets[k + 1 :]) if left else (*sets[:k], *sets[k + 1 :])
+
+
+def _placed(sets: Sets, block: int, first: int, last: int) -> Iterator[Sets]:
+    """Yield the sets with a block in any of those from `first` to before `last`, or alone beside one of them."""
+    for k in range(first, last):
+        yield (*sets[:k], sets[k] | {block}, *sets[k + 1 :])
+    for k in range(first, last + 1):
+        yield (*sets[:k], frozenset({block}), *sets[k:])
+
+
+def _rearranged(sets: Sets, reach: int) -> Iterator[Sets]:
+    """Yield the sets with two neighbours merged, two less than `reach` apart exchanged, one moved, all reversed."""
+    for k in range(len(sets) - 1):
+        yield (*sets[:k], sets[k] | sets[k + 1], *sets[k + 2 :])
+    for k, m in combinations(range(len(sets)), 2):
+        if m - k < reach:
+            changed = list(sets)
+            changed[k], changed[m] = sets[m], sets[k]
+            yield tuple(changed)
+            yield (*sets[:k], *sets[k + 1 : m + 1], sets[k], *sets[m + 1 :])
+            yield (*sets[:k], sets[m], *sets[k:m], *sets[m + 1 :])
+    yield tuple(reversed(sets))

@@ -1,0 +1,284 @@
+"""The search of `auto`: a pool of bounded shapes that grows by small changes, and the simulation of the best of it."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import NamedTuple
+
+from spantrain.core.plan import Plan
+from spantrain.planner.request import Evaluation
+from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
+from spantrain.planner.strategies.auto.moves import Moves
+from spantrain.planner.strategies.auto.score import Score, Scorer
+from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder
+
+_SAME = 1 - 1e-9
+_PATIENCE = 50
+"""Simulations without a new best after which the search ends."""
+_NEAR = 1.1
+_FAR = 1.25
+"""What is expected to be so much over the best is not simulated; of n like plans before, so much less by sqrt(n)."""
+_EXPANSIONS = 15
+"""Around so many plans that are at most that much over the best the search goes on; around a new best always."""
+_SET_UP = 200
+"""What a simulation costs before its first action, in actions."""
+_BUILT = 20
+"""What a plan costs that is built and then not simulated."""
+_SHARES_OF_BEST = 3
+"""Of so many of the best neighbours also cuts and shares are varied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A plan that was simulated."""
+
+    score: Score
+    plan: Plan
+    evaluation: Evaluation
+    shape: Shape | None
+    """None where the plan is not one that a shape can say."""
+
+
+class Entry(NamedTuple):
+    """What is known of a shape that was not simulated."""
+
+    bound: Score
+    """The least that it breaks and costs."""
+    expected: Score
+    """What it may come to."""
+    expected_s: float
+    """Seconds of its step, likewise."""
+
+
+@dataclass(kw_only=True)
+class Pool:
+    """All shapes that were looked at, each once."""
+
+    scorer: Scorer
+    entries: dict[Shape, Entry] = field(default_factory=dict)
+    waiting: list[tuple[Score, int, Shape]] = field(default_factory=list)
+    """A heap of shapes by what is expected of them; of equal ones the first that was found comes first."""
+    _count: int = 0
+
+    def add(self, found: Iterable[Bounded]) -> list[tuple[Score, Shape]]:
+        """Add shapes; return them with what is expected of them, best first."""
+        rows = []
+        for entry in found:
+            known = self.entries.get(entry.shape)
+            if known is None:
+                broken = likely = 0.0
+                if not self.scorer.is_free:
+                    devices = entry.shape.devices
+                    broken = self.scorer.least_broken(devices, entry.step_s)
+                    likely = self.scorer.least_broken(devices, entry.expected_s)
+                known = Entry(Score(broken, entry.value), Score(likely, entry.expected_value), entry.expected_s)
+                self.entries[entry.shape] = known
+                self.wait(known.expected, entry.shape)
+            rows.append((known.expected, entry.shape))
+        rows.sort(key=lambda row: row[0])
+        return rows
+
+    def wait(self, expected: Score, shape: Shape) -> None:
+        """Put a shape among those that may be simulated."""
+        self._count += 1
+        heapq.heappush(self.waiting, (expected, self._count, shape))
+
+
+class Searcher:
+    """Descends along what is expected of plans, then simulates within a budget of actions."""
+
+    def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
+        self._cutter, self._moves, self._builder = cutter, moves, builder
+        self._budget, self._expansions = budget, _EXPANSIONS
+        self.scorer = scorer
+        self.pool = Pool(scorer=scorer)
+        self.simulated: list[Found] = []
+        self._done: set[Shape] = set()
+        self._seen: set[tuple[object, ...]] = set()
+        self._looked_around: set[tuple[int, Parts]] = set()
+        self._ratio: dict[tuple[object, ...], float] = {}
+        self._least_ratio: dict[tuple[int, int], float] = {}
+        self._counts: dict[tuple[int, int], int] = {}
+
+    @property
+    def best(self) -> Found | None:
+        """The best plan simulated so far."""
+        return min(self.simulated, key=lambda found: found.score, default=None)
+
+    def descend(self, start: Shape, most_rounds: int) -> Shape:
+        """Go to the most promising neighbour as long as there is a better one; return where that ends."""
+        here = start
+        score = self._expected(here)
+        for _ in range(most_rounds):
+            rows = self._around(here)
+            if not rows or not rows[0][0] < score:
+                break
+            score, here = rows[0]
+        return here
+
+    def simulate_promising(self) -> None:
+        """Simulate what could be the best, most promising first, and look around each new best, within the budget."""
+        unchanged = 0
+        while self._budget > 0 and unchanged < _PATIENCE:
+            shape = self._most_promising()
+            if shape is None:
+                if not self._look_further():
+                    return
+                continue
+            before = self.best
+            if not self.simulate(shape):
+                continue
+            now = self.best
+            unchanged = 0 if now is not before else unchanged + 1
+            if now is not None and (now is not before or self._expansions > 0):
+                near = self.simulated[-1].score.value <= _NEAR * now.score.value
+                self._expansions -= near
+                if near:
+                    self._around(shape)
+
+    def _look_further(self) -> bool:
+        """Look around the most promising shape of which that was not done, good as the best or not.
+
+        Returns whether there was one.
+        """
+        here = [(entry.expected, shape) for shape, entry in self.pool.entries.items() if self._is_new(shape)]
+        if not here or self._expansions <= 0:
+            return False
+        self._expansions -= 1
+        self._around(min(here, key=lambda entry: entry[0])[1])
+        return True
+
+    def _is_new(self, shape: Shape) -> bool:
+        return (shape.size, shape.parts) not in self._looked_around
+
+    def simulate(self, shape: Shape) -> bool:
+        """Simulate a shape if it fits, and neither it nor one with devices that only differ in name was.
+
+        Returns whether it was simulated.
+        """
+        if shape in self._done:
+            return False
+        self._done.add(shape)
+        plan = self._builder.plan(shape)
+        self._budget -= _BUILT
+        if plan is None or (looks := _looks(plan)) in self._seen:
+            return False
+        self._seen.add(looks)
+        entry = self.pool.entries.get(shape)
+        if not self.take(plan, shape):
+            return False
+        if entry is not None and entry.expected_s > 0:
+            self._learn(shape, self.simulated[-1].evaluation.step_s / entry.expected_s)
+        return True
+
+    def take(self, plan: Plan, shape: Shape | None) -> bool:
+        """Simulate a plan, wherever it comes from; return whether it can run."""
+        scored = self.scorer.score(plan)
+        self._budget -= _SET_UP + sum(
+            3 * len(stage.replica_spans(index)) for stage in plan.stages for index in range(len(stage.replicas))
+        )
+        if shape is not None:
+            self._done.add(shape)
+        if scored is None:
+            return False
+        score, evaluation = scored
+        self.simulated.append(Found(score=score, plan=plan, evaluation=evaluation, shape=shape))
+        return True
+
+    def _expected(self, shape: Shape) -> Score:
+        if shape not in self.pool.entries:
+            self.pool.add(self._cutter.bounded([shape]))
+        known = self.pool.entries.get(shape)
+        return Score(float("inf"), float("inf")) if known is None else known.expected
+
+    def _around(self, shape: Shape) -> list[tuple[Score, Shape]]:
+        """Add the neighbours of a shape to the pool; return those found now, best first."""
+        rows = self.pool.add(self._cutter.bounded([*self._moves.cuts(shape), *self._moves.shares(shape)]))
+        if not self._is_new(shape):
+            return rows
+        self._looked_around.add((shape.size, shape.parts))
+        solved = self._cutter.solved(shape.size, self._moves.structures(shape.parts, shape.size))
+        for size, parts in self._moves.sizes(shape.parts, shape.size):
+            solved += self._cutter.solved(size, [parts])
+        rows += self.pool.add(solved)
+        rows.sort(key=lambda row: row[0])
+        best = [near for _, near in rows[:_SHARES_OF_BEST]]
+        nearer = [other for near in best for other in (*self._moves.cuts(near), *self._moves.shares(near))]
+        rows += self.pool.add(self._cutter.bounded(nearer))
+        rows.sort(key=lambda row: row[0])
+        return rows
+
+    def _learn(self, shape: Shape, ratio: float) -> None:
+        """Note by how much simulation was over what was expected."""
+        key = (shape.size, *_structure(shape))
+        self._ratio[key] = min(ratio, self._ratio.get(key, ratio))
+        alike = (shape.size, len(shape.parts))
+        self._least_ratio[alike] = min(ratio, self._least_ratio.get(alike, ratio))
+        self._counts[alike] = self._counts.get(alike, 0) + 1
+
+    def _expected_ratio(self, shape: Shape) -> float:
+        """Return the least of as many stages with such micro-batches; of the same stages half of what they add."""
+        alike = self._least_ratio.get((shape.size, len(shape.parts)), 1.0)
+        known = self._ratio.get((shape.size, *_structure(shape)))
+        return alike if known is None else (alike + known) / 2
+
+    def _most_promising(self) -> Shape | None:
+        """Return the shape of which the least is expected, corrected by what simulation made of like ones before.
+
+        None if by that correction nothing comes near the best.
+        """
+        best = self.best
+        while self.pool.waiting:
+            expected, _, shape = heapq.heappop(self.pool.waiting)
+            entry = self.pool.entries[shape]
+            if shape in self._done or (best is not None and not self._can_beat(entry.bound, best.score)):
+                continue
+            guess = Score(entry.expected.broken, entry.expected.value * self._expected_ratio(shape))
+            if guess > expected:
+                self.pool.wait(guess, shape)
+            elif best is None or guess <= Score(best.score.broken, self._far(shape) * best.score.value):
+                return shape
+            elif guess > Score(best.score.broken, _FAR * best.score.value):
+                self.pool.wait(guess, shape)
+                return None
+        return None
+
+    def _far(self, shape: Shape) -> float:
+        """Return what over the best may be simulated: the less, the more such shapes were."""
+        count = self._counts.get((shape.size, len(shape.parts)), 0)
+        return 1 + (_FAR - 1) / sqrt(max(1, count))
+
+    def _can_beat(self, bound: Score, score: Score) -> bool:
+        return bound.broken < score.broken or (bound.broken == score.broken and bound.value < score.value * _SAME)
+
+
+def lowest(rows: Sequence[tuple[Score, Shape]], count: int) -> list[Shape]:
+    """Return the first shapes with different sets of devices in their stages."""
+    seen: set[tuple[tuple[str, ...], ...]] = set()
+    found = []
+    for _, shape in rows:
+        key = _structure(shape)
+        if key not in seen:
+            seen.add(key)
+            found.append(shape)
+        if len(found) == count:
+            break
+    return found
+
+
+def _structure(shape: Shape) -> tuple[tuple[str, ...], ...]:
+    return tuple(part.devices for part in shape.parts)
+
+
+def _looks(plan: Plan) -> tuple[object, ...]:
+    """Return what tells a plan from others but the names of devices, if links between the same places are alike."""
+    devices, hosts = plan.cluster.device_by_name, dict[tuple[str, str], int]()
+    found: list[object] = [plan.stages[0].micro_batches[0].size]
+    for stage in plan.stages:
+        found.append(stage.first_unit)
+        for replica in stage.replicas:
+            device = devices[replica.devices[0]]
+            host = hosts.setdefault((device.site, device.host), len(hosts))
+            found.append((device.kind, device.site, host, replica.sample_share, replica.in_flight_limit))
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""A plan in the making: parts in order, where they are cut, one micro-batch size; and the plan that it stands for."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.span import Span, apportion, equal_spans
+from spantrain.planner.request import PlanRequest
+from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.parts import PartCosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a search changes; in-flight limits follow from memory."""
+
+    size: int
+    """Samples of a full micro-batch."""
+    parts: tuple[Part, ...]
+    begins: tuple[int, ...]
+    """The unit at which each part begins, then the end."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices in use."""
+        return tuple(name for part in self.parts for name in part.devices)
+
+
+def shape_of(plan: Plan) -> Shape | None:
+    """Return the shape of a plan; None if it is more than a shape can say."""
+    spans = plan.stages[0].micro_batches
+    size = spans[0].size
+    if spans != equal_spans(plan.global_batch, size) or any(stage.micro_batches != spans for stage in plan.stages):
+        return None
+    order = {device.name: index for index, device in enumerate(plan.cluster.devices)}
+    parts = []
+    for stage in plan.stages:
+        if any(len(replica.devices) > 1 for replica in stage.replicas):
+            return None
+        samples = apportion(size, [replica.sample_share for replica in stage.replicas])
+        if min(samples) == 0:
+            return None
+        names = [replica.devices[0] for replica in stage.replicas]
+        pairs = sorted(zip(names, samples, strict=True), key=lambda pair: order[pair[0]])
+        parts.append(Part(tuple(name for name, _ in pairs), tuple(count for _, count in pairs)))
+    begins = (*(stage.first_unit for stage in plan.stages), plan.stages[-1].end_unit)
+    return Shape(size=size, parts=tuple(parts), begins=begins)
+
+
+class ShapeBuilder:
+    """Makes plans of shapes."""
+
+    def __init__(self, request: PlanRequest, costs: PartCosts, strategy: str) -> None:
+        self._request = request
+        self._costs = costs
+        self._strategy = strategy
+        self._spans: dict[int, tuple[Span, ...]] = {}
+
+    def plan(self, shape: Shape) -> Plan | None:
+        """Return the plan of a shape with the in-flight limits that memory allows; None if one span does not fit."""
+        stages = []
+        for part, first, end in zip(shape.parts, shape.begins[:-1], shape.begins[1:], strict=True):
+            stage = self._stage(part, range(first, end), shape.size)
+            if stage is None:
+                return None
+            stages.append(stage)
+        for index, (lower, upper) in enumerate(pairwise(shape.parts)):
+            form = self._costs.wire_format(lower, upper)
+            if form is not stages[index].wire_format:
+                stages[index] = replace(stages[index], wire_format=form)
+        job = self._request.job
+        return Plan(
+            cluster=self._request.profile.cluster,
+            model=self._request.profile.model,
+            global_batch=job.global_batch,
+            dtype=self._costs.compute.dtype,
+            stages=tuple(stages),
+            schedule=job.schedule,
+            strategy=self._strategy,
+        )
+
+    def memory_is_short(self, shape: Shape) -> bool:
+        """Whether some device of a shape cannot hold all its samples at once."""
+        plan = self.plan(shape)
+        return plan is None or any(
+            replica.in_flight_limit < sum(span.size for span in stage.replica_spans(index))
+            for stage in plan.stages
+            for index, replica in enumerate(stage.replicas)
+        )
+
+    def _stage(self, part: Part, units: range, size: int) -> Stage | None:
+        batch, division = self._costs.batch(size), self._costs.division(len(part.devices))
+        rests = apportion(batch.rest, part.samples)
+        replicas = []
+        for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
+            held = count * batch.whole + rest
+            limit = self._costs.memory.in_flight_limit_for(units, name, held, count, division=division)
+            if limit < count:
+                return None
+            replicas.append(Replica(devices=(name,), sample_share=float(count), in_flight_limit=limit))
+        spans = self._spans.get(size)
+        if spans is None:
+            spans = self._spans[size] = equal_spans(self._costs.global_batch, size)
+        return Stage(
+            first_unit=units.start,
+            end_unit=units.stop,
+            replicas=tuple(replicas),
+            micro_batches=spans,
+            state_sharding=division.state_sharding,
+        )

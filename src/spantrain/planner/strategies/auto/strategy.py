@@ -1,0 +1,244 @@
+"""Ours: devices, order, cuts, replicas, shares and micro-batches chosen together, guided by bounds and the simulator.
+
+1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`auto_orders`); on few
+   devices, where memory is short or devices are to be kept, the plans of `spantrain-dp` and `spantrain` too.
+2. From the best few, descent along what is expected of a plan: a device moved, added, dropped or exchanged, stages
+   merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Expected are the terms of a
+   proven lower bound of the objective (`auto_bound`), taken of the slowest replicas in the place of the fastest: under
+   the `critical-path` order that is mostly near the simulated time, for some microseconds for a plan.
+3. Simulation of what could still be the best, most promising first, corrected by how far simulation was over what was
+   expected of like plans, and the less of these the more were simulated in vain; around each new best the search goes
+   on. A plan whose bound is over the best is never simulated.
+
+Where they are allowed by name: tensors divided inside hosts (`auto_tensor`) and, as `spantrain` has it, inside sites;
+state divided among the replicas of a stage (`auto_state`); cuts between sites rounded (`auto_wires`).
+
+Of many devices (more than `_MANY`) that are mostly alike only the counts are searched over (`auto_pools`), of others
+these too; so it is where only what Megatron-like frameworks run is wanted.
+
+Memory is a hard limit throughout: in-flight limits are what fits, and a plan that does not fit has no bound. The number
+of simulations is limited by the number of actions in them, so that the same request always has the same answer.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from spantrain.core.plan import Plan, StateSharding, WireFormat
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.tables import Tables
+from spantrain.planner.explain import infeasible
+from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
+from spantrain.planner.strategies.auto.blocks import blocks_of, grid_of, site_distances
+from spantrain.planner.strategies.auto.cuts import Cutter
+from spantrain.planner.strategies.auto.moves import Moves
+from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
+from spantrain.planner.strategies.auto.parts import PartCosts
+from spantrain.planner.strategies.auto.pools import count_pools, pool_proposals, restricted_proposals
+from spantrain.planner.strategies.auto.reasons import reasons_of
+from spantrain.planner.strategies.auto.score import Score, Scorer
+from spantrain.planner.strategies.auto.search import Found, Searcher, lowest
+from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder, shape_of
+from spantrain.planner.strategies.auto.state import DIVISIONS, sharded_proposals
+from spantrain.planner.strategies.auto.tensor import divided_proposals
+from spantrain.planner.strategies.auto.weights import weights_of
+from spantrain.planner.strategies.auto.wires import fewest_bytes, rounded_proposal
+from spantrain.planner.strategies.spantrain.strategy import spantrain
+from spantrain.planner.strategies.spantrain_dp.strategy import candidates
+
+_STARTS, _STARTS_OF_A_SIZE, _STARTS_OF_MANY = 3, 2, 2
+_TIMES_WHERE_SHORT = 3
+_NEAR = 1.15
+"""The best of a micro-batch size is a start if at most this much over the least of all is expected of it."""
+_ROUNDS = 12
+_ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 20_000, 2_000, 8_000, 32
+"""Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
+_PROPOSED = 4
+_MICRO_BATCHES_OF_MANY = 64
+_EVEN = 2
+_EXACT_UP_TO = 4
+_TAKEN_OVER = 2
+_ALIKE, _MOST_POOLS, _TOO_MANY = 16, 20, 512
+"""Devices of a kind and site, on average, from which on only their counts are searched; how many such pools may be
+searched over beside blocks of devices; and devices that are too many for blocks."""
+
+
+def auto(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best plans found, best first; of what must be allowed by name, only what is better than all else.
+
+    Raises:
+        InfeasiblePlanError: nothing fits into memory.
+        ProfileError: the profile lacks a timing or a link.
+    """
+    if request.restriction is not Restriction.NONE:
+        return restricted_proposals(request)
+    by_counts: tuple[Proposal, ...] = ()
+    if _may_count(request):
+        pools, count = count_pools(request), len(request.devices)
+        alone = count >= _ALIKE * pools or count > _TOO_MANY
+        by_counts = pool_proposals(request) if alone or pools <= _MOST_POOLS else ()
+        if by_counts and alone:
+            return by_counts
+    try:
+        proposals = _by_device(request)
+    except InfeasiblePlanError:
+        if not by_counts:
+            raise
+        return by_counts
+    if not by_counts:
+        return proposals
+    first, second = (request.evaluate(found[0].plan).value(request.objective) for found in (proposals, by_counts))
+    return (*proposals, *by_counts) if first <= second else (*by_counts, *proposals)
+
+
+def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best plans that the search over devices, or blocks of them, finds."""
+    search = _searcher(request)
+    best = search.best
+    more: tuple[Proposal, ...] = ()
+    if request.constraints.tensor_parallel:
+        more = (*divided_proposals(request, None if best is None else best.score), *_divided_in_sites(request))
+    if request.constraints.sharded_state:
+        others = [_searcher(request, state_sharding=sharding).best for sharding in DIVISIONS]
+        plans = [found.plan for found in others if found is not None]
+        more += sharded_proposals(request, search.scorer, None if best is None else best.score, plans)
+    if best is None:
+        if more:
+            return more
+        raise infeasible(Tables(request.profile, request.job), request.devices)
+    proposals = list(more)
+    for found in _unlike(sorted(search.simulated, key=lambda found: found.score))[:_PROPOSED]:
+        known = search.pool.entries.get(found.shape) if found.shape is not None else None
+        reasons = reasons_of(request, search, found) if found is best else ()
+        proposals.append(
+            Proposal(plan=found.plan, own_estimate_s=None if known is None else known.expected_s, reasons=reasons)
+        )
+    if fewest_bytes(request.constraints.wire_formats) is not WireFormat.NATIVE:
+        proposals += _rounded(request, search.scorer, best)
+    return tuple(proposals)
+
+
+def _unlike(ranked: Sequence[Found]) -> list[Found]:
+    """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
+    firsts: dict[object, Found] = {}
+    for found in ranked:
+        firsts.setdefault(tuple(stage.devices for stage in found.plan.stages), found)
+    chosen = sorted(list(firsts.values())[:_PROPOSED], key=lambda found: found.score)
+    return chosen if len(chosen) == _PROPOSED else list(ranked)
+
+
+def _divided_in_sites(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Return the plans of `spantrain` that divide tensors: over the hosts of a site, too, where the network is fast."""
+    try:
+        found = spantrain(request)
+    except InfeasiblePlanError:
+        return ()
+    return tuple(proposal for proposal in found if _divides(proposal.plan))
+
+
+def _divides(plan: Plan) -> bool:
+    return any(len(replica.devices) > 1 for stage in plan.stages for replica in stage.replicas)
+
+
+def _may_count(request: PlanRequest) -> bool:
+    """Whether to search over counts of devices: with many of them, and nothing asked for that it does not know."""
+    limits = request.constraints
+    others = request.job.micro_batches or limits.keep or set(limits.wire_formats) - {WireFormat.NATIVE}
+    return len(request.devices) > _MANY and not others and request.objective is not Objective.ENERGY
+
+
+def _rounded(request: PlanRequest, scorer: Scorer, best: Found) -> list[Proposal]:
+    """Search again with cuts between sites rounded; return the best such plan if it is worth it."""
+    allowed = request.constraints.wire_formats
+    search = _searcher(request, fewest_bytes(allowed))
+    if search.best is None:
+        return []
+    found = rounded_proposal(scorer, best, search.best, request.objective, allowed)
+    if found is None:
+        return []
+    return [replace(found, reasons=(*found.reasons, *reasons_of(request, search, search.best)))]
+
+
+def _searcher(
+    request: PlanRequest,
+    wire_format: WireFormat = WireFormat.NATIVE,
+    state_sharding: StateSharding = StateSharding.NONE,
+) -> Searcher:
+    """Run the search; `wire_format` is that of cuts between sites, `state_sharding` that of several replicas."""
+    profile, job, devices = request.profile, request.job, request.devices
+    many, sizes = len(devices) > _MANY, job.micro_batch_sizes()
+    if many:
+        sizes = tuple(size for size in sizes if job.global_batch <= _MICRO_BATCHES_OF_MANY * size)
+    weights = weights_of(profile.cluster, request.objective, job.global_batch)
+    costs = PartCosts(
+        request,
+        weights,
+        grid_of(len(profile.graph.units)),
+        exact_sums=len(devices) <= _EXACT_UP_TO,
+        wire_format=wire_format,
+        state_sharding=state_sharding,
+    )
+    blocks = blocks_of(profile, devices, costs)
+    moves, cutter = Moves(costs, blocks.blocks, blocks.classes, sizes), Cutter(costs)
+    budget = _ACTIONS_OF_MANY if many else _ACTIONS + _ACTIONS_BY_DEVICE * len(devices)
+    builder = ShapeBuilder(request, costs, "auto")
+    search = Searcher(cutter, moves, builder, Scorer(request), budget)
+    sites = [blocks.sites[group[0]] for group in blocks.groups]
+    rows = chains(blocks.groups, sites, site_distances(profile, blocks), many_devices=many)
+    solved = []
+    for size in sizes:
+        pipelines = [*divided(costs, moves, rows, size), *undivided(moves, rows, size)]
+        if not many:
+            pipelines += separate(moves, rows, size)
+        solved.append(search.pool.add(cutter.solved(size, pipelines)))
+    best = min((row for found in solved for row in found[:1]), default=None, key=lambda row: row[0])
+    short = not many and best is not None and builder.memory_is_short(best[1])
+    hard = short or (not many and bool(request.constraints.keep))
+    plain = wire_format is WireFormat.NATIVE and state_sharding is StateSharding.NONE
+    if plain and (len(devices) <= _EXACT_UP_TO or hard):
+        _take_over(request, search, frozenset(costs.grid), descend=hard)
+    if many:
+        even = [search.pool.add(cutter.solved(size, evened(moves, rows, size))) for size in sizes]
+        for _, shape in sorted((row for found in even for row in found), key=lambda row: row[0])[:_EVEN]:
+            search.simulate(shape)
+    for shape in _starts(solved, short=short, many=many):
+        search.descend(shape, _ROUNDS)
+    search.simulate_promising()
+    return search
+
+
+def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool) -> list[Shape]:
+    """Return where to descend from: the best of all, and the best of each micro-batch size if they are near.
+
+    More of them where memory is short: there bounds are loose, and a small change often does not fit.
+    """
+    rows = sorted((row for found in solved for row in found), key=lambda row: row[0])
+    if many or not rows:
+        return lowest(rows, _STARTS_OF_MANY)
+    most = _NEAR * rows[0][0].value
+    times = _TIMES_WHERE_SHORT if short else 1
+    of_sizes = [row for found in solved for row in found[: times * _STARTS_OF_A_SIZE]]
+    near = [shape for score, shape in of_sizes if score.broken > 0 or score.value <= most]
+    return list(dict.fromkeys([*lowest(rows, times * _STARTS), *near]))
+
+
+def _take_over(request: PlanRequest, search: Searcher, grid: frozenset[int], *, descend: bool) -> None:
+    """Simulate the best plans of `spantrain-dp`, and with `descend` of `spantrain` too, and go on from there.
+
+    The search goes on only from plans whose cuts lie on its grid. Where that leaves units out, `spantrain` is not
+    asked: its tables grow with the cube of the units (213 of them: over a minute), and its cuts would seldom lie there.
+    """
+    found: list[Proposal] = []
+    with suppress(InfeasiblePlanError):
+        found += candidates(request.profile, request.job, request.devices_within_quotas, limit=_TAKEN_OVER)
+    if descend and len(grid) > len(request.profile.graph.units):
+        with suppress(InfeasiblePlanError):
+            found += spantrain(request)[:_TAKEN_OVER]
+    for proposal in found:
+        shape = shape_of(proposal.plan)
+        if shape is not None and not grid.issuperset(shape.begins):
+            shape = None
+        if not _divides(proposal.plan):
+            search.take(proposal.plan, shape)
+        if shape is not None and descend:
+            search.descend(shape, _ROUNDS)

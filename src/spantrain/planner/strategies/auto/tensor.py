@@ -1,0 +1,226 @@
+"""Plans whose replicas divide tensors inside a host: a small search beside the large one, where that is allowed.
+
+A stage has one host's devices, as tensor-parallel groups of one degree: devices of one kind in equal shares, or all of
+a host's unlike devices in shares by speed (SpanTrain, Chinese paper, second-level groups). Stages go along hosts of
+falling speed, all groups of a host as replicas, or along the groups of one host. Cuts make the largest stage's work
+least among those that fit. It pays where a unit fits on no device alone, or where few samples are to be had quickly.
+Kept of the paper: unequal shares by capacity. Not kept: groups over several hosts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from spantrain.core.action import Op
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.quantities import format_seconds
+from spantrain.core.shares import shares_of
+from spantrain.core.span import apportion, equal_spans
+from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.tensor import GroupCost
+from spantrain.planner.assembly.cuts import least_largest
+from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.strategies.auto.hops import Array
+from spantrain.planner.strategies.auto.score import Score, Scorer
+
+_MOST_STAGES = 6
+_SIMULATED = 24
+_PROPOSED = 2
+_WORTH = 1.01
+"""By more than that a plan must be better: how well parts of a unit run was not measured in most profiles."""
+_ALL_BY_SPEED, _ALL_EVEN = 0, 1
+_SPEED_AT = 4
+"""Samples at which devices are compared."""
+_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Devices that divide tensors, with their shares; the first leads."""
+
+    devices: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+Row = tuple[tuple[_Group, ...], ...]
+"""By stage: its replicas."""
+
+
+def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposal, ...]:
+    """Return the best plans in which some replica divides tensors, best first.
+
+    Only those are returned that are clearly better than the best plan without.
+
+    Raises:
+        ProfileError: the profile lacks a timing or a link.
+    """
+    search = _Search(request)
+    plans: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
+    for row in search.rows():
+        for size in request.job.micro_batch_sizes():
+            made = search.plan(row, size)
+            if made is not None:
+                plans[made[0].stages] = made[::-1]
+    scorer, found = Scorer(request), list[tuple[Score, Plan, float]]()
+    for _, plan in sorted(plans.values(), key=lambda entry: entry[0])[:_SIMULATED]:
+        scored = scorer.score(plan)
+        if scored is not None and scored[1].fits and (best is None or _is_worth(scored[0], best)):
+            found.append((scored[0], plan, scored[1].step_s))
+    found.sort(key=lambda entry: entry[0])
+    return tuple(
+        Proposal(plan=plan, own_estimate_s=plans[plan.stages][0], reasons=_reasons(plan, step_s))
+        for _, plan, step_s in found[:_PROPOSED]
+    )
+
+
+def _is_worth(score: Score, best: Score) -> bool:
+    return score.broken < best.broken or (score.broken == best.broken and score.value * _WORTH < best.value)
+
+
+class _Search:
+    def __init__(self, request: PlanRequest) -> None:
+        self._profile, self._job = request.profile, request.job
+        self._names = request.devices_within_quotas
+        self._devices = request.profile.cluster.device_by_name
+        self._costs = GroupCost(request.profile, request.job.dtype)
+        self._memory = MemoryCost(request.profile, request.job.optimizer, self._costs.compute.dtype)
+        self._units = len(request.profile.graph.units)
+        self._seconds = cache(self._seconds_of)
+        self._fits = cache(self._fits_of)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield pipelines of hosts, fastest first, each divided in the same way as far as it can be."""
+        hosts: dict[tuple[str, str], list[str]] = {}
+        for name in self._names:
+            hosts.setdefault((self._devices[name].site, self._devices[name].host), []).append(name)
+        order = sorted(hosts.values(), key=lambda names: sum(self._alone_s(name) ** -1 for name in names), reverse=True)
+        degrees = [2**k for k in range(1, max(len(names) for names in order).bit_length())]
+        for degree in (_ALL_BY_SPEED, _ALL_EVEN, *degrees):
+            ways = [self._groups(names, degree) for names in order]
+            if all(len(group.devices) == 1 for way in ways for group in way):
+                continue
+            for count in range(1, min(len(ways), _MOST_STAGES) + 1):
+                yield tuple(ways[:count])
+            for way in self._unlike(ways):
+                if 1 < len(way) <= _MOST_STAGES:
+                    yield tuple((group,) for group in way)
+                if way is not ways[0]:
+                    yield (way,)
+
+    def _unlike(self, ways: Sequence[tuple[_Group, ...]]) -> list[tuple[_Group, ...]]:
+        """Return the first of those ways whose devices are of the same kinds and in the same site."""
+        found: dict[object, tuple[_Group, ...]] = {}
+        for way in ways:
+            devices = [self._devices[name] for group in way for name in group.devices]
+            found.setdefault(tuple((device.site, device.kind, device.memory_bytes) for device in devices), way)
+        return list(found.values())
+
+    def plan(self, row: Row, size: int) -> tuple[Plan, float] | None:
+        """Return the plan of a pipeline with the work of its largest stage in a step; None if it does not fit."""
+        shares = [self._samples(groups, size) for groups in row]
+        if len(row) > self._units or any(min(samples) == 0 for samples in shares):
+            return None
+        tables = [self._table(groups, samples) for groups, samples in zip(row, shares, strict=True)]
+        longest_s, begins = least_largest(tables)
+        if not np.isfinite(longest_s):
+            return None
+        spans, stages = equal_spans(self._job.global_batch, size), list[Stage]()
+        for groups, samples, (first, end) in zip(row, shares, pairwise(begins), strict=True):
+            limits = [
+                self._limit(group, range(first, end), count) for group, count in zip(groups, samples, strict=True)
+            ]
+            if any(limit < count for limit, count in zip(limits, samples, strict=True)):
+                return None
+            replicas = tuple(
+                Replica(devices=group.devices, sample_share=float(count), in_flight_limit=limit, tp_shares=group.shares)
+                for group, count, limit in zip(groups, samples, limits, strict=True)
+            )
+            stages.append(Stage(first_unit=first, end_unit=end, replicas=replicas, micro_batches=spans))
+        plan = Plan(
+            cluster=self._profile.cluster,
+            model=self._profile.model,
+            global_batch=self._job.global_batch,
+            dtype=self._costs.compute.dtype,
+            stages=tuple(stages),
+            schedule=self._job.schedule,
+        )
+        return plan, longest_s * (len(spans) + len(row) - 1)
+
+    def _groups(self, names: Sequence[str], degree: int) -> tuple[_Group, ...]:
+        """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
+        if degree in (_ALL_BY_SPEED, _ALL_EVEN):
+            speeds = [1 / self._alone_s(name) if degree == _ALL_BY_SPEED else 1.0 for name in names]
+            order = sorted(range(len(names)), key=lambda index: -speeds[index])
+            return (_Group(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
+        kinds: dict[tuple[str, int], list[str]] = {}
+        for name in names:
+            kinds.setdefault((self._devices[name].kind, self._devices[name].memory_bytes), []).append(name)
+        return tuple(
+            _Group(
+                tuple(own[first : first + degree]),
+                (1 / len(own[first : first + degree]),) * len(own[first : first + degree]),
+            )
+            for own in kinds.values()
+            for first in range(0, len(own), degree)
+        )
+
+    def _alone_s(self, name: str) -> float:
+        kind = self._devices[name].kind
+        return sum(self._costs.compute.prefix_seconds(kind, op, _SPEED_AT)[-1] for op in _OPS)
+
+    def _samples(self, groups: tuple[_Group, ...], size: int) -> tuple[int, ...]:
+        """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
+        even = max(size // len(groups), 1)
+        speeds = [1 / max(self._seconds(group, even)[0, -1], 1e-12) for group in groups]
+        return apportion(size, speeds)
+
+    def _table(self, groups: tuple[_Group, ...], samples: Sequence[int]) -> Array:
+        """Return the seconds of F, I and W of the slowest replica for units i to j-1; infinite where one lacks room."""
+        rows = [
+            np.where(self._fits(group, count), self._seconds(group, count), np.inf)
+            for group, count in zip(groups, samples, strict=True)
+        ]
+        table: Array = np.maximum.reduce(rows)
+        return table
+
+    def _seconds_of(self, group: _Group, samples: int) -> Array:
+        sums = np.sum([self._costs.prefix_seconds(group.devices, group.shares, op, samples) for op in _OPS], axis=0)
+        return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
+
+    def _fits_of(self, group: _Group, samples: int) -> Array:
+        """Return which units fit, as [first, end]; what begins later reaches as far at least."""
+        found = np.zeros((self._units + 1, self._units + 1), dtype=bool)
+        end = 0
+        for first in range(self._units):
+            end = max(end, first)
+            while end < self._units and self._limit(group, range(first, end + 1), samples) >= samples:
+                end += 1
+            found[first, first + 1 : end + 1] = True
+        return found
+
+    def _limit(self, group: _Group, units: range, samples: int) -> int:
+        """Return how many samples may be in flight: as many as the member with the least room can hold."""
+        return min(
+            self._memory.in_flight_limit_for(
+                units,
+                name,
+                self._job.global_batch,
+                samples,
+                division=Division(tp_share=share, splits=self._job.splits_backward),
+            )
+            for name, share in zip(group.devices, shares_of(group.shares), strict=True)
+        )
+
+
+def _reasons(plan: Plan, step_s: float) -> tuple[str, ...]:
+    lines = []
+    for index, stage in enumerate(plan.stages):
+        for replica in stage.replicas:
+            if len(replica.devices) > 1:
+                shares = " : ".join(f"{share:.0%}" for share in replica.tp_shares)
+                lines.append(f"Stage {index}: {'+'.join(replica.devices)} divide its tensors {shares}.")
+    lines.append(f"With tensors divided so, a step takes {format_seconds(step_s)}; training does not do that yet.")
+    return tuple(lines)

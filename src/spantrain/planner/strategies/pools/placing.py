@@ -1,0 +1,124 @@
+"""Which sites run which replicas: stages along the sites, or whole pipelines inside of them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from spantrain.planner.strategies.pools.costs import PoolCosts
+from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.pipeline import StageSeconds, one_f_one_b_ends_s
+from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess
+
+Timing = tuple[float, float]
+"""Seconds of a step, and US dollars of its traffic (nothing where money does not count)."""
+
+
+class Placer:
+    """Makes plans of guesses on given sites, and reckons what they take."""
+
+    def __init__(
+        self, chains: ChainCosts, members: Mapping[int, Sequence[int]], *, counts_money: bool, deep: bool
+    ) -> None:
+        """Keep, for the pool that stands for a kind, all pools of that kind in the order in which they are used.
+
+        `deep`: stages may hold more micro-batches than 1F1B does.
+        """
+        self._chains, self._pools_of = chains, members
+        self._counts_money, self._deep = counts_money, deep
+        self._costs: PoolCosts = chains.costs
+
+    def plans(self, guess: Guess) -> Iterator[PoolPlan]:
+        """Yield the ways to place a guess, each once; none where hosts are too small for what remains of a pool."""
+        several = any(len(pools) > 1 for pools in self._pools_of.values())
+        rows = [self._inside(guess)] if several else []
+        if not (several and self._costs.inside_hosts):
+            rows.append(self._along(guess))
+        for row in dict.fromkeys(filter(None, rows)):
+            yield self._plan(guess, row)
+
+    def timing(self, plan: PoolPlan) -> Timing:
+        """Return what a plan takes: the slowest of its pipelines, and each stage's gradients when all of it is done."""
+        ends = [0.0] * len(plan.stages)
+        for pipeline in plan.pipelines():
+            found = one_f_one_b_ends_s(self._seconds(plan, pipeline), plan.micro_batches, deep=self._deep)
+            ends = list(map(max, ends, found))
+        sums = self._costs.gradient_sums_s(plan)
+        update_s = max(self._costs.update_s(stage, plan.micro_batch) for stage in plan.stages)
+        step_s = max(end + seconds for end, seconds in zip(ends, sums, strict=True)) + update_s
+        if not self._counts_money:
+            return step_s, 0.0
+        return step_s, self._costs.usd_of_traffic(plan.stages, plan.micro_batch, plan.micro_batches)
+
+    def usd_per_s(self, plan: PoolPlan) -> float:
+        """Return what its devices cost."""
+        return sum(count * self._costs.usd_per_s(pool) for pool, count in plan.devices_by_pool.items())
+
+    def _plan(self, guess: Guess, rows: Sequence[Sequence[Member]]) -> PoolPlan:
+        ends = (*guess.begins[1:], self._costs.units)
+        return PoolPlan(
+            micro_batch=guess.candidate.size,
+            micro_batches=guess.candidate.micro_batches,
+            stages=tuple(
+                PoolStage(units=range(first, end), members=tuple(members))
+                for first, end, members in zip(guess.begins, ends, rows, strict=True)
+            ),
+            estimate_s=guess.step_s,
+        )
+
+    def _along(self, guess: Guess) -> tuple[tuple[Member, ...], ...] | None:
+        """Fill stage after stage, from site after site; the wider groups of a stage first."""
+        left = Counter({pool: self._costs.pools[pool].count for pools in self._pools_of.values() for pool in pools})
+        rows = []
+        for recipe in guess.candidate.recipes:
+            row: list[Member] = []
+            for member, count in recipe:
+                for pool in self._pools_of[member.pool]:
+                    taken = min(count, left[pool] // member.tp_degree)
+                    row += [Member(pool, member.tp_degree)] * taken
+                    left[pool] -= taken * member.tp_degree
+                    count -= taken
+                if count:
+                    return None
+            rows.append(tuple(row))
+        return tuple(rows)
+
+    def _inside(self, guess: Guess) -> tuple[tuple[Member, ...], ...] | None:
+        """Give every site as many whole pipelines as it has devices for, with one kind in every stage."""
+        chain = [recipe[0][0] for recipe in guess.candidate.recipes]
+        if any(len(recipe) > 1 for recipe in guess.candidate.recipes):
+            return None
+        needed: Counter[int] = Counter()
+        for member in chain:
+            needed[member.pool] += member.tp_degree
+        at_site: dict[str, dict[int, int]] = {}
+        for family in needed:
+            for pool in self._pools_of[family]:
+                at_site.setdefault(self._costs.pools[pool].site, {})[family] = pool
+        columns: list[dict[int, int]] = []
+        for pools in at_site.values():
+            if len(pools) == len(needed):
+                room = min(self._costs.pools[pools[family]].count // count for family, count in needed.items())
+                columns += [pools] * min(room, guess.candidate.width - len(columns))
+        if len(columns) < guess.candidate.width:
+            return None
+        return tuple(tuple(Member(column[m.pool], m.tp_degree) for column in columns) for m in chain)
+
+    def _seconds(self, plan: PoolPlan, pipeline: Sequence[Member]) -> list[StageSeconds]:
+        size, count = plan.micro_batch, len(pipeline)
+        hops = [self._chains.hop(pipeline[s], pipeline[s + 1], size, plan.width) for s in range(count - 1)]
+        found = []
+        for s, (stage, member) in enumerate(zip(plan.stages, pipeline, strict=True)):
+            i, j = stage.units.start, stage.units.stop
+            up, down = (hops[s] if s + 1 < count else None), (hops[s - 1] if s else None)
+            found.append(
+                StageSeconds(
+                    forward_s=self._chains.forward_between_s(member, size, i, j)
+                    + (float(down.upper_forward_s[i]) if down else 0.0),
+                    backward_s=self._chains.backward_between_s(member, size, i, j)
+                    + (float(up.lower_backward_s[j]) if up else 0.0),
+                    hold_forward_s=float(up.lower_forward_s[j]) if up else 0.0,
+                    hold_backward_s=float(down.upper_backward_s[i]) if down else 0.0,
+                    delay_up_s=float(up.delay_forward_s[j]) if up else 0.0,
+                    delay_down_s=float(down.delay_backward_s[i]) if down else 0.0,
+                )
+            )
+        return found

@@ -1,0 +1,325 @@
+"""A profile of ours as the costs that the search over pools asks for.
+
+Devices of one kind, memory and backend, in hosts of which as many may be used, are a pool of their site; the first ones
+stand for all. What is left out, against the simulator: replicas of one host that talk inside it, sums of several stages
+that share a link, and that a link is not always asked by all pipelines at the same time.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from spantrain.core.action import Op
+from spantrain.core.plan import Plan, Replica, Stage, splits_backward
+from spantrain.core.shares import even_share
+from spantrain.core.span import equal_spans
+from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.tensor import GroupCost
+from spantrain.planner.request import Objective, PlanRequest, Restriction
+from spantrain.planner.strategies.auto.weights import weights_of
+from spantrain.planner.strategies.pools.costs import Array, Hop
+from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+
+_MEBIBYTE = 2**20
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class ProfilePools:
+    """Costs of a request's profile on the devices that may be used.
+
+    Raises:
+        ProfileError: the profile lacks a timing or a link (when it is asked for).
+    """
+
+    width_matters = True
+    """Pipelines share ports of hosts and lines between sites."""
+
+    def __init__(self, request: PlanRequest, *, most_degree: int, inside_hosts: bool = False) -> None:
+        """Keep the request; tensor-parallel groups have at most so many devices.
+
+        `inside_hosts`: what a pipeline has of a pool is in one host, so that only sums leave it; else replicas of a
+        stage lie side by side.
+        """
+        self.inside_hosts = inside_hosts
+        self.schedule = "1f1b" if request.restriction is Restriction.MEGATRON else request.job.schedule
+        """Of the plans."""
+        self._profile, self._job, self._most_degree = request.profile, request.job, most_degree
+        self._graph = request.profile.graph.units
+        self.global_batch, self.units = request.job.global_batch, len(self._graph)
+        self._groups = GroupCost(request.profile, request.job.dtype)
+        self._network = self._groups.network
+        self._memory = MemoryCost(request.profile, request.job.optimizer, self._groups.compute.dtype)
+        self._objective = Objective.COST if request.objective is Objective.THROUGHPUT else request.objective
+        self._weights = weights_of(request.profile.cluster, self._objective, self.global_batch)
+        self._devices: list[tuple[str, ...]] = []
+        self.pools = tuple(self._find_pools(request.devices_within_quotas))
+        self._state = cache(self._state_bytes)
+        self._parameters = cache(self._parameter_sums)
+        self._sums = cache(self._gradient_sums)
+        self._hop_s = cache(self._hop_of)
+        self._cut_bytes = cache(self._bytes_of_cuts)
+        runtime = request.profile.runtime
+        self._message_s = runtime.message_s if runtime else 0.0
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return micro-batch sizes of one replica."""
+        return tuple(size for size in _SIZES if size <= self.global_batch)
+
+    def degrees(self, pool: int, size: int) -> tuple[int, ...]:  # noqa: ARG002 - the same for all sizes
+        """Return powers of two that fill hosts without a rest."""
+        if not any(unit.tensor_sums for unit in self._graph):
+            return (1,)
+        most = min(self._most_degree, self.pools[pool].host_size)
+        powers = (2**k for k in range(most.bit_length()))
+        return tuple(degree for degree in powers if degree <= most and self.pools[pool].host_size % degree == 0)
+
+    def fits_a_host(self, pool: int, devices: int) -> bool:
+        """Whether a pipeline may have so many devices of a pool: a part of a host that leaves no rest."""
+        return not self.inside_hosts or self.pools[pool].host_size % devices == 0
+
+    def forward_s(self, member: Member, size: int) -> Array:
+        """Return running sums over units."""
+        return self._running(member, Op.FORWARD, size)
+
+    def backward_s(self, member: Member, size: int) -> Array:
+        """Return running sums over units of I and W."""
+        return self._running(member, Op.BACKWARD_INPUT, size) + self._running(member, Op.BACKWARD_WEIGHT, size)
+
+    def need_bytes(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
+        """Return what `cost.memory` says of 1F1B's samples in flight."""
+        state, per_sample, edges = self._state(member)
+        return state + min(left, micro_batches) * size * per_sample + size * edges
+
+    def memory_bytes(self, pool: int) -> int:
+        """Return what a device has."""
+        return self._profile.cluster.device_by_name[self._devices[pool][0]].memory_bytes
+
+    def hop(self, lower: Member, upper: Member, size: int, width: int) -> Hop:
+        """Return what messages take: they pass beside the computation, and share links with other pipelines'."""
+        up_s, up_link_s, up_wait_s = self._way(lower, upper, size, width, forward=True)
+        down_s, down_link_s, down_wait_s = self._way(upper, lower, size, width, forward=False)
+        nothing = np.zeros(self.units + 1)
+        return Hop(
+            lower_forward_s=nothing,
+            upper_forward_s=nothing,
+            upper_backward_s=nothing,
+            lower_backward_s=nothing,
+            delay_forward_s=up_wait_s + np.maximum(up_s, up_link_s),
+            delay_backward_s=down_wait_s + np.maximum(down_s, down_link_s),
+            link_s=np.maximum(up_link_s, down_link_s),
+        )
+
+    def site_distance_s(self, a: int, b: int) -> float:
+        """Return the seconds of a message of a mebibyte."""
+        return self._network.transfer_seconds(*self._apart(a, b), _MEBIBYTE)
+
+    def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
+        """Return about what rings take: the slowest hop decides."""
+        return [self._ring_s(stage.members, stage.units) for stage in plan.stages]
+
+    def update_s(self, stage: PoolStage, size: int) -> float:  # noqa: ARG002 - nobody measured it by stage
+        """Return nothing: updates are part of the runtime's own seconds."""
+        return 0.0
+
+    def sums_s(self, member: Member, width: int) -> Array:
+        """Return what summing over hosts of one pool takes, by the bytes of the units."""
+        return self._sums(member, width)
+
+    def usd_per_s(self, pool: int) -> float:
+        """Return what a device in use costs, computing all the time; joules per sample where energy is what counts."""
+        name = self._devices[pool][0]
+        return self._weights.second_by_device[name] + self._weights.busy_by_device[name]
+
+    def usd_of_traffic(self, stages: tuple[PoolStage, ...], size: int, micro_batches: int) -> float:
+        """Return what crosses sites, of activations, gradients and sums, in the objective's own unit."""
+        if len({self.pools[member.pool].site for stage in stages for member in stage.members}) == 1:
+            return 0.0
+        total = 0.0
+        for stage in stages:
+            width = len(stage.members)
+            ring_bytes = 2 * (width - 1) / width * self._held_bytes(stage.units)
+            total += ring_bytes * sum(map(self._per_byte, stage.members, (*stage.members[1:], stage.members[0])))
+        for lower, upper in pairwise(stages):
+            unit = self._graph[lower.units.stop - 1]
+            samples = size * micro_batches
+            for a, b in zip(lower.members, upper.members, strict=True):
+                total += samples * unit.cut_bytes_per_sample * self._per_byte(a, b)
+                total += samples * unit.gradient_bytes_per_sample * self._per_byte(b, a)
+        return total
+
+    def plan(self, plan: PoolPlan) -> Plan:
+        """Return a plan with devices: groups inside hosts, in-flight limits as 1F1B needs them or as memory allows."""
+        rows = self._placed(plan)
+        spans = equal_spans(self.global_batch, plan.micro_batch * plan.width)
+        stages = []
+        for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
+            limits = [self._limit(plan, index, group) for group in groups]
+            stages.append(
+                Stage(
+                    first_unit=stage.units.start,
+                    end_unit=stage.units.stop,
+                    micro_batches=spans,
+                    replicas=tuple(
+                        Replica(
+                            devices=group,
+                            sample_share=1.0,
+                            in_flight_limit=limit,
+                            tp_shares=(1.0,) * len(group),
+                        )
+                        for group, limit in zip(groups, limits, strict=True)
+                    ),
+                )
+            )
+        return Plan(
+            cluster=self._profile.cluster,
+            model=self._profile.model,
+            global_batch=self.global_batch,
+            dtype=self._groups.compute.dtype,
+            stages=tuple(stages),
+            schedule=self.schedule,
+        )
+
+    def _find_pools(self, devices: Iterable[str]) -> Iterable[Pool]:
+        cluster = self._profile.cluster
+        by_host: dict[tuple[str, str, str, int, str], list[str]] = {}
+        for name in devices:
+            device = cluster.device_by_name[name]
+            by_host.setdefault((device.site, device.host, device.kind, device.memory_bytes, device.backend), []).append(
+                name
+            )
+        rows = sorted(
+            ((site, kind, memory, backend, len(names)), host, names)
+            for (site, host, kind, memory, backend), names in by_host.items()
+        )
+        for (site, kind, _, _, size), hosts in groupby(rows, key=lambda row: row[0]):
+            members = [name for _, _, names in hosts for name in names]
+            self._devices.append(tuple(members))
+            yield Pool(kind=kind, site=site, count=len(members), host_size=size)
+
+    def _group(self, member: Member, number: int = 0) -> tuple[str, ...]:
+        return self._devices[member.pool][number : number + member.tp_degree]
+
+    def _running(self, member: Member, op: Op, size: int) -> Array:
+        shares = (1.0,) * member.tp_degree
+        return np.array(self._groups.prefix_seconds(self._group(member), shares, op, size))
+
+    def _state_bytes(self, member: Member) -> tuple[Array, Array, Array]:
+        """Return, as [i, j], the bytes that are always there, of a sample in flight, and of a sample's messages."""
+        division = Division(tp_share=even_share(member.tp_degree), splits=splits_backward(self.schedule))
+        first, shape = self._devices[member.pool][0], (self.units + 1, self.units + 1)
+        fixed, per_sample, edges = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        for i in range(self.units):
+            for j in range(i + 1, self.units + 1):
+                none = self._memory.need(range(i, j), first, 0, 0, division)
+                one = self._memory.need(range(i, j), first, 1, 1, division)
+                fixed[i, j] = none.peak_bytes
+                per_sample[i, j], edges[i, j] = one.activation_bytes, one.buffer_bytes
+        return fixed, per_sample, edges
+
+    def _way(
+        self, source: Member, target: Member, size: int, width: int, *, forward: bool
+    ) -> tuple[Array, Array, float]:
+        """Return by cut the seconds of a message alone and those that all keep the busiest link; and the latency."""
+        inside = self.inside_hosts and source.pool == target.pool and self.pools[source.pool].host_size > 1
+        pair = self._beside(source.pool) if inside else self._apart(source.pool, target.pool)
+        if pair[0] == pair[1]:
+            # The only one of its pool sends itself nothing.
+            return np.zeros(self.units + 1), np.zeros(self.units + 1), 0.0
+        here = 1 if inside else min(width, self.pools[source.pool].host_size // source.tp_degree)
+        slowest = max(
+            (width if shared.between_sites else here) / shared.bandwidth_bytes_per_s
+            for shared in self._network.route(*pair)
+        )
+        sizes = size * self._cut_bytes(forward)
+        known = {size_bytes: self._network.occupancy_seconds(*pair, size_bytes) for size_bytes in set(sizes.tolist())}
+        alone = np.array([known[size_bytes] for size_bytes in sizes.tolist()])
+        return alone, sizes * slowest, self._network.latency_s(*pair) + self._message_s
+
+    def _bytes_of_cuts(self, forward: bool) -> Array:
+        """Return the bytes of one sample over the cut in front of every unit; 0 at both ends."""
+        inner = [unit.cut_bytes_per_sample if forward else unit.gradient_bytes_per_sample for unit in self._graph[:-1]]
+        return np.array([0.0, *inner, 0.0])
+
+    def _beside(self, pool: int) -> tuple[str, str]:
+        """Return two devices of one host."""
+        first, second = self._devices[pool][:2]
+        return first, second
+
+    def _apart(self, a: int, b: int) -> tuple[str, str]:
+        """Return a device of each pool, on different hosts if there are any."""
+        one, rest = self._devices[a][0], self._devices[b]
+        host = self._profile.cluster.device_by_name
+        others = (name for name in (rest[0], rest[-1]) if host[name].host != host[one].host)
+        return one, next(others, rest[-1])
+
+    def _held_bytes(self, units: range, tp_degree: int = 1) -> float:
+        sums = self._parameters(tp_degree)
+        return float(sums[units.stop] - sums[units.start])
+
+    def _parameter_sums(self, tp_degree: int) -> Array:
+        """Return running sums of the parameter bytes of one member of a group."""
+        held = self._profile.graph.held_parameter_bytes(range(self.units), even_share(tp_degree))
+        return np.cumsum([0.0, *held])
+
+    def _ring_s(self, members: Sequence[Member], units: range) -> float:
+        width = len(members)
+        if width < 2:
+            return 0.0
+        hops = set(zip(members, (*members[1:], members[0]), strict=True))
+        degree = min(member.tp_degree for member in members)
+        at_home = len(hops) == 1 and not self.inside_hosts
+        if at_home and width * degree <= self.pools[members[0].pool].host_size:
+            of_two_s = self._network.all_reduce_seconds(self._beside(members[0].pool), self._held_bytes(units, degree))
+            return 2 * (width - 1) / width * of_two_s
+        size_bytes = self._held_bytes(units, degree)
+        latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
+        return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
+
+    def _hop_of(self, a: Member, b: Member) -> tuple[float, float]:
+        """Return the latency of a hop of the rings of all members of two groups, and the seconds of a byte of each."""
+        pair = self._apart(a.pool, b.pool)
+        if pair[0] == pair[1]:
+            return 0.0, 0.0
+        rings = self.pools[a.pool].host_size if self.inside_hosts else max(a.tp_degree, b.tp_degree)
+        slowest = max(rings / shared.bandwidth_bytes_per_s for shared in self._network.route(*pair))
+        own = self._network.link(*pair)
+        return own.latency_s, max(slowest, 1 / own.bandwidth_bytes_per_s)
+
+    def _gradient_sums(self, member: Member, width: int) -> Array:
+        sums = self._parameters(member.tp_degree)
+        whole_s = self._ring_s((member,) * width, range(self.units))
+        return np.asarray(sums * (whole_s / max(float(sums[-1]), 1.0)))
+
+    def _per_byte(self, a: Member, b: Member) -> float:
+        return self._weights.per_byte(self._devices[a.pool][0], self._devices[b.pool][0])
+
+    def _placed(self, plan: PoolPlan) -> list[list[tuple[str, ...]]]:
+        """Return the devices of every replica: the widest groups of a pool first, so that none spans two hosts.
+
+        Where pipelines stay inside hosts they come one after the other, each a part of a host that leaves no rest.
+        """
+        rows: list[list[tuple[str, ...]]] = [[()] * plan.width for _ in plan.stages]
+        taken = [0] * len(self.pools)
+        order = sorted(
+            ((number if self.inside_hosts else 0, -member.tp_degree, stage_index, number), member)
+            for stage_index, stage in enumerate(plan.stages)
+            for number, member in enumerate(stage.members)
+        )
+        for (_, _, stage_index, number), member in order:
+            rows[stage_index][number] = self._group(member, taken[member.pool])
+            taken[member.pool] += member.tp_degree
+        return rows
+
+    def _limit(self, plan: PoolPlan, index: int, group: tuple[str, ...]) -> int:
+        held = min(len(plan.stages) - index, plan.micro_batches) * plan.micro_batch
+        if self.schedule == "1f1b":
+            return held
+        return self._memory.in_flight_limit_for(
+            plan.stages[index].units,
+            group[0],
+            plan.micro_batches * plan.micro_batch,
+            plan.micro_batch,
+            division=Division(tp_share=even_share(len(group)), splits=splits_backward(self.schedule)),
+        )

@@ -1,0 +1,258 @@
+"""The search over counts of alike devices: guessed on a grid, cut, varied, placed, then reckoned to the micro-batch.
+
+Kinds of one device memory and host size are families; devices of a family stand for each other inside a site. For each
+set of sites (`_territories`) every family's stages are counted out on a grid with perfect cuts (`sketches`), the best
+are cut by a dynamic programme under memory (`recipes`) and varied stage by stage (`moves`). The best of all sets of
+sites are placed on sites and hosts (`placing`), and their cuts moved as long as that helps. What comes out is ranked by
+1F1B gone through action by action; whoever asks has a simulator to choose among the first few.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spantrain.planner.strategies.pools.costs import PoolCosts
+from spantrain.planner.strategies.pools.goal import Goal
+from spantrain.planner.strategies.pools.members import PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.moves import neighbours, other_widths
+from spantrain.planner.strategies.pools.placing import Placer
+from spantrain.planner.strategies.pools.recipes import Candidate, ChainCosts, Guess
+from spantrain.planner.strategies.pools.sketches import Family, Sketcher
+
+_CUT = 300
+"""Candidates of a set of sites that are cut."""
+_VARIED, _VARIED_OF_MANY, _FEW_TERRITORIES, _ROUNDS = 8, 4, 3, 6
+"""Candidates of a set of sites that are varied; fewer where there are more sets of sites than that."""
+_PLACED, _POLISHED = 20, 6
+_OF_A_SHAPE = 2
+_WIDTHS = 2
+"""Widths to both sides that are tried."""
+_MOST_TERRITORIES = 12
+
+Score = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedPlan:
+    """A plan with what the search expects of it."""
+
+    plan: PoolPlan
+    score: Score
+    """Limits broken, value, seconds: compared in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Territory:
+    """Sites in the order in which they are filled, as pools by family."""
+
+    members: dict[int, tuple[int, ...]]
+    """Pools by the first of them, which stands for the family."""
+    available: dict[int, int]
+
+
+class PoolSearch:
+    """One search."""
+
+    def __init__(self, costs: PoolCosts, goal: Goal, *, divides: bool = False, deep: bool = False) -> None:
+        """Keep what is searched.
+
+        `divides`: micro-batches must divide the global batch, not fill it up; `deep`: stages may hold more
+        micro-batches than 1F1B does.
+        """
+        self._costs, self._goal, self._divides, self._deep = costs, goal, divides, deep
+        self._chains = ChainCosts(costs)
+
+    def ranked(self) -> list[RankedPlan]:
+        """Return the best plans found, best first; none where nothing fits."""
+        found: dict[PoolPlan, RankedPlan] = {}
+        best: RankedPlan | None = None
+        territories = _territories(self._costs)
+        varied = _VARIED if len(territories) <= _FEW_TERRITORIES else _VARIED_OF_MANY
+        for territory in territories:
+            placer = Placer(self._chains, territory.members, counts_money=self._goal.counts_money, deep=self._deep)
+            for guess in _varied(self._guesses(territory, best, varied), _OF_A_SHAPE, _PLACED):
+                for plan in placer.plans(guess):
+                    if plan not in found:
+                        found[plan] = self._reckoned(placer, plan)
+            best = min(found.values(), key=lambda entry: entry.score, default=None)
+        rows = sorted(found.values(), key=lambda entry: entry.score)
+        polished = [self._polished(entry) for entry in rows[:_POLISHED]]
+        unique = {(entry.plan.micro_batch, entry.plan.stages): entry for entry in (*polished, *rows)}
+        return sorted(unique.values(), key=lambda entry: entry.score)
+
+    def _guesses(self, territory: _Territory, best: RankedPlan | None, varied: int) -> list[tuple[Score, Guess]]:
+        """Return the best cut and varied candidates of a set of sites, those that could beat the best plan known."""
+        families = [Family(pool=pool, count=count) for pool, count in territory.available.items()]
+        sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides)
+        known: dict[Candidate, tuple[Score, Guess] | None] = {}
+        most_s = math.inf
+        if best is not None and best.score[0] == 0:
+            most_s = self._goal.most_step_to_look_at_s(best.score[2])
+        known_value = (math.inf, math.inf)
+        if best is not None and best.score[0] == 0:
+            known_value = (best.score[2], best.score[1] if self._goal.cheapest else math.inf)
+        for candidate in sketcher.best(_CUT, known_value):
+            row = self._known(candidate, known, most_s)
+            if row is not None and row[0][0] == 0:
+                most_s = min(most_s, self._goal.most_step_to_look_at_s(row[0][2]))
+        rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
+        for start in _varied(rows, _OF_A_SHAPE, varied):
+            self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)))
+        return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
+
+    def _known(
+        self, candidate: Candidate, known: dict[Candidate, tuple[Score, Guess] | None], most_s: float
+    ) -> tuple[Score, Guess] | None:
+        if candidate not in known:
+            guess = self._chains.guess(candidate, most_s)
+            known[candidate] = None if guess is None else (self._score(guess), guess)
+        return known[candidate]
+
+    def _score(self, guess: Guess) -> Score:
+        devices = guess.candidate.devices_by_kind
+        usd_per_s = sum(count * self._costs.usd_per_s(pool) for pool, count in devices.items())
+        return self._goal.score(guess.step_s, usd_per_s)
+
+    def _vary(
+        self,
+        start: Candidate,
+        territory: _Territory,
+        known: dict[Candidate, tuple[Score, Guess] | None],
+        widths: Sequence[tuple[int, int]],
+    ) -> None:
+        """Go to the best neighbour as long as it is better."""
+        degrees = {pool: self._costs.degrees(pool, start.size) for pool in territory.available}
+        here = known[start]
+        assert here is not None, "what is varied fits"
+        for _ in range(_ROUNDS):
+            # What takes longer is no step ahead, unless it is money that counts.
+            most_s = math.inf if here[0][0] > 0 or self._goal.cheapest else here[0][2]
+            candidate = here[1].candidate
+            at = next((index for index, (width, _) in enumerate(widths) if width == candidate.width), 0)
+            around = (
+                *neighbours(candidate, territory.available, degrees, self._costs.units),
+                *other_widths(candidate, territory.available, widths[max(0, at - _WIDTHS) : at + _WIDTHS + 1]),
+            )
+            rows = [row for row in (self._known(near, known, most_s) for near in around) if row is not None]
+            best = min(rows, key=lambda row: row[0], default=here)
+            if best[0] >= here[0]:
+                return
+            here = best
+
+    def _reckoned(self, placer: Placer, plan: PoolPlan) -> RankedPlan:
+        step_s, traffic_usd = placer.timing(plan)
+        usd_per_s = placer.usd_per_s(plan)
+        return RankedPlan(
+            plan=replace(plan, estimate_s=step_s),
+            score=self._goal.score(step_s, usd_per_s, traffic_usd),
+        )
+
+    def _polished(self, entry: RankedPlan) -> RankedPlan:
+        """Move cuts by one unit as long as that helps."""
+        placer = Placer(self._chains, {}, counts_money=self._goal.counts_money, deep=self._deep)
+        while True:
+            near = [self._reckoned(placer, plan) for plan in self._other_cuts(entry.plan)]
+            best = min(near, key=lambda other: other.score, default=entry)
+            if best.score >= entry.score:
+                return entry
+            entry = best
+
+    def _other_cuts(self, plan: PoolPlan) -> Iterator[PoolPlan]:
+        begins = [stage.units.start for stage in plan.stages]
+        for at in range(1, len(begins)):
+            for step in (-1, 1):
+                moved = [*begins[:at], begins[at] + step, *begins[at + 1 :]]
+                if self._chains.fits(_candidate_of(plan), moved):
+                    ends = (*moved[1:], self._costs.units)
+                    yield replace(
+                        plan,
+                        stages=tuple(
+                            PoolStage(units=range(i, j), members=stage.members)
+                            for stage, i, j in zip(plan.stages, moved, ends, strict=True)
+                        ),
+                    )
+
+
+def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> list[Guess]:
+    """Return the first guesses, few of one micro-batch size, width and number of stages."""
+    taken: Counter[tuple[int, int, int]] = Counter()
+    found = []
+    for _, guess in rows:
+        key = (guess.candidate.size, guess.candidate.width, len(guess.begins))
+        taken[key] += 1
+        if taken[key] <= of_a_shape:
+            found.append(guess)
+        if len(found) == most:
+            break
+    return found
+
+
+def _candidate_of(plan: PoolPlan) -> Candidate:
+    recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
+    return Candidate(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
+
+
+def _territories(costs: PoolCosts) -> list[_Territory]:
+    """Return sets of sites: every site alone, and from each of the largest the ones nearest to it, one after the other.
+
+    Sets with as many devices of each kind are taken for alike as far as the ways inside them are as fast.
+    """
+    sites: dict[str, list[int]] = {}
+    for index, pool in enumerate(costs.pools):
+        sites.setdefault(pool.site, []).append(index)
+    sizes = {site: sum(costs.pools[index].count for index in indices) for site, indices in sites.items()}
+    found: dict[tuple[object, ...], _Territory] = {}
+    largest = sorted(sites, key=lambda site: -sizes[site])[:_MOST_TERRITORIES]
+    distance_s = {(a, b): costs.site_distance_s(sites[a][0], sites[b][0]) for a in sites for b in sites}
+    rows = [_chain_from(first, sites, distance_s) for first in largest]
+    for length in range(len(sites), 0, -1):
+        for row in rows:
+            looks = _looks(row[:length], sites, costs, distance_s)
+            if looks not in found and len(found) < _MOST_TERRITORIES:
+                found[looks] = _territory(row[:length], sites, costs)
+    return list(found.values())
+
+
+def _chain_from(first: str, sites: Iterable[str], distance_s: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return the sites in an order in which each next one is the nearest to any before."""
+    row, nearest = [first], {site: distance_s[site, first] for site in sites if site != first}
+    while nearest:
+        site = min(nearest, key=lambda name: nearest[name])
+        del nearest[site]
+        row.append(site)
+        for other in nearest:
+            nearest[other] = min(nearest[other], distance_s[other, site])
+    return row
+
+
+def _looks(
+    row: Sequence[str],
+    sites: Mapping[str, Sequence[int]],
+    costs: PoolCosts,
+    distance_s: Mapping[tuple[str, str], float],
+) -> tuple[object, ...]:
+    counts = sorted(
+        sorted((costs.pools[i].kind, costs.pools[i].host_size, _roughly(costs.pools[i].count)) for i in sites[site])
+        for site in row
+    )
+    farthest = max((distance_s[a, b] for a in row for b in row if a != b), default=0.0)
+    inside = tuple(sorted(float(f"{distance_s[site, site]:.2g}") for site in row))
+    return (*(tuple(count) for count in counts), float(f"{farthest:.2g}"), inside)
+
+
+def _roughly(count: int) -> int:
+    """Return a number that is the same for counts within a factor of about 1.4."""
+    return round(2 * math.log2(count))
+
+
+def _territory(row: Sequence[str], sites: dict[str, list[int]], costs: PoolCosts) -> _Territory:
+    families: dict[tuple[str, int, int], list[int]] = {}
+    for site in row:
+        for index in sites[site]:
+            pool = costs.pools[index]
+            families.setdefault((pool.kind, pool.host_size, costs.memory_bytes(index)), []).append(index)
+    return _Territory(
+        members={pools[0]: tuple(pools) for pools in families.values()},
+        available={pools[0]: sum(costs.pools[index].count for index in pools) for pools in families.values()},
+    )

@@ -1,0 +1,298 @@
+"""`spantrain`: the planner of the English SpanTrain paper (section 3.3): cost model, beam search, second level.
+
+Kept: equation 1, T* = the largest over stages s of fill + B t_s^c + sum of t^l + AL; first-level groups by network
+measurements (section 3.2.2); algorithm 1 for every micro-batch size (`spantrain_beam`); inside a group the asymmetric
+pipelines, data and tensors of figure 7, each evaluated, the best taken (`spantrain_ways`); the store of past results.
+
+What the paper leaves open is read as follows (`spantrain_tables`). B counts micro-batches; t^c has F, I and W as they
+were measured, and tensor sums, which delay every action. The fill is the way of the first activations there and of the
+last gradients back: equation 1 as printed has no way back, equation 4 of the Chinese paper has. t^l, what of the
+communication no compute hides, is by how much a link or port is busy for longer than what lies behind it computes;
+summed over all predecessors, one wait would count several times. AL is the ring sum of gradients; a stage begins it
+when its last gradient has come, so when those behind it are done (equation 4 again).
+
+Added: memory as a hard limit; parameters that stages share; no stage is done before its last micro-batch has been
+through all behind it and back; groups, and parts of groups, may be left out, but for those that are to be kept. Not
+kept: the batch size as a dimension, which is the job's; the paper's own order of work, `compact`, in place of the
+job's. What no term counts is a W in progress that holds up a gradient; it shows where micro-batches are few.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from spantrain.core.plan import Plan
+from spantrain.core.quantities import format_seconds
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.tables import Array, Tables
+from spantrain.planner.explain import infeasible
+from spantrain.planner.groups import Group, group_devices
+from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.strategies.spantrain.beam import Arrangement, Beam
+from spantrain.planner.strategies.spantrain.build import build_plan
+from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
+from spantrain.planner.strategies.spantrain.ways import Member, Slot, Way, ways_of
+
+_PROPOSED = 6
+_PER_SIZE = 2
+"""Arrangements of one micro-batch size among them."""
+_MOST_DEVICES = 128
+_NEARLY = 1.5
+"""Ways of a group that take so much longer alone are not looked at together with the others."""
+_TOO_MUCH_S = 1e9
+"""For each unit that does not fit where it is: more than any step."""
+
+
+def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best arrangements by equation 1, of several micro-batch sizes.
+
+    Raises:
+        InfeasiblePlanError: nothing fits into memory; the numbers are in the message.
+        ProfileError: the profile lacks a timing or a link.
+    """
+    return spantrain_proposals(request)
+
+
+def spantrain_proposals(request: PlanRequest, *, second_level: bool = True) -> tuple[Proposal, ...]:
+    """Propose as `spantrain`; with or without splitting first-level groups into second-level ones.
+
+    Without (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices share evenly.
+    """
+    devices = request.devices_within_quotas
+    if len(devices) > _MOST_DEVICES:
+        raise InfeasiblePlanError(f"groups devices by pairs, {_MOST_DEVICES} devices at most, got {len(devices)}")
+    tables = WayTables(request.profile, request.job)
+    groups = group_devices(request.profile, devices=devices).first_level
+    space = _Space(tables, groups, frozenset(request.constraints.keep), second_level=second_level)
+    sizes = request.job.micro_batch_sizes()
+    first = dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1]))
+    ranked = [found for size in first for found in space.best(size)]
+    space.narrow()
+    ranked += [found for size in sizes if size not in first for found in space.best(size)]
+    ranked.sort(key=lambda found: found.value_s)
+    proposals: list[Proposal] = []
+    for found in ranked:
+        plan = build_plan(tables, found.slots, found.cuts, found.size)
+        if plan is not None:
+            reasons = tuple(_reasons(plan, found, groups, space.least_with_s))
+            proposals.append(Proposal(plan=plan, own_estimate_s=found.value_s, reasons=reasons))
+        if len(proposals) == _PROPOSED:
+            break
+    if not proposals:
+        raise infeasible(Tables(request.profile, request.job), devices)
+    return tuple(proposals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What algorithm 1 came to for one micro-batch size."""
+
+    size: int
+    value_s: float
+    slots: tuple[Slot, ...]
+    cuts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A first-level group with units."""
+
+    group: int
+    first: int
+    end: int
+
+
+class _Space:
+    """First-level groups with their ways, and what arrangements of them take."""
+
+    def __init__(self, tables: WayTables, groups: Sequence[Group], keep: frozenset[str], *, second_level: bool) -> None:
+        self._tables = tables
+        profile = tables.profile
+        capacity = cache(tables.capacity)
+        tensors = any(unit.tensor_sums for unit in profile.graph.units)
+        site = {device.name: device.site for device in profile.cluster.devices}
+        self._ways: list[tuple[Way, ...]] = []
+        self._kept: list[bool] = []
+        self._best_somewhere: list[set[Way]] = [set() for _ in groups]
+        for group in groups:
+            ways = ways_of(group, profile, capacity, second_level=second_level, tensors=tensors)
+            wanted = {name for device in group.devices for name in (device, site[device]) if name in keep}
+            self._ways.append(tuple(way for way in ways if wanted <= _names(way, site)) or ways)
+            self._kept.append(bool(wanted))
+        self.least_with_s = [float("inf")] * len(groups)
+        """By group: the least seconds of any arrangement with it."""
+        self._capacities = [sum(map(capacity, group.devices)) for group in groups]
+        fastest = max((name for group in groups for name in group.devices), key=capacity)
+        alone = Member(devices=(fastest,), tp_shares=(1.0,))
+        self._work = [tables.seconds(alone, range(unit, unit + 1), 1) for unit in range(tables.units)]
+
+    def best(self, size: int) -> Iterator[_Found]:
+        """Yield the best arrangements for a micro-batch size, the best first."""
+        costs = _SizeCosts(self._tables, self._ways, self._kept, size)
+        beam = Beam(units=self._tables.units, capacities=self._capacities, work=self._work)
+        seen: set[tuple[_Piece, ...]] = set()
+        for value_s, arrangement in beam.run(lambda entry: costs.value_s(_pieces(entry))):
+            pieces = _pieces(arrangement)
+            if value_s >= _TOO_MUCH_S or pieces in seen or len(seen) == _PER_SIZE:
+                continue
+            seen.add(pieces)
+            yield costs.refined(pieces)
+        self.least_with_s = list(map(min, self.least_with_s, costs.least_with_s(len(self._ways))))
+        for known, ways in zip(self._best_somewhere, costs.best_somewhere(), strict=True):
+            known |= ways
+
+    def narrow(self) -> None:
+        """Look from now on only at ways that were a group's best for some span of units, at some size."""
+        pairs = zip(self._ways, self._best_somewhere, strict=True)
+        self._ways = [tuple(way for way in ways if way in best) or ways for ways, best in pairs]
+
+
+def _names(way: Way, site: Mapping[str, str]) -> set[str]:
+    """Return the devices of a way and their sites."""
+    return {name for slot in way for device in slot.devices for name in (device, site[device])}
+
+
+def _pieces(arrangement: Arrangement) -> tuple[_Piece, ...]:
+    found, first = [], 0
+    for group, count in arrangement:
+        if count:
+            found.append(_Piece(group, first, first + count))
+        first += count
+    return tuple(found)
+
+
+class _SizeCosts:
+    """Equation 1 of arrangements for one micro-batch size."""
+
+    def __init__(self, tables: WayTables, ways: Sequence[Sequence[Way]], kept: Sequence[bool], size: int) -> None:
+        self._tables, self._kept, self._size = tables, kept, size
+        arrays = [[tables.way(way, size) for way in group] for group in ways]
+        self._ways = [[entry for entry in group if entry is not None] for group in arrays]
+        stacks = [np.array([entry.drained + entry.tail + entry.tied for entry in group]) for group in self._ways]
+        self._chosen = [stack.argmin(axis=0) if len(stack) else None for stack in stacks]
+        self._least = [stack.min(axis=0) if len(stack) else None for stack in stacks]
+        self._reach = [_reach(least, tables.units) for least in self._least]
+        self._known: dict[tuple[_Piece, ...], float] = {}
+        self._leaders = cache(self._leaders_of)
+
+    def value_s(self, pieces: tuple[_Piece, ...]) -> float:
+        """Return T* with each group's own best way; if something does not fit, more the more of it does not."""
+        found = self._known.get(pieces)
+        if found is None:
+            over = sum(map(self._over, pieces)) + sum(
+                wanted and all(piece.group != number for piece in pieces) for number, wanted in enumerate(self._kept)
+            )
+            found = over * _TOO_MUCH_S if over else self._step_s(pieces, [self._way(piece) for piece in pieces])
+            self._known[pieces] = found
+        return found
+
+    def refined(self, pieces: tuple[_Piece, ...]) -> _Found:
+        """Choose each group's way anew in the place that it has, and return what comes of it."""
+        ways = [self._way(piece) for piece in pieces]
+        best_s = self._step_s(pieces, ways)
+        for number, piece in enumerate(pieces):
+            for way in self._ways[piece.group]:
+                if not self._nearly_best(way, piece):
+                    continue
+                tried = [*ways[:number], way, *ways[number + 1 :]]
+                tried_s = self._step_s(pieces, tried)
+                if tried_s < best_s:
+                    best_s, ways = tried_s, tried
+        cuts = [way.cuts(piece.first, piece.end)[:-1] for piece, way in zip(pieces, ways, strict=True)]
+        return _Found(
+            size=self._size,
+            value_s=best_s,
+            slots=tuple(slot for way in ways for slot in way.way),
+            cuts=(*(cut for entry in cuts for cut in entry), pieces[-1].end),
+        )
+
+    def best_somewhere(self) -> Iterator[set[Way]]:
+        """Yield, by group, the ways that are best for some span of units."""
+        for ways, chosen, least in zip(self._ways, self._chosen, self._least, strict=True):
+            numbers = [] if chosen is None or least is None else np.unique(chosen[np.isfinite(least)]).tolist()
+            yield {ways[number].way for number in numbers}
+
+    def least_with_s(self, groups: int) -> list[float]:
+        """Return the least seconds that were met with each group in it."""
+        found = [float("inf")] * groups
+        for pieces, value_s in self._known.items():
+            for piece in pieces:
+                found[piece.group] = min(found[piece.group], value_s)
+        return found
+
+    def _nearly_best(self, way: WayArrays, piece: _Piece) -> bool:
+        least, at = self._least[piece.group], (piece.first, piece.end)
+        assert least is not None
+        return float(way.drained[at] + way.tail[at]) <= _NEARLY * float(least[at])
+
+    def _over(self, piece: _Piece) -> int:
+        """Return how many of a group's units do not fit into it."""
+        return piece.end - self._reach[piece.group][piece.first][piece.end]
+
+    def _way(self, piece: _Piece) -> WayArrays:
+        chosen = self._chosen[piece.group]
+        assert chosen is not None
+        return self._ways[piece.group][int(chosen[piece.first, piece.end])]
+
+    def _step_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
+        """Return T*: the largest over all slots and links, and the exchange of parameters that slots share."""
+        drained = tail = turn = 0.0
+        for number in range(len(pieces) - 1, -1, -1):
+            way, at = ways[number], (pieces[number].first, pieces[number].end)
+            if number == len(pieces) - 1:
+                drained, tail, turn = float(way.drained[at]), float(way.tail[at]), float(way.turn[at])
+                continue
+            hop = self._tables.hop(way.way[-1], ways[number + 1].way[0], self._size)
+            refilled = float(way.refills[at]) * (turn + float(hop.turn[at[1]])) - float(hop.turn[at[1]])
+            behind = max(drained, float(hop.busy[at[1]]), turn + float(way.pace[at]), refilled)
+            own_turn = float(way.turn[at]) + float(hop.turn[at[1]])
+            drained, turn = max(float(way.drained[at]), own_turn + behind), turn + own_turn
+            tail = max(float(way.tail[at]), tail - float(way.back[at]) - float(hop.back[at[1]]))
+        value = drained + tail
+        return value + self._tied_s(pieces, ways) if value < _TOO_MUCH_S else float("inf")
+
+    def _tied_s(self, pieces: Sequence[_Piece], ways: Sequence[WayArrays]) -> float:
+        total = 0.0
+        for name, size_bytes in self._tables.profile.graph.shared_bytes.items():
+            leaders = [
+                leader for piece, way in zip(pieces, ways, strict=True) for leader in self._leaders(name, piece, way)
+            ]
+            total += self._tables.tied_s(leaders, size_bytes)
+        return total
+
+    def _leaders_of(self, shared: str, piece: _Piece, way: WayArrays) -> tuple[str, ...]:
+        """Return the leaders of a group's slots that hold shared parameters."""
+        units, cuts = self._tables.profile.graph.units, way.cuts(piece.first, piece.end)
+        return tuple(
+            slot.devices[0]
+            for slot, first, end in zip(way.way, cuts[:-1], cuts[1:], strict=True)
+            if any(shared in unit.shared for unit in units[first:end])
+        )
+
+
+def _reach(least: Array | None, units: int) -> list[list[int]]:
+    """Return, as [i][j], up to where a group can hold units from i on, j at most."""
+    points = np.arange(units + 1)
+    fits = np.zeros((units + 1, units + 1), dtype=bool) if least is None else np.isfinite(least)
+    ends: list[list[int]] = np.maximum.accumulate(np.where(fits, points[None, :], points[:, None]), axis=1).tolist()
+    return ends
+
+
+def _reasons(plan: Plan, found: _Found, groups: Sequence[Group], least_with_s: Sequence[float]) -> Iterator[str]:
+    yield f"By equation 1, the step takes {format_seconds(found.value_s)} with micro-batches of {found.size}."
+    used = set(plan.devices)
+    for group, with_s in zip(groups, least_with_s, strict=True):
+        missing = [name for name in group.devices if name not in used]
+        if len(missing) == len(group.devices):
+            fits = f"the best arrangement with it takes {format_seconds(with_s)}"
+            why = fits if with_s < _TOO_MUCH_S else "no arrangement with it that was tried fits"
+            yield f"Group {group.name} is left out: by equation 1, {why}."
+        elif missing:
+            yield f"{', '.join(missing)} of {group.name} left out: by equation 1, its others do better without."
+    for index, stage in enumerate(plan.stages):
+        for replica in stage.replicas:
+            if len(replica.devices) > 1:
+                shares = ":".join(f"{share:g}" for share in replica.tp_shares)
+                yield f"Stage {index} divides tensors among {', '.join(replica.devices)} as {shares}."

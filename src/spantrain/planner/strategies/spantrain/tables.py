@@ -1,0 +1,295 @@
+"""Seconds of slots, hops and ways of `spantrain` for every span of units: equation 1 as arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spantrain.core.action import Op
+from spantrain.core.profile import Profile
+from spantrain.core.shares import MemberShare, shares_of
+from spantrain.core.span import apportion
+from spantrain.cost.memory import MemoryCost, framework_bytes
+from spantrain.cost.tensor import GroupCost
+from spantrain.planner.assembly.in_flight import in_flight_bytes
+from spantrain.planner.assembly.tables import Array
+from spantrain.planner.job import JobSpec
+from spantrain.planner.strategies.spantrain.hops import HopRates, RingRate, hop_rates
+from spantrain.planner.strategies.spantrain.ways import Member, Slot, Way
+
+_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_MOST_MOVES = 32
+"""Samples moved one by one from the slowest member to the one that ends soonest."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SlotArrays:
+    """Seconds of a slot for units i to j-1, as [i, j]; `run` is infinite where j <= i or it does not fit."""
+
+    counts: tuple[int, ...]
+    """Samples of a whole micro-batch, by member."""
+    run: Array
+    """B t^c: all work of a step, with its tensor sums."""
+    sums: Array
+    """AL: the gradient sum."""
+    back: Array
+    """I of one micro-batch."""
+    turn: Array
+    """F and I of one micro-batch: the slot's part of the fill, there and back."""
+    pace: Array
+    """F, or I if that is longer, of all micro-batches but one."""
+    refills: Array
+    """How often a member's memory is filled with samples and emptied again; 1 where all fit at once."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HopArrays:
+    """Seconds between two slots for a cut in front of unit j, as [j]."""
+
+    back: Array
+    """The gradient of one micro-batch."""
+    turn: Array
+    """One micro-batch there and its gradient back."""
+    busy: Array
+    """The busier direction in one step; what of it no compute hides is t^l."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WayArrays:
+    """Seconds of a way for units i to j-1, as [i, j], its inner cuts placed so that equation 1 is least."""
+
+    way: Way
+    drained: Array
+    """Until all work is done and the last gradient is back; infinite where it does not fit."""
+    tail: Array
+    """Sums that go on behind that."""
+    back: Array
+    """The gradient of one micro-batch through all slots."""
+    turn: Array
+    """One micro-batch through all slots and back."""
+    pace: Array
+    """The longest pace of its slots."""
+    refills: Array
+    """The most refills of its slots."""
+    tied: Array
+    """The exchange of parameters that units of its first and last slot share."""
+    choices: tuple[NDArray[np.intp], ...]
+
+    def cuts(self, first: int, end: int) -> tuple[int, ...]:
+        """Return where each slot begins, then the end."""
+        begins = [first]
+        for choice in self.choices:
+            begins.append(int(choice[begins[-1], end]))
+        return (*begins, end)
+
+
+class WayTables:
+    """Arrays of a profile and a job, each computed once."""
+
+    def __init__(self, profile: Profile, job: JobSpec) -> None:
+        self.profile, self.job = profile, job
+        self.groups = GroupCost(profile, job.dtype)
+        self.memory = MemoryCost(profile, job.optimizer, self.groups.compute.dtype)
+        self.units = len(profile.graph.units)
+        self.slot, self.hop, self.way = cache(self._slot), cache(self._hop), cache(self._way)
+        self._rates, self._sides, self._twin = cache(self._rates_of), cache(self._sides_of), cache(self._twin_of)
+        self._sums, self._ring_rate = cache(self._sums_of), cache(self._ring_rate_of)
+        self._twins: dict[object, Member] = {}
+        graph = profile.graph.units
+        self._above = np.tril(np.ones((self.units + 1, self.units + 1))) == 0
+        self._edge_up = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
+        self._edge_down = np.array([0.0, *(float(unit.gradient_bytes_per_sample) for unit in graph)])
+        self._buffer = np.array(
+            [
+                [self.memory.buffer_bytes_per_sample(range(i, j)) if i < j else 0 for j in range(self.units + 1)]
+                for i in range(self.units + 1)
+            ],
+            dtype=np.float64,
+        )
+        self._bytes = cache(self._bytes_of)
+        self._parameters = cache(self._parameters_of)
+
+    def capacity(self, device: str) -> float:
+        """Return the inverse of the seconds of one sample on a device that holds the whole model."""
+        return 1 / max(self.seconds(Member(devices=(device,), tp_shares=(1.0,)), range(self.units), 1), 1e-12)
+
+    def seconds(self, member: Member, units: range, samples: int) -> float:
+        """Return the seconds of F, I and W of so many samples."""
+        sums = [self._sums(self._twin(member), op, samples) for op in _OPS]
+        return float(sum(entry[units.stop] - entry[units.start] for entry in sums))
+
+    def counts(self, slot: Slot, units: range, size: int) -> tuple[int, ...]:
+        """Divide a micro-batch's samples among members; some may get none."""
+        members = slot.members
+        if slot.even or len(members) == 1:
+            return apportion(size, [1.0] * len(members))
+        even = max(1, size // len(members))
+        parts = list(apportion(size, [1 / max(self.seconds(member, units, even), 1e-12) for member in members]))
+        for _ in range(_MOST_MOVES):
+            times = [self.seconds(member, units, part) for member, part in zip(members, parts, strict=True)]
+            slowest = max(range(len(parts)), key=times.__getitem__)
+            more = [self.seconds(member, units, part + 1) for member, part in zip(members, parts, strict=True)]
+            soonest = min(range(len(parts)), key=more.__getitem__)
+            if more[soonest] >= times[slowest]:
+                break
+            parts[slowest] -= 1
+            parts[soonest] += 1
+        return tuple(parts)
+
+    def refills(self, slot: Slot, counts: Sequence[int], size: int) -> Array:
+        """Return how often memory is filled with units i to j-1, as [i, j]; infinite if no micro-batch fits."""
+        found = np.where(self._above, 1.0, np.inf)
+        micro_batches = self.job.global_batch / size
+        for member, count in zip(slot.members, counts, strict=True):
+            for name, share in zip(member.devices, shares_of(member.tp_shares), strict=True):
+                device = self.profile.cluster.device_by_name[name]
+                state, activation = self._bytes(share)
+                left = device.memory_bytes - framework_bytes(device.backend) - state - count * self._buffer
+                at_once = np.floor(left / np.maximum(count * activation, 1.0))
+                found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
+        return np.asarray(found)
+
+    def tied_s(self, leaders: Sequence[str], size_bytes: int) -> float:
+        """Return the seconds of the exchange of shared parameters between stages with these leaders."""
+        network = self.groups.network
+        pairs = [(a, b) for a in leaders for b in leaders if a != b]
+        return max((network.transfer_seconds(a, b, size_bytes) for a, b in pairs), default=0.0)
+
+    def _slot(self, slot: Slot, size: int) -> SlotArrays | None:
+        counts = self.counts(slot, range(self.units), size)
+        if min(counts) == 0:
+            return None
+        refills = self.refills(slot, counts, size)
+        whole, left = divmod(self.job.global_batch, size)
+        rests = apportion(left, counts)
+        run, back, turn = (np.zeros(refills.shape) for _ in range(3))
+        twins = {(self._twin(m), count, rest) for m, count, rest in zip(slot.members, counts, rests, strict=True)}
+        for member, count, rest in twins:
+            ops = [(self._sums(member, op, count), self._sums(member, op, rest)) for op in _OPS]
+            total = sum((whole * full + part for full, part in ops), np.zeros(self.units + 1))
+            run = np.maximum(run, _over_spans(total))
+            back = np.maximum(back, _over_spans(ops[1][0]))
+            turn = np.maximum(turn, _over_spans(ops[0][0] + ops[1][0]))
+        pace = max(whole - (rests == (0,) * len(rests)), 0) * np.maximum(back, turn - back)
+        run = np.where(np.isfinite(refills), run, np.inf)
+        return SlotArrays(counts, run, self._sync(slot), back, turn, pace, np.where(np.isfinite(refills), refills, 1.0))
+
+    def _sync(self, slot: Slot) -> Array:
+        """Return AL of the gradient sum, as [i, j]: the k-th devices of all members are a ring, all rings at once."""
+        found = np.zeros(self._above.shape)
+        if len(slot.members) > 1:
+            rings = tuple(zip(*(member.devices for member in slot.members), strict=True))
+            for ring, share in zip(rings, shares_of(slot.members[0].tp_shares), strict=True):
+                rate = self._ring_rate(ring, tuple(other for other in rings if other != ring))
+                found = np.maximum(found, rate.seconds(self._parameters(share)))
+        return found
+
+    def _ring_rate_of(self, ring: tuple[str, ...], beside: tuple[tuple[str, ...], ...]) -> RingRate:
+        return RingRate.of(self.groups.network, ring, beside)
+
+    def _hop(self, source: Slot, target: Slot, size: int) -> HopArrays:
+        up, down = self._rates(source, target, size), self._rates(target, source, size)
+        rate_up, rate_down = up.busiest * self._edge_up, down.busiest * self._edge_down
+        return HopArrays(
+            back=down.latency_s + size * rate_down,
+            turn=up.latency_s + down.latency_s + size * (rate_up + rate_down),
+            busy=self.job.global_batch * np.maximum(rate_up, rate_down),
+        )
+
+    def _rates_of(self, source: Slot, target: Slot, size: int) -> HopRates:
+        return hop_rates(self.groups.network, self._sides(source, size), self._sides(target, size))
+
+    def _sides_of(self, slot: Slot, size: int) -> list[tuple[str, float]]:
+        counts = self.counts(slot, range(self.units), size)
+        return [(member.devices[0], float(count)) for member, count in zip(slot.members, counts, strict=True)]
+
+    def _way(self, way: Way, size: int) -> WayArrays | None:
+        """Place the inner cuts, from the last slot to the first, each where the value of what is behind it is least.
+
+        A slot is drained when its own work is done and the last gradient has come from those behind it; no sooner
+        than that is the last of its micro-batches through all slots and back, or, where memory is filled several
+        times, so many round trips are over. Then it sums. Slots behind drain as much sooner as a gradient takes from
+        them.
+        """
+        found = [self.slot(slot, size) for slot in way]
+        slots = [slot for slot in found if slot is not None]
+        if len(slots) < len(way) or len(way) > self.units:
+            return None
+        last = slots[-1]
+        drained = np.maximum(last.run, self._ports(way, len(way) - 1, size))
+        tail, back, turn, pace, refills = last.sums, last.back, last.turn, last.pace, last.refills
+        ends, choices = np.arange(self.units + 1)[None, :], list[NDArray[np.intp]]()
+        for number in range(len(way) - 2, -1, -1):
+            slot, hop = slots[number], self.hop(way[number], way[number + 1], size)
+            own = np.maximum(slot.run, self._ports(way, number, size))
+            own_turn, own_back = slot.turn + hop.turn, slot.back + hop.back
+            behind = np.maximum(np.maximum(drained, hop.busy[:, None])[None, :, :], turn + slot.pace[:, :, None])
+            held = (slot.run * size / self.job.global_batch + hop.turn)[:, :, None] + turn
+            drains = np.maximum(own[:, :, None], own_turn[:, :, None] + behind)
+            drains = np.maximum(drains, slot.refills[:, :, None] * held)
+            tails = np.maximum(slot.sums[:, :, None], tail - own_back[:, :, None])
+            choice = (drains + tails).argmin(axis=1)
+            drained, tail = (np.take_along_axis(t, choice[:, None, :], axis=1)[:, 0, :] for t in (drains, tails))
+            back = np.take_along_axis(own_back, choice, axis=1) + back[choice, ends]
+            turn = np.take_along_axis(own_turn, choice, axis=1) + turn[choice, ends]
+            pace = np.maximum(np.take_along_axis(slot.pace, choice, axis=1), pace[choice, ends])
+            refills = np.maximum(np.take_along_axis(slot.refills, choice, axis=1), refills[choice, ends])
+            choices.append(choice)
+        return WayArrays(way, drained, tail, back, turn, pace, refills, self._tied(way), tuple(reversed(choices)))
+
+    def _ports(self, way: Way, number: int, size: int) -> Array | float:
+        """Return for how long a slot's ports are busy in a step, as [i, j]: what comes up and down shares them."""
+        ins = np.zeros(self._above.shape)
+        outs = np.zeros(self._above.shape)
+        if number > 0:
+            ins += self._rates(way[number - 1], way[number], size).in_port * self._edge_up[:, None]
+            outs += self._rates(way[number], way[number - 1], size).out_port * self._edge_down[:, None]
+        if number < len(way) - 1:
+            ins += self._rates(way[number + 1], way[number], size).in_port * self._edge_down[None, :]
+            outs += self._rates(way[number], way[number + 1], size).out_port * self._edge_up[None, :]
+        return np.asarray(self.job.global_batch * np.maximum(ins, outs))
+
+    def _tied(self, way: Way) -> Array:
+        found = np.zeros(self._above.shape)
+        if len(way) > 1:
+            leaders = [way[0].devices[0], way[-1].devices[0]]
+            for name, size_bytes in self.profile.graph.shared_bytes.items():
+                holders = [index for index, unit in enumerate(self.profile.graph.units) if name in unit.shared]
+                if len(holders) > 1:
+                    seconds = self.tied_s(leaders, size_bytes)
+                    counts = np.searchsorted(holders, np.arange(self.units + 1))
+                    found += np.where(counts[None, :] - counts[:, None] > 1, seconds, 0.0)
+        return found
+
+    def _twin_of(self, member: Member) -> Member:
+        """Return the first member met that takes as long: of the same kinds, shares and places of its devices."""
+        devices = [self.profile.cluster.device_by_name[name] for name in member.devices]
+        hosts = [device.host for device in devices]
+        places = tuple((device.kind, device.site, hosts.index(device.host)) for device in devices)
+        key = (places[0][0],) if len(places) == 1 else (places, member.tp_shares)
+        return self._twins.setdefault(key, member)
+
+    def _sums_of(self, member: Member, op: Op, samples: int) -> Array:
+        if samples == 0:
+            return np.zeros(self.units + 1)
+        return np.array(self.groups.prefix_seconds(member.devices, member.tp_shares, op, samples))
+
+    def _bytes_of(self, share: MemberShare) -> tuple[Array, Array]:
+        """Return the bytes of state, and of activations of one sample, that a tensor share holds, as [i, j]."""
+        held = in_flight_bytes(self.profile.graph, splits=self.job.splits_backward, tp_share=share)
+        return self._parameters(share) * self.memory.state_ratio, held
+
+    def _parameters_of(self, share: MemberShare) -> Array:
+        """Return the bytes of parameters that a tensor share holds, what several units share once, as [i, j]."""
+        rows = np.zeros(self._above.shape)
+        for first in range(self.units):
+            held = self.profile.graph.held_parameter_bytes(range(first, self.units), share)
+            rows[first, first + 1 :] = np.cumsum(held)
+        return rows
+
+
+def _over_spans(sums: Array) -> Array:
+    """Return what running sums come to between i and j, as [i, j]."""
+    return np.asarray(sums[None, :] - sums[:, None])

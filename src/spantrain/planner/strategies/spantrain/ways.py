@@ -1,0 +1,173 @@
+"""Ways to set up a first-level group: what `spantrain` may do inside one (SpanTrain, English paper, section 3.3.3).
+
+A way is a pipeline of slots (stages to be); a slot has members (replicas to be), a member is a device or a
+tensor-parallel group. Inside a second-level group, whose devices are alike, everything is symmetric: p slots, each of d
+members of t devices. Between second-level groups there are the paper's three:
+
+- asymmetric pipeline (figure 7a): a second-level group after the other, cuts by capacity;
+- asymmetric data parallelism (figure 7b): second-level groups of one device share a slot, samples by capacity;
+- asymmetric tensors and data (figure 7c): unlike devices as a grid, rows divide samples, columns tensors. Every row
+  has the same tensor shares, its columns' capacities, so that the k-th members of all rows hold the same parameters;
+  capacities of 1:2:2:4 on a 2 x 2 grid give 1:2 in both directions.
+
+All of these of the whole group, without its slowest second-level groups, with one device of the slowest that is left,
+and of one host: where links are slow, fewer devices may be faster, and the paper's planner, which uses all, is given
+that choice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+
+from spantrain.core.profile import Profile
+from spantrain.planner.groups import Group
+
+_ALL_ORDERS_UP_TO = 3
+_MOST_TENSOR_DEVICES = 8
+_MOST_COMBINED = 32
+"""Ways of one order of second-level groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica to be."""
+
+    devices: tuple[str, ...]
+    tp_shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A stage to be."""
+
+    members: tuple[Member, ...]
+    even: bool
+    """Whether samples are divided equally; otherwise by capacity."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices of its members."""
+        return tuple(name for member in self.members for name in member.devices)
+
+
+Way = tuple[Slot, ...]
+Devices = tuple[str, ...]
+Capacity = Callable[[str], float]
+"""Of a device, by name: steps per second if it held the whole model."""
+
+
+def symmetric_ways(devices: Devices, *, pipelines: bool, tensors: bool) -> tuple[Way, ...]:
+    """Return the grids of p slots of d members of t devices, d largest first; neighbours are in a tensor group."""
+    found = []
+    for slots in _divisors(len(devices)) if pipelines else (1,):
+        each = len(devices) // slots
+        for degree in _divisors(each) if tensors else (1,):
+            if degree <= _MOST_TENSOR_DEVICES:
+                parts = _chunks(devices, each)
+                found.append(tuple(Slot(members=_even_members(part, degree), even=True) for part in parts))
+    return tuple(found)
+
+
+def ways_of(
+    group: Group, profile: Profile, capacity: Capacity, *, second_level: bool = True, tensors: bool = True
+) -> tuple[Way, ...]:
+    """Return the ways to try for a first-level group, each once, those of all devices first.
+
+    Args:
+        group: the group, with its second-level groups, fastest first.
+        profile: where hosts are read from.
+        capacity: of a device.
+        second_level: False: no second-level groups, every set of devices is one slot, divided evenly.
+        tensors: whether the model can be divided.
+    """
+    found: dict[Way, None] = {}
+    for parts in _device_sets(group, profile):
+        devices = tuple(name for name in group.devices if any(name in part for part in parts))
+        if not second_level:
+            found |= dict.fromkeys(symmetric_ways(devices, pipelines=False, tensors=tensors))
+            continue
+        if len(parts) == 1:
+            found |= dict.fromkeys(symmetric_ways(devices, pipelines=True, tensors=tensors))
+            continue
+        for rows in _rows_of_parts(parts, capacity, tensors=tensors):
+            found |= dict.fromkeys(rows)
+    return tuple(found)
+
+
+def _rows_of_parts(parts: Sequence[Devices], capacity: Capacity, *, tensors: bool) -> Iterator[Iterable[Way]]:
+    """Yield the ways of several second-level groups together."""
+    alone = [symmetric_ways(part, pipelines=True, tensors=tensors) for part in parts]
+    yield from map(_joined, _orders(alone))
+    pool = tuple(name for part in parts for name in part)
+    yield _pooled_ways(pool, capacity, tensors=tensors)
+    weak = tuple(name for part in parts if len(part) == 1 for name in part)
+    if 1 < len(weak) < len(pool):
+        large = [ways for part, ways in zip(parts, alone, strict=True) if len(part) > 1]
+        yield from map(_joined, _orders([*large, _pooled_ways(weak, capacity, tensors=tensors)]))
+
+
+def _joined(choices: Sequence[Sequence[Way]]) -> Iterator[Way]:
+    """Yield all ways to go through these in order; of the longest lists only the first ones if that were many."""
+    lists = [list(choice) for choice in choices]
+    while _product(len(entries) for entries in lists) > _MOST_COMBINED:
+        max(lists, key=len).pop()
+    for ways in product(*lists):
+        yield tuple(slot for way in ways for slot in way)
+
+
+def _pooled_ways(devices: Devices, capacity: Capacity, *, tensors: bool) -> tuple[Way, ...]:
+    """Return the ways of unlike devices as one slot: by samples, and as grids by samples and tensors."""
+    falling = sorted(devices, key=capacity, reverse=True)
+    found = []
+    for columns in _divisors(len(falling)) if tensors else (1,):
+        if columns > _MOST_TENSOR_DEVICES:
+            continue
+        rows = _chunks(tuple(falling), columns)
+        shares = [sum(capacity(row[column]) for row in rows) for column in range(columns)]
+        shares = [round(share / shares[-1], 2) for share in shares]
+        members = tuple(Member(devices=row, tp_shares=tuple(shares)) for row in rows)
+        found.append((Slot(members=members, even=False),))
+    return tuple(found)
+
+
+def _device_sets(group: Group, profile: Profile) -> Iterator[tuple[Devices, ...]]:
+    """Yield sets of devices, each as its second-level groups."""
+    parts = tuple(part.devices for part in group.subgroups) or (group.devices,)
+    for count in range(len(parts), 0, -1):
+        yield parts[:count]
+        yield (*parts[: count - 1], parts[count - 1][:1])
+    host = {name: profile.cluster.device_by_name[name].host for name in group.devices}
+    seen = set()
+    for name in dict.fromkeys(host.values()):
+        own = tuple(tuple(device for device in part if host[device] == name) for part in parts)
+        signature = tuple(map(len, own))
+        if sum(signature) > 1 and signature not in seen:
+            seen.add(signature)
+            yield tuple(part for part in own if part)
+
+
+def _even_members(devices: Devices, degree: int) -> tuple[Member, ...]:
+    return tuple(Member(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
+
+
+def _orders(choices: list[tuple[Way, ...]]) -> Iterator[tuple[tuple[Way, ...], ...]]:
+    if len(choices) <= _ALL_ORDERS_UP_TO:
+        yield from permutations(choices)
+    else:
+        yield tuple(choices)
+        yield tuple(reversed(choices))
+
+
+def _chunks(devices: Devices, size: int) -> tuple[Devices, ...]:
+    return tuple(devices[at : at + size] for at in range(0, len(devices), size))
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(part for part in range(1, number + 1) if number % part == 0)
+
+
+def _product(numbers: Iterable[int]) -> int:
+    total = 1
+    for number in numbers:
+        total *= number
+    return total

@@ -1,0 +1,5 @@
+"""What people would use instead, on our workers: the same units, data, emulated devices and network.
+
+Not here: how it is set up and compared (`app.comparison`).
+To add a framework: a runner beside `whole` and `stages`.
+"""

@@ -1,0 +1,120 @@
+"""One worker's part of a run of another framework."""
+
+import datetime
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch.distributed as dist
+from torch.distributed import Store
+
+from spantrain.devices.device import Device, EmulatedDevice
+from spantrain.errors import ConfigError, PeerLostError
+from spantrain.models.data.dataset import open_dataset
+from spantrain.runtime.comparison.order import FrameworkOrder, FrameworkResult
+from spantrain.runtime.step.feed import SampledFeed
+
+_GENERATION = 0
+_PATIENCE_S = 900.0
+"""For one message of others: a step of a slow network takes minutes."""
+
+
+class _Runner(Protocol):
+    """What runs the steps."""
+
+    def step(self, step: int) -> float | None:
+        """Run one step, update included; return the sum of the losses that this device has."""
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that it held."""
+
+
+class FrameworkSession:
+    """One order on one device."""
+
+    def __init__(
+        self,
+        order: FrameworkOrder,
+        name: str,
+        device: Device,
+        *,
+        meet: Callable[[int, int, bool], Store],
+        check_abort: Callable[[], None],
+        begin: Callable[[], None],
+        progress: Callable[[int, int, str], None],
+    ) -> None:
+        """Take an order.
+
+        Args:
+            order: the same for all devices.
+            name: of this device.
+            device: what computes; an emulated one.
+            meet: (generation, stage, leads) -> a store where all devices meet.
+            check_abort: raises when the run is off.
+            begin: returns when all devices are ready for their first step.
+            progress: hears of every step, from the first device.
+        """
+        if not isinstance(device, EmulatedDevice):
+            raise ConfigError(f"device {name}: other frameworks are compared on emulated devices (backend: emulated)")
+        self._order, self._device = order, device
+        self._rank = order.devices.index(name)
+        self._meet, self._check_abort, self._begin, self._progress = meet, check_abort, begin, progress
+
+    def run(self) -> FrameworkResult:
+        """Run all steps; torch's default process group is there meanwhile."""
+        store = self._meet(_GENERATION, 0, self._rank == 0)
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=store,
+                rank=self._rank,
+                world_size=len(self._order.devices),
+                timeout=datetime.timedelta(seconds=_PATIENCE_S),
+            )
+            return self._steps()
+        except dist.DistError as error:
+            raise PeerLostError(f"another device went away: {error}") from error
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _steps(self) -> FrameworkResult:
+        order = self._order
+        runner = self._runner()
+        ends_s: list[float] = []
+        losses: list[float] = []
+        busy_s: list[float] = []
+        self._begin()
+        start_s = time.monotonic()
+        for step in range(order.job.steps):
+            self._check_abort()
+            before_s = self._device.emulated_s
+            loss_sum = runner.step(step)
+            ends_s.append(time.monotonic())
+            busy_s.append(self._device.emulated_s - before_s)
+            if loss_sum is not None:
+                losses.append(loss_sum)
+            if self._rank == 0:
+                self._progress(step + 1, order.job.steps, str(order.framework))
+        dist.barrier()
+        return FrameworkResult(
+            start_s=start_s,
+            step_ends_s=tuple(ends_s),
+            loss_sums=tuple(losses),
+            busy_s=tuple(busy_s),
+            real_s=self._device.real_s,
+            overruns=self._device.overruns,
+            peak_bytes=runner.peak_bytes(),
+        )
+
+    def _runner(self) -> _Runner:
+        order = self._order
+        feed = SampledFeed(open_dataset(order.model), global_batch=order.global_batch, seed=order.job.seed)
+        # Imported here: each costs a worker that never needs it half a second.
+        if order.framework.in_stages:
+            from spantrain.runtime.comparison.stages import StagedModel
+
+            return StagedModel(order, self._rank, self._device, feed)
+        from spantrain.runtime.comparison.whole import WholeModel
+
+        return WholeModel(order, self._rank, self._device, feed)

@@ -1,0 +1,153 @@
+"""The model in stages, one or more on every device: torch.distributed.pipelining's schedules."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
+
+from spantrain.core.action import Op
+from spantrain.core.span import Span
+from spantrain.devices.device import EmulatedDevice
+from spantrain.models.build import build_units
+from spantrain.models.units import UnitModule, shared_parameters
+from spantrain.runtime.comparison.held import state_bytes
+from spantrain.runtime.comparison.order import Framework, FrameworkOrder
+from spantrain.runtime.comparison.step_end import StepEnd, sum_over_all
+from spantrain.runtime.comparison.timed_stage import StageModule, TimedStage, tensors_behind
+from spantrain.runtime.step.emulation import emulated_seconds
+from spantrain.runtime.step.feed import SampledFeed
+
+_SCHEDULES: Mapping[Framework, Any] = {
+    Framework.GPIPE: ScheduleGPipe,
+    Framework.ONE_F_ONE_B: Schedule1F1B,
+    Framework.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+}
+
+
+class StagedModel:
+    """One device's stages, and the schedule that runs them."""
+
+    def __init__(self, order: FrameworkOrder, rank: int, device: EmulatedDevice, feed: SampledFeed) -> None:
+        """Build the stages; all devices do so together."""
+        self._order, self._feed = order, feed
+        self._numbers = order.local_stages(rank)
+        self._whole = Span(0, order.global_batch)
+        units = _built(order, self._numbers)
+        self._stages = [self._stage(number, units[number], device, rank) for number in self._numbers]
+        parameters = {id(p): p for stage in self._stages for p in stage.submod.parameters()}
+        self._tied = _TiedSums(order, rank, [unit for number in self._numbers for unit in units[number]])
+        self._end = StepEnd(order.job, parameters.values(), sum_over_all)
+        self._schedule = _schedule(order, self._stages)
+
+    def step(self, step: int) -> float | None:
+        """Run one step; return the loss sum on the device that has the last stage."""
+        inputs = self._feed.inputs(step, self._whole) if self._has_first else ()
+        losses: list[Tensor] = []
+        labels = None
+        if self._has_last:
+            labels = self._feed.labels(step, self._whole)
+            self._stages[-1].labels = torch.tensor_split(labels, self._order.micro_batches)
+        self._schedule.step(*inputs, target=labels, losses=losses if self._has_last else None, return_outputs=False)
+        self._tied.run()
+        self._end.run(step, not_counted=self._tied.counted_elsewhere)
+        return float(sum(loss.detach().sum() for loss in losses)) * self._order.global_batch if losses else None
+
+    def peak_bytes(self) -> int:
+        """Return the most that it held."""
+        parameters = {id(p): p for stage in self._stages for p in stage.submod.parameters()}
+        held = sum(stage.held_peak_bytes for stage in self._stages)
+        return state_bytes(parameters.values(), self._end.optimizer) + held
+
+    @property
+    def _has_first(self) -> bool:
+        return 0 in self._numbers
+
+    @property
+    def _has_last(self) -> bool:
+        return len(self._order.cuts) - 1 in self._numbers
+
+    def _stage(self, number: int, units: Sequence[UnitModule], device: EmulatedDevice, rank: int) -> TimedStage:
+        order = self._order
+        first, end = order.cuts[number]
+        samples = order.global_batch // order.micro_batches
+        law = emulated_seconds(order.cluster, order.devices[rank], "float32", order.graph.units[first:end])
+        is_last = number == len(order.cuts) - 1
+        stage = TimedStage(
+            StageModule(units, is_last=is_last),
+            index=number,
+            count=len(order.cuts),
+            graph=order.graph,
+            units=range(first, end),
+            samples=samples,
+            device=device,
+            seconds=partial(_seconds, law),
+        )
+        span = Span(0, samples)
+        inputs = self._feed.inputs(0, span) if number == 0 else tensors_behind(order.graph, first - 1, samples)
+        stage.measure_held(inputs, self._feed.labels(0, span) if is_last else None)
+        return stage
+
+
+class _TiedSums:
+    """Gradients of parameters that units of several devices share copies of."""
+
+    def __init__(self, order: FrameworkOrder, rank: int, units: Sequence[UnitModule]) -> None:
+        self._sums: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
+        self.counted_elsewhere: list[nn.Parameter] = []
+        """Those that a device before this one counts in the norm."""
+        own = shared_parameters(units)
+        for name, ranks in sorted(_holders(order).items()):
+            group = dist.new_group(ranks)  # all devices form all groups in the same order
+            if rank not in ranks or len(ranks) == 1:
+                continue
+            position, local = own[name][0]
+            parameter = units[position].get_parameter(local)
+            assert isinstance(group, dist.ProcessGroup)
+            self._sums.append((parameter, group))
+            if rank != ranks[0]:
+                self.counted_elsewhere.append(parameter)
+
+    def run(self) -> None:
+        """Sum them."""
+        for parameter, group in self._sums:
+            assert parameter.grad is not None, "every stage has gone back"
+            dist.all_reduce(parameter.grad, group=group)
+
+
+def _holders(order: FrameworkOrder) -> dict[str, list[int]]:
+    """Return the ranks that hold each group of shared parameters."""
+    found: dict[str, set[int]] = {}
+    for number, (first, end) in enumerate(order.cuts):
+        for unit in order.graph.units[first:end]:
+            for name in unit.shared:
+                found.setdefault(name, set()).add(number % len(order.devices))
+    return {name: sorted(ranks) for name, ranks in found.items()}
+
+
+def _built(order: FrameworkOrder, numbers: Sequence[int]) -> dict[int, list[UnitModule]]:
+    """Return the units of some stages; what they share is one object."""
+    wanted = [unit for number in numbers for unit in range(*order.cuts[number])]
+    built = dict(zip(wanted, build_units(order.model, wanted, seed=order.job.seed), strict=True))
+    return {number: [built[unit] for unit in range(*order.cuts[number])] for number in numbers}
+
+
+def _schedule(order: FrameworkOrder, stages: Sequence[TimedStage]) -> Any:
+    """Return torch's schedule; its gradients come out summed over the whole batch."""
+    make = _SCHEDULES[order.framework]
+    single = order.framework is not Framework.ZERO_BUBBLE
+    return make(
+        stages[0] if single else list(stages),
+        order.micro_batches,
+        loss_fn=lambda output, _target: output.sum() / order.global_batch,
+        scale_grads=False,
+    )
+
+
+def _seconds(law: Callable[[Op, int], float | None], op: Op, samples: int) -> float:
+    seconds = law(op, samples)
+    assert seconds is not None, "only emulated devices run other frameworks"
+    return seconds

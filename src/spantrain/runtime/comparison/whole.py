@@ -1,0 +1,165 @@
+"""The model in one piece on every device, each with equally many samples: DistributedDataParallel and fully_shard."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spantrain.core.action import Op
+from spantrain.core.span import Span
+from spantrain.devices.device import EmulatedDevice
+from spantrain.errors import ConfigError
+from spantrain.models.build import build_units
+from spantrain.models.units import UnitModule, shared_parameters
+from spantrain.runtime.comparison.held import forward_bytes, state_bytes
+from spantrain.runtime.comparison.order import Framework, FrameworkOrder
+from spantrain.runtime.comparison.step_end import StepEnd, sum_over_all
+from spantrain.runtime.comparison.timed_units import TimedChain
+from spantrain.runtime.step.emulation import emulated_seconds
+from spantrain.runtime.step.feed import SampledFeed
+
+_MIB = 2**20
+
+
+class WholeModel:
+    """One device's copy of the model, or its part of every parameter, and the samples that are its own."""
+
+    def __init__(self, order: FrameworkOrder, rank: int, device: EmulatedDevice, feed: SampledFeed) -> None:
+        """Build the model; all devices do so together."""
+        self._order = order
+        samples = order.global_batch // len(order.devices)
+        self._span = Span(rank * samples, (rank + 1) * samples)
+        self._feed = feed
+        units = build_units(order.model, seed=order.job.seed)
+        self._held_bytes = _held_bytes(units, feed, self._span)
+        self._chain = TimedChain(units, device, unit_seconds(order, order.devices[rank]))
+        wrap: type[_Ddp | _Fsdp] = _Ddp if order.framework is Framework.DDP else _Fsdp
+        self._wrapped: _Wrapped = wrap(self._chain, units, order)
+        self._end = StepEnd(order.job, self._wrapped.parameters, self._wrapped.sum_of)
+
+    def step(self, step: int) -> float | None:
+        """Run one step; return the loss of the own samples, summed."""
+        inputs, labels = self._feed.inputs(step, self._span), self._feed.labels(step, self._span)
+        loss_sum = self._wrapped.module(inputs, labels)
+        (loss_sum * self._wrapped.loss_factor / self._order.global_batch).backward()
+        self._wrapped.finish()
+        self._end.run(step)
+        return float(loss_sum.detach())
+
+    def peak_bytes(self) -> int:
+        """Return the most that it held."""
+        state = state_bytes(self._wrapped.parameters, self._end.optimizer)
+        return state + self._held_bytes + self._wrapped.gathered_bytes
+
+
+class _Wrapped(Protocol):
+    """What a framework makes of the chain."""
+
+    module: nn.Module
+    parameters: Sequence[nn.Parameter]
+    """What is here of them, for the optimizer."""
+    loss_factor: float
+    """So that gradients come out summed over all samples."""
+    gathered_bytes: int
+    """Of parameters of others, at most."""
+    sum_of: Callable[[float], float]
+
+    def finish(self) -> None:
+        """Wait for sums that are under way; then `parameters` have their gradients."""
+
+
+class _Ddp:
+    def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
+        del units
+        bucket = {} if order.bucket_bytes is None else {"bucket_cap_mb": order.bucket_bytes / _MIB}
+        # All build the same weights from the same seed: to send them first, as DDP does, takes a slow link minutes.
+        kept: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True, "init_sync": False}
+        self.module: nn.Module = DistributedDataParallel(chain, **kept | bucket)
+        self.parameters: Sequence[nn.Parameter] = list(chain.parameters())
+        self.loss_factor, self.gathered_bytes = float(len(order.devices)), 0
+        self.sum_of: Callable[[float], float] = lambda own: own
+
+    def finish(self) -> None:
+        """Do nothing: the backward pass ends when all sums have."""
+
+
+class _Fsdp:
+    def __init__(self, chain: TimedChain, units: Sequence[UnitModule], order: FrameworkOrder) -> None:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        from spantrain.runtime.comparison.scatter import LaterReduceScatter
+
+        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            raise ConfigError(f"fsdp: torch {torch.__version__} is too old for this comparison; use 2.9 or newer")
+        # Parameters that units share belong into one group, which is the root's.
+        tied = {position for members in shared_parameters(units).values() for position, _ in members}
+        own = [unit for position, unit in enumerate(chain.units) if position not in tied]
+        self.loss_factor, self.gathered_bytes = 1.0, _gathered_bytes(units, tied)
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (len(order.devices),))
+        for unit in own:
+            fully_shard(unit, mesh=mesh)
+        fully_shard(chain, mesh=mesh)
+        self._scatter = LaterReduceScatter()
+        for module in (*own, chain):
+            cast(Any, module).set_custom_reduce_scatter(self._scatter)
+        _gather_ahead(chain, own)
+        self.module: nn.Module = chain
+        self._sharded = list(chain.parameters())
+        # The optimizer has the parts themselves: through DTensor an update takes a processor a hundred times as long.
+        self.parameters: Sequence[nn.Parameter] = [nn.Parameter(_part(parameter)) for parameter in self._sharded]
+        self.sum_of: Callable[[float], float] = sum_over_all
+
+    def finish(self) -> None:
+        """Make the sums, and hand the gradients on."""
+        self._scatter.finish()
+        for sharded, own in zip(self._sharded, self.parameters, strict=True):
+            own.grad = None if sharded.grad is None else _part(sharded.grad)
+            sharded.grad = None
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """Return what is here of a sharded tensor; it shares its storage."""
+    part = cast(Any, tensor).to_local().detach()
+    assert isinstance(part, Tensor)
+    return part
+
+
+def _gather_ahead(chain: TimedChain, units: Sequence[nn.Module]) -> None:
+    """Have each unit's parameters gathered while the one before computes, in both passes, as CUDA streams would."""
+    cast(Any, chain)._set_unshard_async_op(True)
+    for before, after in pairwise(units):
+        cast(Any, before).set_modules_to_forward_prefetch([after])
+        cast(Any, after).set_modules_to_backward_prefetch([before])
+
+
+def _gathered_bytes(units: Sequence[UnitModule], root: set[int]) -> int:
+    """Return the most bytes that are gathered at once: the root's own, and two neighbours'."""
+    sizes = [sum(parameter.nbytes for parameter in unit.parameters()) for unit in units]
+    shared = {id(p): p.nbytes for position in root for p in units[position].parameters()}
+    others = sorted((size for position, size in enumerate(sizes) if position not in root), reverse=True)
+    return sum(shared.values()) + sum(others[:2])
+
+
+def _held_bytes(units: Sequence[UnitModule], feed: SampledFeed, span: Span) -> int:
+    def forward() -> tuple[Tensor, ...]:
+        tensors = feed.inputs(0, span)
+        for unit in units[:-1]:
+            tensors = unit(*tensors)
+        return (units[-1](*tensors, feed.labels(0, span)),)
+
+    return forward_bytes(nn.ModuleList(units), forward)
+
+
+def unit_seconds(order: FrameworkOrder, device: str) -> list[Callable[[Op, int], float]]:
+    """Return for each unit what its operations are to take on an emulated device."""
+    return [partial(_seconds, emulated_seconds(order.cluster, device, "float32", [unit])) for unit in order.graph.units]
+
+
+def _seconds(law: Callable[[Op, int], float | None], op: Op, samples: int) -> float:
+    seconds = law(op, samples)
+    assert seconds is not None, "only emulated devices run other frameworks"
+    return seconds

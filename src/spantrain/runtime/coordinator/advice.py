@@ -1,0 +1,132 @@
+"""Asks for a better plan while devices train, and does not make them wait for the answer.
+
+An adviser is asked in a thread of its own with the reports of the last step. What it answers within moments is taken
+at once, what it has answered by the end of a later step is taken there. It is asked again when it has answered.
+Whatever it does wrong is told once, and training goes on with the present plan.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from spantrain.core.plan import Plan, StateSharding
+from spantrain.errors import PlanError
+from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.schedule.dispatch.limits import check_limits
+
+Reports = Mapping[str, StepReport]
+_AT_ONCE_S = 3e-3
+"""Devices wait for an adviser at most so long, at the end of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """A plan for the steps to come, on the same devices."""
+
+    plan: Plan
+    """Its generation is whoever takes it to give."""
+    reason: str
+
+
+class Adviser(Protocol):
+    """Looks for better plans; called from one thread, not always the same."""
+
+    def advise(self, step: int, plan: Plan, reports: Reports) -> Advice | None:
+        """Return what should run instead of `plan`, which has run this step, or None to leave it."""
+
+
+class Advising:
+    """An adviser at work beside training; a context, at whose end it is asked no more."""
+
+    def __init__(self, adviser: Adviser, plan: Plan, *, on_trouble: Callable[[str], None]) -> None:
+        """Begin with the plan that runs; `on_trouble` is told of the first advice that fails, in a caller's thread."""
+        self._adviser = adviser
+        self._plan = plan
+        self._on_trouble = on_trouble
+        self._told = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="adviser")
+        self._asked: Future[Advice | None] | None = None
+
+    def take(self) -> Advice | None:
+        """Return what was advised for the present plan, if anything, numbered as the next generation; it now runs."""
+        if self._asked is None or not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        error = asked.exception()
+        if error is not None:
+            self._tell(error)
+            return None
+        advice = asked.result()
+        if advice is not None:
+            self._plan = advice.plan
+        return advice
+
+    def ask(self, step: int, reports: Reports) -> Advice | None:
+        """Have the reports of a step looked at, unless those of an earlier one still are; return what is said at once.
+
+        An adviser that compares a few numbers has answered by then, and a plan for links that have recovered runs a
+        step earlier.
+        """
+        if self._asked is None:
+            self._asked = self._pool.submit(self._advise, step, self._plan, dict(reports))
+            wait([self._asked], timeout=_AT_ONCE_S)
+        return self.take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _advise(self, step: int, plan: Plan, reports: Reports) -> Advice | None:
+        advice = self._adviser.advise(step, plan, reports)
+        if advice is None:
+            return None
+        check_change(plan, advice.plan)
+        same = replace(plan, generation=plan.generation + 1)
+        # What people read of a plan is none of the devices' business; their kinds and links are not to be advised on.
+        lean = replace(
+            advice.plan,
+            cluster=plan.cluster,
+            model=plan.model,
+            generation=same.generation,
+            alternatives=(),
+            reasons=(),
+            profile=plan.profile,
+        )
+        return None if lean == same else replace(advice, plan=lean)
+
+    def _tell(self, error: BaseException) -> None:
+        if not self._told:
+            self._told = True
+            self._on_trouble(f"no advice on another plan ({type(error).__name__}: {error}); training goes on as it is")
+
+
+def check_change(before: Plan, after: Plan) -> None:
+    """Check that a run under one plan may go on under another without a restart.
+
+    Raises:
+        PlanError: it is for other devices, another model, batch or type, or would stop in the middle of a step.
+    """
+    problems = [
+        f"{name} is {wanted} there, {got} now"
+        for name, wanted, got in (
+            ("devices", sorted(after.devices), sorted(before.devices)),
+            ("model", after.model.name, before.model.name),
+            ("number of units", after.stages[-1].end_unit, before.stages[-1].end_unit),
+            ("global_batch", after.global_batch, before.global_batch),
+            ("dtype", after.dtype, before.dtype),
+        )
+        if wanted != got
+    ]
+    if after.outer is not None:
+        problems.append("sites train by themselves there")
+    if any(stage.state_sharding is not StateSharding.NONE for stage in after.stages):
+        problems.append("it divides state among replicas, which training cannot do")
+    problems += check_limits(after)
+    if problems:
+        raise PlanError(f"the plan that was advised cannot take over: {'; '.join(problems)}; advise one that can")

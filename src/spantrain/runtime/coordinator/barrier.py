@@ -1,0 +1,237 @@
+"""The barrier at the end of a step: one place where all reports meet and one verdict is made."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Condition
+
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.errors import Interrupted
+from spantrain.runtime.coordinator.advice import Advice, Advising
+from spantrain.runtime.coordinator.meeting import HOLD_S
+from spantrain.runtime.outer.meetings import meeting_of
+from spantrain.runtime.worker.worker_protocol import StepReport, Verdict
+from spantrain.transport.control.protocol import RemoteRefusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchFigures:
+    """What going over to a new plan took."""
+
+    duration_s: float
+    """Of the slowest device, from the verdict on."""
+    moved_bytes: int
+    """Of parameters and optimizer state, between devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What is known of a step when its barrier has closed."""
+
+    step: int
+    loss: float | None
+    """Mean over the global batch; None when only an evaluation was reported."""
+    evaluation_loss: float | None
+    """On held-out data, with the parameters as they were before this step."""
+    grad_norm: float
+    """0 where the update was skipped."""
+    duration_s: float
+    """Since the barrier before closed (the first: since all devices were ready)."""
+    busy_s: Mapping[str, float]
+    """Of each device."""
+    peak_held_samples: Mapping[str, int]
+    sent_bytes: Mapping[str, Mapping[str, int]]
+    """By device and peer, since the run began."""
+    closed_s: float
+    skipped: bool = False
+    """Whether gradients overflowed under float16, so that nothing was updated."""
+    advice: Advice | None = None
+    """The plan that takes over behind this step, and why."""
+    switch: SwitchFigures | None = None
+    """What it took to go over to this step's plan, where it was its first."""
+
+
+class StepBarrier:
+    """Collects the reports of all devices of a run, step by step; of the step that is under way, and of no other."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        job: TrainJob,
+        stop_requested: Callable[[], bool],
+        on_step: Callable[[StepOutcome], None],
+        can_checkpoint: bool,
+        first_step: int = 0,
+        advising: Advising | None = None,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        self.plan = plan
+        """That runs: the last one that a verdict had."""
+        self._devices = frozenset(plan.devices)
+        self._job = job
+        self._global_batch = plan.global_batch
+        self._stop_requested = stop_requested
+        self._on_step = on_step
+        self._can_checkpoint = can_checkpoint
+        self._advising = advising
+        self._hold_s = hold_s
+        self._step = first_step
+        """That all report next."""
+        self._reports: dict[str, StepReport] = {}
+        """Of that step."""
+        self._verdict: Verdict | None = None
+        """On the step before."""
+        self._stops = 0
+        """How often all were told to stop: where steps overlap, one that has begun still ends."""
+        self._to_save: set[int] = set()
+        self._closed = Condition()
+        self._aborted: str | None = None
+        self._last_closed_s = time.monotonic()
+
+    def begin(self, now_s: float) -> None:
+        """Count the first step's time from now on: all devices are ready for it, and none has begun."""
+        self._last_closed_s = now_s
+
+    def wants_checkpoint(self, steps_done: int) -> bool:
+        """Whether a verdict has told all devices to save what they have after so many steps."""
+        return steps_done in self._to_save
+
+    def report(self, device: str, report: StepReport) -> Verdict | None:
+        """Bring one device's report; wait for the others; return what all do next, or None if it takes longer.
+
+        Who asks again brings its report again: the first one counts.
+
+        Raises:
+            RemoteRefusal: it is no report of the step that is under way, or says what cannot be.
+            Interrupted: the run was aborted meanwhile.
+        """
+        with self._closed:
+            if report.step == self._step - 1 and self._verdict is not None and device in self._devices:
+                return self._verdict  # asked again: the answer was lost on its way
+            refusal = self._why_not(device, report)
+            if refusal:
+                raise RemoteRefusal(refusal)
+            # Of links to devices of an earlier run it may still have news.
+            links = tuple(link for link in report.links if link.peer in self._devices)
+            self._reports.setdefault(device, replace(report, links=links))
+            if self._reports.keys() == self._devices:
+                self._close()
+            deadline_s = time.monotonic() + self._hold_s
+            while self._step == report.step and self._aborted is None and (left_s := deadline_s - time.monotonic()) > 0:
+                self._closed.wait(left_s)
+            if self._step > report.step:
+                return self._verdict
+            if self._aborted is not None:
+                raise Interrupted(self._aborted)
+            return None
+
+    def _why_not(self, device: str, report: StepReport) -> str:
+        """Return why a report is not taken, or nothing."""
+        if device not in self._devices:
+            return f"device {device} has no part in this run"
+        if (report.generation, report.step) != (self.plan.generation, self._step):
+            return (
+                f"device {device} reports step {report.step} under generation {report.generation}; under way is step "
+                f"{self._step} under generation {self.plan.generation}"
+            )
+        if self._stops > self._job.staleness and report.loss_sum is not None:
+            return f"device {device} reports step {report.step}; the run ended with step {self._step - 1}"
+        leaders = [name for name, other in self._reports.items() if other.outer and other.outer.order]
+        if report.outer and report.outer.order and leaders not in ([], [device]):
+            return f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done"
+        return ""
+
+    def abort(self, reason: str) -> None:
+        """Let everybody who waits go."""
+        with self._closed:
+            self._aborted = reason
+            self._closed.notify_all()
+
+    def _close(self) -> None:
+        step, reports, self._reports = self._step, self._reports, {}
+        now_s = time.monotonic()
+        outcome = self._outcome(step, reports, now_s)
+        self._last_closed_s = now_s
+        verdict = replace(
+            self._judge(step, outcome, _data_differs(reports)),
+            outer=meeting_of({name: report.outer for name, report in reports.items()}),
+        )
+        advice = self._advice(step, reports) if outcome.loss is not None and not verdict.stop else None
+        if advice is not None:
+            verdict, outcome = replace(verdict, plan=advice.plan), replace(outcome, advice=advice)
+            self.plan = advice.plan
+        if verdict.checkpoint:
+            self._to_save.add(step + 1)
+        self._verdict, self._step = verdict, step + 1
+        self._stops += verdict.stop
+        self._closed.notify_all()
+        self._on_step(outcome)
+
+    def _outcome(self, step: int, reports: Mapping[str, StepReport], now_s: float) -> StepOutcome:
+        # Sums run over devices in name order, so that a repeated run gives the same bits.
+        ordered = [reports[name] for name in sorted(reports)]
+        skipped = any(report.overflow for report in ordered)
+        return StepOutcome(
+            step=step,
+            loss=self._mean([report.loss_sum for report in ordered]),
+            evaluation_loss=self._mean([report.evaluation_loss_sum for report in ordered]),
+            grad_norm=0.0 if skipped else math.sqrt(sum(report.grad_square or 0.0 for report in ordered)),
+            duration_s=now_s - self._last_closed_s,
+            busy_s={name: report.busy_s for name, report in reports.items()},
+            peak_held_samples={name: report.peak_held_samples for name, report in reports.items()},
+            sent_bytes={name: report.sent_bytes for name, report in reports.items()},
+            closed_s=now_s,
+            skipped=skipped,
+            switch=_switch_figures(ordered),
+        )
+
+    def _advice(self, step: int, reports: Mapping[str, StepReport]) -> Advice | None:
+        """Take what was advised on earlier steps, or hand over this one's reports and take what is said at once."""
+        if self._advising is None:
+            return None
+        advice = self._advising.take()
+        if advice is None:  # or these reports are of a plan that runs no longer
+            advice = self._advising.ask(step, reports)
+        return advice
+
+    def _mean(self, sums: list[float | None]) -> float | None:
+        known = [value for value in sums if value is not None]
+        return sum(known) / self._global_batch if known else None
+
+    def _judge(self, step: int, outcome: StepOutcome, data_differs: str) -> Verdict:
+        done = step + 1
+        stop = done >= self._job.steps or self._stop_requested()
+        regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
+        evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
+        return Verdict(
+            grad_norm=outcome.grad_norm,
+            checkpoint=self._can_checkpoint and outcome.loss is not None and (stop or regular),
+            stop=stop,
+            evaluate=evaluate,
+            skip_update=outcome.skipped,
+            data_differs=data_differs,
+        )
+
+
+def _switch_figures(reports: Sequence[StepReport]) -> SwitchFigures | None:
+    switches = [report.switch for report in reports if report.switch is not None]
+    if not switches:
+        return None
+    return SwitchFigures(
+        duration_s=max(switch.duration_s for switch in switches),
+        moved_bytes=sum(switch.received_bytes for switch in switches),
+    )
+
+
+def _data_differs(reports: Mapping[str, StepReport]) -> str:
+    """Say which devices read which data, if not all read the same: labels would not belong to their inputs."""
+    readers: dict[str, list[str]] = {}
+    for name, report in sorted(reports.items()):
+        if report.data_digest is not None:
+            readers.setdefault(report.data_digest, []).append(name)
+    if len(readers) < 2:
+        return ""
+    return " and ".join(f"{', '.join(names)} (SHA-256 {digest[:12]})" for digest, names in readers.items())

@@ -1,0 +1,178 @@
+"""Batches that a user's own loop gives, one a step: kept where the loop runs, fetched by the stages that read them.
+
+The first stage's devices fetch inputs, the last stage's labels, each the rows that it works on, over the control plane
+(encrypted and authenticated as all calls are; not over the links between sites, which an emulated network shapes). What
+is sent are safetensors files, in pieces. Before each step every device asks what to do next, so that the loop may take
+its time, save or end between any two steps.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Condition
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from spantrain.core.span import Span
+from spantrain.errors import ProtocolError, WorkerError
+
+GIVEN = "given"
+"""The `ModelSpec.dataset` of such runs."""
+
+_PIECE_BYTES = 4 * 2**20
+_LONG_POLL_S = 5.0
+_INPUTS, _LABELS = "inputs", "labels"
+_LABEL_KEY = "labels"
+
+Tensors = tuple[torch.Tensor, ...]
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class NextStep(StrEnum):
+    """What the loop wants of all devices."""
+
+    WAIT = "wait"
+    GO = "go"
+    """Run the step: its batch is there."""
+    SAVE = "save"
+    """Write a checkpoint, then ask again."""
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    inputs: Tensors
+    labels: torch.Tensor
+
+
+class BatchDesk:
+    """The loop's side; safe from any thread."""
+
+    def __init__(self, global_batch: int) -> None:
+        self._global_batch = global_batch
+        self._changed = Condition()
+        self._batches: dict[int, _Batch] = {}
+        self._saves: set[int] = set()
+        self._stopped = False
+
+    def give(self, step: int, inputs: Sequence[torch.Tensor], labels: torch.Tensor) -> None:
+        """Put a step's batch here, and let all devices begin with it; batches of steps before the last are forgotten.
+
+        Raises:
+            ValueError: a tensor does not have one row for each sample of the global batch.
+        """
+        for name, tensor in (*((f"input {index}", tensor) for index, tensor in enumerate(inputs)), (_LABELS, labels)):
+            if tensor.shape[:1] != (self._global_batch,):
+                raise ValueError(f"{name} is {tuple(tensor.shape)}; wanted one row for each of {self._global_batch}")
+        batch = _Batch(inputs=tuple(tensor.detach().cpu() for tensor in inputs), labels=labels.detach().cpu())
+        with self._changed:
+            self._batches = {known: kept for known, kept in self._batches.items() if known >= step - 1}
+            self._batches[step] = batch
+            self._changed.notify_all()
+
+    def save_before(self, step: int) -> None:
+        """Have all devices write a checkpoint before this step."""
+        with self._changed:
+            self._saves.add(step)
+            self._changed.notify_all()
+
+    def wants_checkpoint(self, steps_done: int) -> bool:
+        """Whether the loop has told all devices to save what they have after so many steps."""
+        with self._changed:
+            return steps_done in self._saves
+
+    def stop(self) -> None:
+        """Have all devices end where they are to wait for a batch."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a device: what to do next, or a piece of a batch; waits for a while if there is nothing yet.
+
+        Raises:
+            ProtocolError: the question makes no sense.
+        """
+        match question:
+            case {"next": int(step), "saved": bool(saved)}:
+                return {"next": self._next(step, saved=saved).value}
+            case {"rows": int(step), "part": str(part), "lo": int(lo), "hi": int(hi), "offset": int(offset)}:
+                return self._piece(step, part, lo, hi, offset)
+        raise ProtocolError(f"a device asked for {sorted(question)}")
+
+    def _next(self, step: int, *, saved: bool) -> NextStep:
+        deadline_s = time.monotonic() + _LONG_POLL_S
+        with self._changed:
+            while True:
+                if step in self._saves and not saved:
+                    return NextStep.SAVE
+                if step in self._batches:
+                    return NextStep.GO
+                if self._stopped:
+                    return NextStep.STOP
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return NextStep.WAIT
+                self._changed.wait(left_s)
+
+    def _piece(self, step: int, part: str, lo: int, hi: int, offset: int) -> dict[str, Any]:
+        with self._changed:
+            batch = self._batches.get(step)
+        if batch is None or part not in (_INPUTS, _LABELS) or not 0 <= lo < hi <= self._global_batch or offset < 0:
+            raise ProtocolError(f"there are no {part} {lo} to {hi} of step {step}")
+        tensors = (
+            {f"{index:04}": tensor[lo:hi].contiguous() for index, tensor in enumerate(batch.inputs)}
+            if part == _INPUTS
+            else {_LABEL_KEY: batch.labels[lo:hi].contiguous()}
+        )
+        content = save(tensors)
+        return {"piece": content[offset : offset + _PIECE_BYTES], "total": len(content)}
+
+
+class GivenFeed:
+    """A device's side: fetches the rows that it works on."""
+
+    digest = ""
+    """Nobody else reads this data."""
+
+    def __init__(self, ask: Ask, check_abort: Callable[[], None]) -> None:
+        self._ask = ask
+        self._check_abort = check_abort
+
+    def next_step(self, step: int, save: Callable[[int], None]) -> bool:
+        """Wait until the loop has a batch for this step; save meanwhile if it wants that; return whether to run it."""
+        saved = False
+        while True:
+            self._check_abort()
+            match NextStep(self._ask({"next": step, "saved": saved})["next"]):
+                case NextStep.GO:
+                    return True
+                case NextStep.STOP:
+                    return False
+                case NextStep.SAVE:
+                    save(step)
+                    saved = True
+                case NextStep.WAIT:
+                    pass
+
+    def inputs(self, step: int, span: Span) -> Tensors:
+        """Fetch what the first stage takes."""
+        found = self._fetch(step, _INPUTS, span)
+        return tuple(found[name] for name in sorted(found))
+
+    def labels(self, step: int, span: Span) -> torch.Tensor:
+        """Fetch what the last stage compares with."""
+        return self._fetch(step, _LABELS, span)[_LABEL_KEY]
+
+    def _fetch(self, step: int, part: str, span: Span) -> dict[str, torch.Tensor]:
+        content, total = b"", 1
+        while len(content) < total:
+            question = {"rows": step, "part": part, "lo": span.lo, "hi": span.hi, "offset": len(content)}
+            answer = self._ask(question)
+            if not answer["piece"]:
+                raise WorkerError(f"step {step}: {part} {span} ended after {len(content)} of {total} bytes")
+            content, total = content + answer["piece"], int(answer["total"])
+        return load(content)

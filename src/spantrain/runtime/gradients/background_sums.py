@@ -1,0 +1,164 @@
+"""The sums of one step's gradients, begun bucket by bucket while the last backward pass of the step still runs.
+
+A backward pass goes through the units from the last to the first, so gradients become final in that order, and buckets
+are filled in it: which gradients share a bucket, and which bucket is summed first, depends on the stage alone and is
+the same on all devices of a ring, whenever each of them gets that far. (Li et al., "PyTorch Distributed", VLDB 2020,
+section 3.2.3 has buckets in reverse order, summed beside the backward pass. Kept: that. Not kept: hooks in the model's
+forward pass, and buckets that are rebuilt by the order in which gradients came.) How large buckets are, and how many
+are under way at once, is the plan's (`core.sums`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.core.sums import OWN_SUMS, GradientSums
+from spantrain.runtime.worker.background import Background, Piece
+
+Parameters = Mapping[str, nn.Parameter]
+BeginSum = Callable[[Sequence[Tensor]], Callable[[], None]]
+"""Begins to sum a bucket, in place, and returns what waits until that is done."""
+
+
+class StepSums:
+    """The sums of one step on one device; `StageSum.begin` makes it.
+
+    A gradient is taken (`.grad`) when its bucket leaves, and summed in place: after that, `.grad` may be anything.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        beside: Sequence[Sequence[str]],
+        begin_sum: BeginSum,
+        background: Background,
+        behind: Callable[[Mapping[str, Tensor]], None] | None,
+        sums: GradientSums = OWN_SUMS,
+    ) -> None:
+        """Begin with nothing final.
+
+        Args:
+            parameters: of the stage, by name.
+            beside: names of the gradients of each bucket that is summed in the background, in the order of the sums.
+            begin_sum: begins to sum a bucket.
+            background: does so.
+            behind: takes all gradients and does what must wait for the end of the pass, in the calling thread.
+            sums: whether buckets leave beside the pass, and how many are under way at once.
+        """
+        self._parameters = parameters
+        self._beside = beside
+        self._begin_sum, self._sums = begin_sum, sums
+        self._background = background
+        self._behind = behind
+        self._missing = [set(names) for names in beside]
+        self._bucket_of = {name: number for number, names in enumerate(beside) for name in names}
+        self._left = 0
+        """How many buckets have left."""
+        self._last: Piece | None = None
+        self._under_way: deque[tuple[float, Callable[[], None]]] = deque()
+        """When each sum began that is not known to have ended, and what waits for it; the background's own."""
+        self._gradients: dict[str, Tensor] = {}
+        self.intervals: list[tuple[float, float]] = []
+        """When each sum began and ended, by this machine's monotonic clock; to be read when all is done."""
+
+    def final(self, names: Iterable[str]) -> None:
+        """Take in that nothing more is added to these gradients; whole buckets leave, in their order."""
+        if self._sums.beside_backward:
+            self._leave_whole(names)
+
+    def _leave_whole(self, names: Iterable[str]) -> None:
+        for name in names:
+            number = self._bucket_of.get(name)
+            if number is not None:
+                self._missing[number].discard(name)
+        while self._left < len(self._beside) and not self._missing[self._left]:
+            self._left += 1
+            self._leave(self._beside[self._left - 1])
+
+    def all_final(self) -> None:
+        """Take in that nothing more is added to any gradient: all that goes into the background leaves."""
+        self._leave_whole(self._parameters)
+        for name, parameter in self._parameters.items():
+            if name not in self._gradients:
+                self._gradients[name] = gradient_of(parameter)
+
+    def finish(self, check_abort: Callable[[], None]) -> None:
+        """Return when all gradients are summed.
+
+        Raises:
+            PeerLostError: another device went away in a sum.
+        """
+        self.all_final()
+        if self._last is not None:
+            self._background.wait(self._last, check_abort)
+        if self._behind is not None:
+            start_s = time.monotonic()
+            self._behind(self._gradients)
+            self.intervals.append((start_s, time.monotonic()))
+
+    def _leave(self, names: Collection[str]) -> None:
+        gradients = [gradient_of(self._parameters[name]) for name in names]
+        self._gradients |= dict(zip(names, gradients, strict=True))
+        device, is_last = gradients[0].device, self._left == len(self._beside)
+        ready = _ready(device)
+        at_once = self._sums.at_once if ready is None else 1
+
+        def work() -> None:
+            with _beside_computing(device, ready):
+                self._under_way.append((time.monotonic(), self._begin_sum(gradients)))
+                while self._under_way and (is_last or len(self._under_way) >= at_once or not self._background.has_more):
+                    start_s, wait = self._under_way.popleft()
+                    wait()
+                    self.intervals.append((start_s, time.monotonic()))
+
+        self._last = self._background.begin(work)
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's gradient; one that is missing counts as zero."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def buckets_of(
+    gradients: Iterable[tuple[str, Tensor]], elements: Mapping[str, int], sums: GradientSums
+) -> list[list[str]]:
+    """Group gradients, of so many elements each, in buckets of one dtype; each is in exactly one.
+
+    A gradient belongs to the bucket that it begins in, so that a bucket is whole with the unit that fills it
+    (`cost.buckets.fill_buckets`); a large one takes up the buckets that it reaches into.
+    """
+    buckets: dict[tuple[int, torch.dtype], list[str]] = {}
+    begin = 0
+    for name, tensor in gradients:
+        buckets.setdefault((sums.bucket_of(begin), tensor.dtype), []).append(name)
+        begin += elements[name] * tensor.element_size()
+    return list(buckets.values())
+
+
+def _ready(device: torch.device) -> torch.cuda.Event | None:
+    """Return what marks that the gradients queued so far are there; on the processor they are."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+@contextmanager
+def _beside_computing(device: torch.device, ready: torch.cuda.Event | None) -> Iterator[None]:
+    """Queue a CUDA device's work on a stream of its own, behind what it needs, and wait for its end."""
+    if ready is None:
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        yield
+        stream.synchronize()

@@ -1,0 +1,153 @@
+"""Sums of gradients: among the replicas of a stage, and of parameters that stages share.
+
+Losses are divided by the global batch before the backward pass, so every sum is a plain sum.
+
+Inside a tensor-parallel group each member has the gradient of its part, and all have the same one of what they hold
+whole (of a few parameters that work on divided values, such as norms of heads, parts that are summed first). Where the
+replicas' groups are alike, the k-th members hold the same parts and sum among themselves, all rings at once. Where they
+are not, leaders put the parts of their group together, sum whole gradients among themselves, and hand the parts back.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.core.sums import OWN_SUMS, GradientSums
+from spantrain.runtime.gradients.background_sums import StepSums, buckets_of, gradient_of
+from spantrain.runtime.gradients.groups import MemberGroup, StageGroups
+from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
+from spantrain.runtime.worker.background import Background
+
+Parameters = Mapping[str, nn.Parameter]
+
+
+class StageSum:
+    """The gradient sums of one device's stage."""
+
+    def __init__(
+        self,
+        groups: StageGroups,
+        parts: GroupParts,
+        *,
+        levels: bool = False,
+        partial: Sequence[str] = (),
+        sums: GradientSums = OWN_SUMS,
+    ) -> None:
+        """Sum over these groups.
+
+        Args:
+            groups: of this device.
+            parts: what the members of its replica hold.
+            levels: members round unlike, so gradients of what all hold whole are made the leader's.
+            partial: names of parameters that all hold whole, each with a part of the sum only.
+            sums: the plan's settings: buckets, when they leave, how many at once.
+        """
+        self._groups = groups
+        self._parts = parts
+        self._levels = levels and groups.replica.size > 1
+        self._partial = tuple(partial)
+        self._settings = sums
+        self._background = Background("gradient sums")
+
+    @property
+    def sums(self) -> bool:
+        """Whether this device exchanges anything at the end of a step."""
+        return self._groups.world.size > self._groups.replica.size
+
+    def begin(self, parameters: Parameters) -> StepSums:
+        """Return the sums of one step, to which gradients are told as they become final.
+
+        Over rings they go on in the background. What needs the replica's own group waits for the end of the pass, as
+        the group sums in its units: parameters that members hold a part of the sum of, leaders that put gradients
+        together, gradients that are made the leader's. Several steps may be begun; their sums follow each other.
+        """
+        beside: list[list[str]] = []
+        if self._groups.parts_meet and self._groups.ring.size > 1:
+            # The last unit's gradients are final first.
+            names = [name for name in reversed(list(parameters)) if name not in self._partial]
+            sizes = {name: parameters[name].numel() for name in names}
+            beside = buckets_of(((name, parameters[name]) for name in names), sizes, self._settings)
+        return StepSums(
+            parameters,
+            beside=beside,
+            begin_sum=lambda gradients: _begin_sum(gradients, self._groups.ring),
+            background=self._background,
+            behind=self._behind(),
+            sums=self._settings,
+        )
+
+    def close(self) -> None:
+        """End the thread that sums."""
+        self._background.close()
+
+    def _behind(self) -> Callable[[Mapping[str, Tensor]], None] | None:
+        """Return what comes behind the sums in the background, if anything does."""
+        leaders_sum = self.sums and not self._groups.parts_meet
+        return self._sum_behind if self._partial or leaders_sum or self._levels else None
+
+    def _sum_behind(self, gradients: Mapping[str, Tensor]) -> None:
+        if self._partial:
+            _reduce([gradients[name] for name in self._partial], self._groups.replica)
+        if not self._groups.parts_meet:
+            self._sum_by_leaders(gradients)
+        elif self._partial:
+            _reduce([gradients[name] for name in self._partial], self._groups.ring)
+        if self._levels:
+            self._parts.level([gradient for name, gradient in gradients.items() if self._parts.whole_here(name)])
+
+    def _sum_by_leaders(self, gradients: Mapping[str, Tensor]) -> None:
+        # Replicas of other degrees have their parameters in another order, and other sizes of parts.
+        full_sizes = {name: torch.Size(part.full_shape).numel() for name, part in self._parts.own.items()}
+        for bucket in buckets_of(sorted(gradients.items()), full_sizes, self._settings):
+            own = {name: gradients[name] for name in bucket}
+            whole = self._parts.gather(own)
+            if whole:
+                _reduce(list(whole.values()), self._groups.ring)
+            self._parts.scatter(whole, own)
+
+    def whole(self, name: str, parameters: Parameters) -> Tensor | None:
+        """Return a parameter's whole gradient on the leader of the first replica; None on all others."""
+        if not self._groups.in_first_replica:
+            return None
+        return self._parts.gather({name: gradient_of(parameters[name])}).get(name)
+
+    def replace(self, name: str, whole: Tensor | None, parameters: Parameters) -> None:
+        """Give all devices of the stage their parts of a whole gradient that the first replica's leader has."""
+        hand_out(whole, gradient_of(parameters[name]), self._parts.own[name], self._groups.world)
+
+    def square(self, parameters: Parameters, *, leave_out: frozenset[str]) -> float | None:
+        """Return this device's part of the stage's squared gradient norm; None where others have all of it."""
+        if not self._groups.in_first_replica:
+            return None
+        if self._groups.replica.rank:
+            leave_out |= {name for name in parameters if self._parts.whole_here(name)}
+        return gradient_square(parameters, leave_out=leave_out)
+
+
+def _reduce(gradients: Sequence[Tensor], group: MemberGroup) -> None:
+    _begin_sum(gradients, group)()
+
+
+def _begin_sum(gradients: Sequence[Tensor], group: MemberGroup) -> Callable[[], None]:
+    """Begin to sum gradients, in place; return what waits until that is done."""
+    if len(gradients) == 1 and gradients[0].is_contiguous():
+        return group.begin_all_reduce(gradients[0])
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    wait = group.begin_all_reduce(flat)
+
+    def finish() -> None:
+        wait()
+        for gradient, piece in zip(gradients, flat.split_with_sizes([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+    return finish
+
+
+def gradient_square(parameters: Parameters, *, leave_out: frozenset[str]) -> float:
+    """Return the sum of squares of all gradients, but for parameters that another device counts."""
+    total = 0.0
+    for name, parameter in parameters.items():
+        if name not in leave_out and parameter.grad is not None:
+            total += float(parameter.grad.detach().double().square().sum())
+    return total

@@ -1,0 +1,334 @@
+"""The groups of a stage's devices that compute or sum together, one set of them for each generation.
+
+    world    all devices of the stage, replica by replica
+    replica  the device's tensor-parallel group, its leader first
+    ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
+
+A group of one needs no network: `Alone`. `runtime.gradients.memory_groups` has groups of threads, for tests.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Store
+
+from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan, Stage
+from spantrain.cost.replicas import rings_of
+from spantrain.cost.sum_models import nccl_between
+from spantrain.errors import PeerLostError
+from spantrain.models.tensor_parallel.group import TensorGroup, TorchGroup
+
+
+class MemberGroup(TensorGroup, Protocol):
+    """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need, and more."""
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Replace a tensor by that of one member."""
+
+    def announce(self, numbers: Tensor) -> None:
+        """Replace a tensor on the processor by the leader's; not counted as an exchange, since others wait for it."""
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        """Send a contiguous tensor to one member, which receives it."""
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Fill a contiguous tensor with what one member sends."""
+
+    def forget_exchanges(self) -> None:
+        """Begin to count exchanges anew."""
+
+    @property
+    def exchanging_s(self) -> float:
+        """Own seconds in exchanges since they were forgotten, waiting for others included."""
+
+    def exchanged_s(self) -> float:
+        """Return the seconds of all exchanges since they were forgotten; all members ask together.
+
+        Who comes last to an exchange waits for nobody, so its time is the network's alone, if its process had a
+        processor all the while. Each exchange therefore counts as the shortest that any member saw of any exchange of
+        its kind and size among them.
+        """
+
+
+class Alone:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+    exchanging_s = 0.0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Leave the tensor: it is its own sum."""
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
+        """Leave the tensor; there is nothing to wait for."""
+        return lambda: None
+
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
+        """Return the tensor: it is all there is."""
+        return tensor
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
+        """Return the tensor: it is its own sum, and all of it is the own piece."""
+        return tensor
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Leave the tensor."""
+
+    def announce(self, numbers: Tensor) -> None:
+        """Leave the numbers."""
+
+    def send(self, tensor: Tensor, target: int) -> None:  # noqa: ARG002
+        """Never asked for: there is nobody to send to."""
+        raise AssertionError("a group of one sends nothing")
+
+    def receive(self, tensor: Tensor, source: int) -> None:  # noqa: ARG002
+        """Never asked for: there is nobody who sends."""
+        raise AssertionError("a group of one receives nothing")
+
+    def forget_exchanges(self) -> None:
+        """Do nothing: none take time."""
+
+    def exchanged_s(self) -> float:
+        """Return nothing: none take time."""
+        return 0.0
+
+
+class _TorchMembers(TorchGroup):
+    """A process group of torch: Gloo, or NCCL for what lies on CUDA devices."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group, rank=group.rank(), size=group.size())
+        self._group = group
+        self._like: tuple[str, int] = ("", 0)
+        """Kind and size of the exchange under way."""
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the members."""
+        self._like = ("all_reduce", tensor.nbytes)
+        super().all_reduce(tensor)
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
+        with _blaming_peers():
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)
+
+        def wait() -> None:
+            with _blaming_peers():
+                work.wait()
+
+        return wait
+
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return all members' tensors behind each other."""
+        # Members name it alike, those too that give nothing.
+        shape = [sum(sizes) if place == dim % tensor.dim() else size for place, size in enumerate(tensor.shape)]
+        self._like = ("all_gather", torch.Size(shape).numel() * tensor.element_size())
+        return super().all_gather(tensor, sizes, dim)
+
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return the own piece of the members' sum."""
+        self._like = ("reduce_scatter", tensor.nbytes)
+        return super().reduce_scatter(tensor, sizes, dim)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Replace a tensor by that of one member."""
+        self._like = ("broadcast", tensor.nbytes)
+        self._timed(lambda: dist.broadcast(tensor, group=self._group, group_src=source))
+
+    def announce(self, numbers: Tensor) -> None:
+        """Replace a tensor on the processor by the leader's."""
+        with _blaming_peers():
+            dist.broadcast(numbers, group=self._group, group_src=0)
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        """Send a contiguous tensor to one member; Gloo sends from the processor's memory only."""
+        with _blaming_peers():
+            dist.send(tensor if self._takes_cuda else tensor.cpu(), group=self._group, group_dst=target)
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Fill a contiguous tensor with what one member sends."""
+        landing = tensor if self._takes_cuda else tensor.cpu()
+        with _blaming_peers():
+            dist.recv(landing, group=self._group, group_src=source)
+        if landing is not tensor:
+            tensor.copy_(landing)
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """What torch calls it."""
+        return self._group
+
+    def forget_exchanges(self) -> None:
+        """Begin to count exchanges anew."""
+        self._seconds.clear()
+
+    @property
+    def exchanging_s(self) -> float:
+        """Own seconds in exchanges, waiting for others included."""
+        return sum(map(sum, self._seconds.values()))
+
+    def exchanged_s(self) -> float:
+        """Return the seconds of all exchanges since they were forgotten; all members ask together."""
+        if not self._seconds:
+            return 0.0  # for all of them: they exchange the same, in the same order
+        counts = torch.tensor([len(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
+        shortest = torch.tensor([min(seconds) for seconds in self._seconds.values()], dtype=torch.float64)
+        with _blaming_peers():
+            dist.all_reduce(shortest, dist.ReduceOp.MIN, group=self._group)
+        self._seconds.clear()
+        return float((counts * shortest).sum())
+
+    @property
+    def _takes_cuda(self) -> bool:
+        return "nccl" in dist.get_backend_config(self._group)
+
+    def _timed(self, operation: Callable[[], object]) -> None:
+        before_s = self.spent_s
+        super()._timed(operation)
+        self._seconds.setdefault(self._like, []).append(self.spent_s - before_s)
+
+
+@contextmanager
+def _blaming_peers() -> Iterator[None]:
+    """A collective that fails does so because another member went away: it is that one that should be named."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"another device of this stage went away: {error}") from error
+
+
+def broadcast_bytes(group: MemberGroup, content: bytes, torch_device: torch.device, *, source: int = 0) -> bytes:
+    """Give every member the bytes of one."""
+    if group.size == 1:
+        return content
+    size = torch.tensor([len(content)], dtype=torch.int64, device=torch_device)
+    group.broadcast(size, source)
+    data = torch.zeros(int(size), dtype=torch.uint8, device=torch_device)
+    if group.rank == source:
+        data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    group.broadcast(data, source)
+    return data.cpu().numpy().tobytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageGroups:
+    """The groups that one device belongs to."""
+
+    world: MemberGroup
+    replica: MemberGroup
+    ring: MemberGroup
+    """`Alone` where the device's parts are summed by its leader."""
+    parts_meet: bool
+    """Whether replicas hold the same parts, member by member: then every member sums its own."""
+    in_first_replica: bool = True
+
+    def abort(self) -> None:
+        """Give up what is under way in the groups, from another thread; they are of no use afterwards."""
+        groups = (self.world, self.replica, self.ring)
+        for group in {group.process_group for group in groups if isinstance(group, _TorchMembers)}:
+            if "nccl" in dist.get_backend_config(group):
+                group.abort()  # Gloo cannot; its waits end with their connections (`runtime.worker.connections`)
+
+    def close(self) -> None:
+        """Leave the groups; they end with their generation."""
+        if isinstance(self.world, _TorchMembers):
+            _leave()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Ranks in the world of a stage."""
+
+    replicas: tuple[tuple[int, ...], ...]
+    rings: tuple[tuple[int, ...], ...]
+    parts_meet: bool
+
+
+def group_ranks(stage: Stage) -> _Layout:
+    """Return who belongs together, by position among the stage's devices."""
+    position = {device: rank for rank, device in enumerate(stage.devices)}
+    rings = rings_of(stage)
+    return _Layout(
+        replicas=tuple(tuple(position[device] for device in replica.devices) for replica in stage.replicas),
+        rings=tuple(tuple(position[device] for device in ring.devices) for ring in rings),
+        parts_meet=all(len(replica.devices) == len(rings) for replica in stage.replicas) if rings else True,
+    )
+
+
+def open_groups(
+    plan: Plan, stage_index: int, device: str, *, store: Store | None, torch_device: torch.device, timeout_s: float
+) -> StageGroups:
+    """Meet the other devices of the stage at a store and form all groups.
+
+    Raises:
+        PeerLostError: one of them did not come, or went away.
+    """
+    stage = plan.stages[stage_index]
+    rank, size = stage.devices.index(device), len(stage.devices)
+    layout = group_ranks(stage)
+    if size == 1:
+        return StageGroups(world=Alone(), replica=Alone(), ring=Alone(), parts_meet=True)
+    assert store is not None, "the devices of a stage need a store to meet at"
+    timeout = datetime.timedelta(seconds=timeout_s)
+    with _blaming_peers(), ExitStack() as undo:
+        undo.callback(_leave)
+        dist.init_process_group(_backend(plan.cluster, stage), store=store, rank=rank, world_size=size, timeout=timeout)
+        # All devices form all groups in the same order, as torch wants it; those of others give nothing to use.
+        formed = {ranks: _formed(ranks, size, timeout) for ranks in (*layout.replicas, *layout.rings)}
+        for group in (dist.group.WORLD, *formed.values()):
+            if group is not None:
+                _connect(group, torch_device)
+        undo.pop_all()
+    own = next(formed[ranks] for ranks in layout.replicas if rank in ranks)
+    ring = next((formed[ranks] for ranks in layout.rings if rank in ranks), None)
+    assert dist.group.WORLD is not None
+    return StageGroups(
+        world=_TorchMembers(dist.group.WORLD),
+        replica=_member(own),
+        ring=_member(ring),
+        parts_meet=layout.parts_meet,
+        in_first_replica=rank in layout.replicas[0],
+    )
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _connect(group: ProcessGroup, torch_device: torch.device) -> None:
+    """Have the members connect now, where all of them are there for it, and not in the first step."""
+    carriers = [torch.device("cpu"), torch_device] if "nccl" in dist.get_backend_config(group) else [torch_device]
+    for device in carriers:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> ProcessGroup | None:
+    if len(ranks) == 1:
+        return None
+    if len(ranks) == size:
+        return dist.group.WORLD
+    group = dist.new_group(list(ranks), timeout=timeout)
+    return group if isinstance(group, ProcessGroup) else None
+
+
+def _member(group: ProcessGroup | None) -> MemberGroup:
+    return Alone() if group is None else _TorchMembers(group)
+
+
+def _backend(cluster: Cluster, stage: Stage) -> str:
+    """Return what carries tensors, the same for all of a stage: NCCL between CUDA devices, Gloo elsewhere."""
+    devices = [cluster.device_by_name[name] for name in stage.devices]
+    return "cpu:gloo,cuda:nccl" if nccl_between(devices) else "gloo"

@@ -1,0 +1,87 @@
+"""Groups of threads in one process: the fake of `runtime.gradients.groups`, for tests of a stage's devices together."""
+
+import queue
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from spantrain.core.plan import Stage
+from spantrain.models.tensor_parallel.group import ThreadGroup
+from spantrain.runtime.gradients.groups import Alone, MemberGroup, StageGroups, group_ranks
+
+Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]
+
+
+class ThreadMembers(ThreadGroup):
+    """One member's view of a group of threads."""
+
+    mail: Mail
+    """By sender and receiver."""
+    patience_s = 60.0
+    exchanging_s = 0.0
+
+    @classmethod
+    def meet(cls, size: int) -> "list[MemberGroup]":
+        """Return the members of one group; one alone needs no others."""
+        if size == 1:
+            return [Alone()]
+        members = [member for member in cls.together(size, timeout_s=cls.patience_s) if isinstance(member, cls)]
+        mail: Mail = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size) if a != b}
+        for member in members:
+            member.mail = mail
+        return list(members)
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Replace a tensor by its sum at once; there is nothing to wait for."""
+        self.all_reduce(tensor)
+        return lambda: None
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Replace a tensor by that of one member."""
+        found = self._exchange(tensor.clone())[source]
+        assert found.shape == tensor.shape, f"unlike shapes: {tuple(found.shape)}, {tuple(tensor.shape)}"
+        assert found.dtype == tensor.dtype, f"unlike types: {found.dtype}, {tensor.dtype}"
+        tensor.copy_(found)
+
+    def announce(self, numbers: Tensor) -> None:
+        """Replace a tensor by the leader's."""
+        self.broadcast(numbers)
+
+    def send(self, tensor: Tensor, target: int) -> None:
+        """Send a tensor to one member."""
+        self.mail[self.rank, target].put(tensor.clone())
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Fill a tensor with what one member sends."""
+        found = self.mail[source, self.rank].get(timeout=self.patience_s)
+        assert found.shape == tensor.shape, f"unlike shapes: {tuple(found.shape)}, {tuple(tensor.shape)}"
+        tensor.copy_(found)
+
+    def forget_exchanges(self) -> None:
+        """Do nothing: threads have no network."""
+
+    def exchanged_s(self) -> float:
+        """Return nothing: threads have no network."""
+        return 0.0
+
+
+def thread_groups(stage: Stage) -> dict[str, StageGroups]:
+    """Return the groups of all devices of a stage, by device."""
+    layout = group_ranks(stage)
+    found: dict[tuple[int, ...], dict[int, MemberGroup]] = {}
+    for ranks in (tuple(range(len(stage.devices))), *layout.replicas, *layout.rings):
+        if ranks not in found:
+            found[ranks] = dict(zip(ranks, ThreadMembers.meet(len(ranks)), strict=True))
+    alone = Alone()
+    groups = {}
+    for rank, device in enumerate(stage.devices):
+        ring = next((ranks for ranks in layout.rings if rank in ranks), ())
+        replica = next(ranks for ranks in layout.replicas if rank in ranks)
+        groups[device] = StageGroups(
+            world=found[tuple(range(len(stage.devices)))][rank],
+            replica=found[replica][rank],
+            ring=found[ring][rank] if ring else alone,
+            parts_meet=layout.parts_meet,
+            in_first_replica=rank in layout.replicas[0],
+        )
+    return groups

@@ -1,0 +1,135 @@
+"""Starts workers on this machine by forking a process that has loaded torch already.
+
+Loading torch and transformers takes seconds for every process; here it is done once. The nursery reads one JSON
+object a line on standard input (a worker to start) and writes one a line on standard output (a worker that has
+ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
+its argument names. Neither gRPC nor ZeroMQ is loaded before the fork: both break when they are.
+"""
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import sys
+import traceback
+from typing import Any
+
+from spantrain.testbed.namespace_handle import Entrance
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _load()
+    _say({"ready": True})
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: dict[int, str] = {}
+    buffer = b""
+    while True:
+        readable, _, _ = select.select([0, wake_read], [], [], 1.0)
+        if 0 in readable:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                pid = _start(request)
+                children[pid] = request["name"]
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+        _reap(children)
+    _end(children)
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load() -> None:
+    """Load what every worker needs and what is safe to have before a fork."""
+    import torch
+    import torch.distributed
+    import torch.distributed.pipelining
+    import transformers.models.bert.modeling_bert
+    import transformers.models.efficientnet.modeling_efficientnet
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.resnet.modeling_resnet  # noqa: F401
+
+    import spantrain.models.execution.stage
+    import spantrain.models.graph
+    import spantrain.profiler.compute
+    import spantrain.runtime.gradients.optimizer
+    import spantrain.runtime.step.feed
+    import spantrain.runtime.worker.worker_protocol
+    import spantrain.schedule.dispatch.planned  # noqa: F401
+
+    assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
+    torch.set_num_threads(1)
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _start(request: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _become_worker(request)
+        status = 0
+    except BaseException:  # noqa: BLE001  one of the two outermost loops: the log gets all
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _become_worker(request: dict[str, Any]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if request["entrance"]:
+        Entrance(**request["entrance"]).enter()
+    os.environ.update(request["environment"])
+    from spantrain.runtime.launch.worker_settings import WorkerSettings
+    from spantrain.runtime.worker.worker import Worker
+
+    settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}
+    Worker(WorkerSettings(**settings)).run()
+
+
+def _reap(children: dict[int, str]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        _say({"ended": children.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+
+
+def _end(children: dict[int, str]) -> None:
+    """End all workers; they hold nothing that outlives them."""
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()

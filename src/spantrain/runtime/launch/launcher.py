@@ -1,0 +1,139 @@
+"""Starts the workers of one machine, and notices when one of them ends."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spantrain.core.names import file_stem
+from spantrain.errors import WorkerError
+from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.testbed.namespace_handle import Entrance
+
+_START_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 30.0
+"""Far more than it takes: workers are killed, but a busy machine is slow to give back what they held."""
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Torch warns when an address has no name; in an emulated network none has.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a worker of this machine lives."""
+
+    settings: WorkerSettings
+    entrance: Entrance | None = None
+    """Of the testbed host to live on; None: this machine's own network."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class LocalWorkers:
+    """A nursery process and the workers it forked; a context manager that leaves nothing behind."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._ended: dict[str, int] = {}
+        self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
+        """For sockets that these workers are to reach; the nursery removes it, however this process ends."""
+        self._ready = threading.Event()
+        self._closing = False
+        with (log_folder / "nursery.log").open("ab") as log:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-m", "spantrain.runtime.launch.fork_server", str(self.socket_folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, name="nursery-reader", daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> "LocalWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log_of(self, name: str) -> Path:
+        """Return where a worker's output goes."""
+        return self._log_folder / f"{file_stem(name)}.log"
+
+    def start(self, placements: Sequence[Placement]) -> None:
+        """Start workers; they join on their own."""
+        if not self._ready.wait(_START_TIMEOUT_S):
+            raise WorkerError(f"workers could not be started; see {self._log_folder / 'nursery.log'}")
+        assert self._nursery.stdin is not None
+        for placement in placements:
+            request = {
+                "name": placement.settings.name,
+                "settings": asdict(placement.settings),
+                "entrance": _fields(placement.entrance),
+                "environment": dict(placement.environment),
+                "log": str(self.log_of(placement.settings.name)),
+            }
+            self._nursery.stdin.write(json.dumps(request).encode() + b"\n")
+        self._nursery.stdin.flush()
+
+    def check(self) -> None:
+        """Raise when a worker has ended though nobody told it to.
+
+        Raises:
+            WorkerError: names the device, how it ended, and its log.
+        """
+        if self._closing:
+            return
+        for name, status in self._ended.items():
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise WorkerError(f"device {name}: its worker {how}; its log: {self.log_of(name)}")
+        if self._nursery.poll() is not None:
+            raise WorkerError(f"the process that starts workers ended; see {self._log_folder / 'nursery.log'}")
+
+    def close(self) -> None:
+        """End all workers that are still there."""
+        self._closing = True
+        if self._nursery.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._nursery.stdin.close()
+        if not self._ready.is_set():
+            self._nursery.kill()  # it is still loading torch, and has no workers yet
+        try:
+            self._nursery.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._nursery.kill()
+            self._nursery.wait()
+        shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the nursery did not come to it
+        self._reader.join(_END_TIMEOUT_S)
+        if self._nursery.stdout is not None:
+            self._nursery.stdout.close()
+
+    def expect_ends(self) -> None:
+        """From now on workers may end: the run is over."""
+        self._closing = True
+
+    def _read(self) -> None:
+        assert self._nursery.stdout is not None
+        for line in self._nursery.stdout:
+            message: dict[str, Any] = json.loads(line)
+            if "ready" in message:
+                self._ready.set()
+            else:
+                self._ended[message["ended"]] = message["status"]
+        self._ready.set()
+
+
+def _fields(entrance: Entrance | None) -> dict[str, Any] | None:
+    return None if entrance is None else {name: getattr(entrance, name) for name in entrance.__slots__}

@@ -1,0 +1,189 @@
+"""Goes over to another plan between two steps: what a device keeps stays where it is, what it lacks comes to it.
+
+All devices do so together, behind the update of a step and before anything of the next one. Messages are the new
+generation's from the first on: a peer that is later keeps them until it has gone over as well, and anything of the
+generation before is dropped and counted. What moves are parameters and optimizer state, by the names of the unsplit
+model, in whatever parts the two plans divide them.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.plan import Plan
+from spantrain.errors import ProtocolError
+from spantrain.models.execution.blank import blank_units
+from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
+from spantrain.runtime.checkpoint.tensor_file import dtype_name
+from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.redistribution.exchange import Block, place_of
+from spantrain.runtime.redistribution.switch_plan import (
+    givers_of,
+    keeps_groups,
+    keeps_stage,
+    moves_nothing,
+    switch_group,
+)
+from spantrain.runtime.redistribution.transfer import Exchange, Post, bytes_of, read_words
+from spantrain.runtime.step.stage_member import StageMember, build_member
+from spantrain.runtime.worker.plan_part import OwnPart, Surroundings, own_part
+
+_LANE = "switch-held:"
+_MOST_DESCRIBED_BYTES = 64 * 2**20
+"""Of a peer's description, unpacked."""
+
+OpenGroups = Callable[[Plan, int], StageGroups]
+"""(plan, stage) -> the groups of this device there, when all of its devices have met."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """What one device holds, as others are told of it."""
+
+    device: str
+    tensors: Mapping[str, StoredTensor]
+
+
+class _Shelf:
+    """What this device holds, as a source of an exchange."""
+
+    def __init__(self, device: str, part: OwnPart) -> None:
+        self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parameters)
+        self.held = _Held(
+            device=device,
+            tensors={
+                name: StoredTensor(part=self._parts[name], dtype=dtype_name(tensor.dtype))
+                for name, tensor in self._tensors.items()
+            },
+        )
+
+    def present(self) -> tuple[str, ...]:
+        """Return its own name: all that it holds is one file."""
+        return (self.held.device,)
+
+    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+        """Return blocks of the unsplit model's tensors."""
+        assert name == self.held.device, f"{name} is not here"
+        found = (self._tensors[block.tensor][place_of(block.box, self._parts[block.tensor])] for block in blocks)
+        return [tensor.cpu() for tensor in found]
+
+
+def take_over(
+    here: Surroundings, before: OwnPart, plan: Plan, *, step: int, open_groups: OpenGroups
+) -> tuple[OwnPart, int]:
+    """Make this device's part of a plan of what it and others hold; the mailbox is in the new generation already.
+
+    Args:
+        here: what stays.
+        before: this device's part of the plan that has run; it is used up.
+        plan: of the same devices (`runtime.coordinator.advice.check_change`).
+        step: the first one under it.
+        open_groups: meets the other devices of a stage.
+
+    Returns:
+        The new part, and the bytes that came from other devices.
+
+    Raises:
+        PeerLostError, Interrupted: another device went away, or the run was ended.
+        ProtocolError: another device sends something else than it should.
+    """
+    with ExitStack() as undo:
+        if keeps_stage(before.plan, plan, here.name):
+            member, optimizer = _in_place(before.member, plan, here.name), before.optimizer
+        else:
+            member = _remade(here, before, plan, open_groups)
+            undo.callback(member.groups.close)
+            optimizer = build_optimizer(here.job, member.executor.named_parameters().values())
+        holding = before.holding if moves_nothing(before.plan, plan) else None
+        after = own_part(here, plan, member, optimizer, holding)
+        received_bytes = _bring(here, before, after, step)
+        undo.pop_all()
+    return after, received_bytes
+
+
+def _in_place(member: StageMember, plan: Plan, name: str) -> StageMember:
+    """Return a member that keeps all it has; its stage may have another number, and its replica other shares."""
+    stage_index, replica_index = plan.place(name)
+    return replace(member, stage_index=stage_index, replica=plan.stages[stage_index].replicas[replica_index])
+
+
+def _remade(here: Surroundings, before: OwnPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
+    """Return a member with other units, or other parts of them; those that it had whole and keeps whole are the same.
+
+    Its other parameters hold anything.
+    """
+    stage_index, replica_index = plan.place(here.name)
+    stage = plan.stages[stage_index]
+    alone = len(stage.replicas[replica_index].devices) == 1
+    known = _whole_units(before) if alone else {}
+    fresh = [unit for unit in stage.units if unit not in known]
+    built = dict(zip(fresh, blank_units(plan.model, fresh, seed=here.job.seed), strict=True))
+    units = [known[unit] if unit in known else built[unit] for unit in stage.units]
+    tie_parameters(units)
+    groups = before.member.groups
+    if not keeps_groups(before.plan, plan, here.name):
+        groups.close()
+        groups = open_groups(plan, stage_index)
+    with ExitStack() as undo:
+        undo.callback(groups.close)
+        member = build_member(plan, here.name, here.device, units, graph=here.graph, groups=groups)
+        undo.pop_all()
+    return member
+
+
+def _whole_units(part: OwnPart) -> dict[int, UnitModule]:
+    """Return the units that no group divides, by index."""
+    if len(part.member.replica.devices) > 1:
+        return {}
+    return dict(zip(part.plan.stages[part.member.stage_index].units, part.member.units, strict=True))
+
+
+def _bring(here: Surroundings, before: OwnPart, after: OwnPart, step: int) -> int:
+    """Fill what is new here, and give others what they lack; return the bytes that came from them."""
+    if after.optimizer is before.optimizer:
+        return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
+    own = {id(parameter) for parameter in before.holding.parameters.values()}
+    fresh = {name for name, parameter in after.holding.parameters.items() if id(parameter) not in own}
+    arriving = replace(
+        after.holding,
+        parameters={name: after.holding.parameters[name] for name in fresh},
+        parts={name: after.holding.parts[name] for name in fresh},
+    )
+    kept = {
+        parameter: before.optimizer.state[parameter]
+        for name, parameter in after.holding.parameters.items()
+        if name not in fresh and parameter in before.optimizer.state
+    }
+    shelf, post = _Shelf(here.name, before), after.post(here, step)
+    files = _described(here.name, before.plan, after.plan, shelf.held, post)
+    exchange = Exchange(switch_group(before.plan, after.plan, here.name), files, shelf, post)
+    put_back(arriving, after.optimizer, exchange.run(wanted_of(arriving, files)), kept)
+    return exchange.taken_bytes
+
+
+def _described(name: str, before: Plan, after: Plan, own: _Held, post: Post) -> dict[str, _Held]:
+    """Tell those that may take from here what there is; hear the same from those that give."""
+    takers = [taker for taker in after.devices if name in givers_of(before, after, taker)]
+    text = zlib.compress(json.dumps(to_json(own), separators=(",", ":")).encode())
+    for taker in takers:
+        post.send(taker, f"{_LANE}{name}", torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    givers = givers_of(before, after, name)
+    return {name: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
+
+
+def read_held(message: torch.Tensor, giver: str) -> _Held:
+    """Return what a peer says that it holds."""
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(bytes_of(message, giver), _MOST_DESCRIBED_BYTES)
+    except zlib.error as error:
+        raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
+    return from_json(_Held, read_words(text, giver), f"what {giver} holds", error=ProtocolError)

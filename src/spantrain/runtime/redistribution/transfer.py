@@ -1,0 +1,302 @@
+"""Carries out an exchange of tensors between devices: each says what it has, asks for what it lacks, gives and takes.
+
+All devices of a group do it at the same time, in four rounds:
+
+    have   to everybody: the names of the files (or whatever holds tensors) that are readable here
+    want   to everybody: the blocks that this device takes from there, perhaps none
+    give   what was asked for, in messages of a few MiB
+    take   what this device asked for
+
+Each device knows after `have` what every other one can give, and after `want` how many messages come and go, so the
+end needs no word. What comes while a device still gives waits in its memory, at most what it asked for. Words are
+JSON, tensors raw bytes; both are checked against what the files are known to hold.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.parts import TensorPart
+from spantrain.core.span import Span
+from spantrain.errors import ConfigError, ProtocolError
+from spantrain.runtime.redistribution.exchange import (
+    Block,
+    Box,
+    boxes_of,
+    chunks_of,
+    missing_text,
+    place_of,
+    plan_fetch,
+)
+
+_CHUNK_BYTES = 4 * 2**20
+_WORDS_BYTES = 32 * 2**20
+"""Of one message of words, at most."""
+_HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
+
+Request = dict[str, tuple[Block, ...]]
+"""Blocks by file."""
+
+
+class Post(Protocol):
+    """How messages go to and come from the others; each lane is used once."""
+
+    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
+        """Send a tensor; takes in what comes while there is no room."""
+
+    def receive(self, lane: str) -> torch.Tensor:
+        """Wait for the tensor of a lane, which names its sender."""
+
+
+class Described(Protocol):
+    """What is known of a file without reading it."""
+
+    @property
+    def device(self) -> str:
+        """That wrote it."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What is in it, by stored name."""
+
+
+class Source(Protocol):
+    """Tensors that are readable here, in named files."""
+
+    def present(self) -> tuple[str, ...]:
+        """Return the names of the files that are readable here."""
+
+    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+        """Return blocks of the unsplit model's tensors from one file, checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The devices that exchange, as one of them sees them."""
+
+    own: str
+    peers: tuple[str, ...]
+    """All others."""
+    nearness: Callable[[str], int]
+    """How near a peer is: it is asked before those with greater numbers that have the same."""
+
+    def by_nearness(self) -> list[str]:
+        """Return the peers, nearest first; of those as near each device begins with another one."""
+        everybody = sorted((self.own, *self.peers))
+        own = everybody.index(self.own)
+
+        def rank(peer: str) -> tuple[int, int]:
+            return self.nearness(peer), (everybody.index(peer) - own) % len(everybody)
+
+        return sorted(self.peers, key=rank)
+
+
+class Exchange:
+    """One device's part in an exchange."""
+
+    def __init__(self, group: Group, files: Mapping[str, Described], source: Source, post: Post | None) -> None:
+        """Take part; `post` may be None where there are no peers."""
+        assert post is not None or not group.peers, "peers need a way to be reached"
+        self._group = group
+        self._files = files
+        self._source = source
+        self._post = post
+        self._stored: dict[str, StoredTensor] = {
+            name: stored for file in files.values() for name, stored in file.tensors.items()
+        }
+        self.taken_bytes = 0
+        """Of what other devices gave."""
+
+    def run(self, wanted: Mapping[str, TensorPart]) -> dict[str, torch.Tensor]:
+        """Return the parts wanted, on the CPU, having given the others theirs.
+
+        Raises:
+            ConfigError: nobody has some of it; a file that is used is damaged.
+            ProtocolError: a peer asks for what is not there, or sends another size than was asked for.
+        """
+        have = self._tell_what_is_here()
+        requests, missing = self._divide(wanted, have)
+        for peer in self._group.peers:
+            self._send(peer, f"{_WANT}:{self._group.own}", _encode_request(requests.get(peer, {})))
+        if missing:
+            raise ConfigError(self._nobody_has(missing, have))
+        taken = {name: torch.empty(part.shape, dtype=self._dtype(name)) for name, part in wanted.items()}
+        for file, blocks in requests.get(self._group.own, {}).items():
+            self._fill(taken, wanted, blocks, self._source.read(file, blocks))
+        for peer in self._group.peers:
+            self._give(peer, self._wish_of(peer))
+        for peer in self._group.peers:
+            self._take(peer, requests.get(peer, {}), wanted, taken)
+        return taken
+
+    def _dtype(self, tensor: str) -> torch.dtype:
+        found = vars(torch).get(self._stored[tensor].dtype)
+        if not isinstance(found, torch.dtype):
+            raise ProtocolError(f"{tensor}: {self._stored[tensor].dtype[:40]!r} is no type of numbers")
+        return found
+
+    def _element_bytes(self, blocks: Iterable[Block]) -> dict[str, int]:
+        return {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
+
+    def _tell_what_is_here(self) -> dict[str, tuple[str, ...]]:
+        """Tell the others; return who has what, the nearest first and this device before all."""
+        own = self._source.present()
+        for peer in self._group.peers:
+            self._send(peer, f"{_HAVE}:{self._group.own}", _encode(list(own)))
+        have = {self._group.own: own}
+        for peer in self._group.by_nearness():
+            names = _decode(self._receive(f"{_HAVE}:{peer}"), peer)
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ProtocolError(f"{peer}: says what it has in a way that cannot be read: {str(names)[:100]}")
+            have[peer] = tuple(name for name in names if name in self._files)
+        return have
+
+    def _divide(
+        self, wanted: Mapping[str, TensorPart], have: Mapping[str, tuple[str, ...]]
+    ) -> tuple[dict[str, Request], tuple[Block, ...]]:
+        """Return what is asked of whom (also of this device itself), and what nobody has."""
+        holder: dict[str, str] = {}
+        for device, names in have.items():
+            for name in names:
+                holder.setdefault(name, device)
+        held = [
+            (name, {tensor: stored.part for tensor, stored in self._files[name].tensors.items()}) for name in holder
+        ]
+        by_file, missing = plan_fetch(wanted, held)
+        requests: dict[str, Request] = {}
+        for name, blocks in by_file.items():
+            requests.setdefault(holder[name], {})[name] = blocks
+        return requests, missing
+
+    def _nobody_has(self, missing: Sequence[Block], have: Mapping[str, tuple[str, ...]]) -> str:
+        seen = {name for names in have.values() for name in names}
+        absent = [f"{name} (device {file.device} wrote it)" for name, file in self._files.items() if name not in seen]
+        where = f"not on any machine of this run: {', '.join(absent)}; copy it there" if absent else "no file holds it"
+        return f"the checkpoint lacks {missing_text(missing)} for device {self._group.own}: {where}"
+
+    def _wish_of(self, peer: str) -> Request:
+        """Return what a peer asks for, all of which must be here."""
+        request = _decode_request(self._receive(f"{_WANT}:{peer}"), peer)
+        here = self._source.present()
+        for name, blocks in request.items():
+            if name not in here:
+                raise ProtocolError(f"{peer}: asks for {name}, which is not here")
+            for block in blocks:
+                stored = self._files[name].tensors.get(block.tensor)
+                if stored is None or not _is_inside(block, stored.part):
+                    raise ProtocolError(f"{peer}: asks for {block} of {name}, which does not hold it")
+        return request
+
+    def _give(self, peer: str, request: Request) -> None:
+        number = 0
+        for name, blocks in request.items():
+            for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
+                pieces = self._source.read(name, group)
+                flat = torch.cat([piece.contiguous().reshape(-1).view(torch.uint8) for piece in pieces])
+                self._send(peer, f"{_GIVE}:{self._group.own}:{number}", flat)
+                number += 1
+
+    def _take(
+        self, peer: str, request: Request, wanted: Mapping[str, TensorPart], taken: Mapping[str, torch.Tensor]
+    ) -> None:
+        number = 0
+        for blocks in request.values():
+            for group in chunks_of(blocks, self._element_bytes(blocks), _CHUNK_BYTES):
+                flat = self._receive(f"{_GIVE}:{peer}:{number}")
+                self.taken_bytes += flat.nbytes
+                self._fill(taken, wanted, group, self._unpack(peer, group, flat))
+                number += 1
+
+    def _unpack(self, peer: str, group: Sequence[Block], flat: torch.Tensor) -> list[torch.Tensor]:
+        sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
+        if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
+            raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
+        return [
+            piece.clone().view(self._dtype(block.tensor)).reshape([span.size for span in block.box])
+            for block, piece in zip(group, torch.split(flat, sizes), strict=True)
+        ]
+
+    @staticmethod
+    def _fill(
+        taken: Mapping[str, torch.Tensor],
+        wanted: Mapping[str, TensorPart],
+        blocks: Sequence[Block],
+        values: Sequence[torch.Tensor],
+    ) -> None:
+        for block, value in zip(blocks, values, strict=True):
+            taken[block.tensor][place_of(block.box, wanted[block.tensor])] = value
+
+    def _send(self, peer: str, lane: str, tensor: torch.Tensor) -> None:
+        assert self._post is not None
+        self._post.send(peer, lane, tensor)
+
+    def _receive(self, lane: str) -> torch.Tensor:
+        assert self._post is not None
+        return self._post.receive(lane)
+
+
+def _is_inside(block: Block, part: TensorPart) -> bool:
+    """Whether a box lies within one range of a part."""
+    return any(
+        len(box) == len(block.box) and all(outer.contains(span) for outer, span in zip(box, block.box, strict=True))
+        for box in boxes_of(part)
+    )
+
+
+def _encode(value: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor, peer: str) -> bytes:
+    """Return the words that a peer sent as a tensor.
+
+    Raises:
+        ProtocolError: it is no tensor of bytes, or too large.
+    """
+    if tensor.dtype != torch.uint8 or tensor.nbytes > _WORDS_BYTES:
+        raise ProtocolError(f"{peer}: sent {tensor.nbytes} bytes of {tensor.dtype}, words have {_WORDS_BYTES} at most")
+    return bytes(tensor.numpy().tobytes())
+
+
+def read_words(text: bytes, peer: str) -> object:
+    """Return the JSON that a peer sent.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{peer}: sent no JSON: {error}") from None
+    return value
+
+
+def _decode(tensor: torch.Tensor, peer: str) -> object:
+    return read_words(bytes_of(tensor, peer), peer)
+
+
+def _encode_request(request: Request) -> torch.Tensor:
+    words = {
+        name: [[block.tensor, [bound for span in block.box for bound in (span.lo, span.hi)]] for block in blocks]
+        for name, blocks in request.items()
+    }
+    return _encode(words)
+
+
+def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
+    words = _decode(tensor, peer)
+    try:
+        assert isinstance(words, dict)
+        return {
+            name: tuple(Block(str(stored), _box(bounds)) for stored, bounds in blocks) for name, blocks in words.items()
+        }
+    except (AssertionError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ProtocolError(f"{peer}: asks in a way that cannot be read: {error}") from None
+
+
+def _box(bounds: Sequence[int]) -> Box:
+    return tuple(Span(int(lo), int(hi)) for lo, hi in zip(bounds[::2], bounds[1::2], strict=True))

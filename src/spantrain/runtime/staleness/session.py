@@ -1,0 +1,168 @@
+"""Trains one device's part of a plan with weights one step old: steps overlap, and their ends run beside them.
+
+The rule is that of `schedule.dispatch.two_steps`. Behind some steps everything gets quiet on all devices: the last one,
+those with a checkpoint or an evaluation behind them, and the one in which a stop is asked for or the one after. There
+all updates are done, both sets of weights become the newest (`runtime.staleness.weights`), and training goes on as it
+begins. So a run that goes on from a checkpoint does what the run did that wrote it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spantrain.core.job import TrainJob
+from spantrain.devices.device import Device
+from spantrain.runtime.checkpoint.holding import holding_of
+from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.staleness.driver import StaleDriver
+from spantrain.runtime.staleness.weights import with_second_set
+from spantrain.runtime.step.stage_member import StageMember
+from spantrain.runtime.worker.background import Background, Piece
+from spantrain.runtime.worker.memory import peak_bytes
+from spantrain.runtime.worker.plan_part import OwnPart, own_part
+from spantrain.runtime.worker.trainer import Colleagues, TrainSession
+from spantrain.runtime.worker.worker_protocol import StepReport, TrainOrder, TrainResult, Verdict
+
+
+def quiet_behind(job: TrainJob, step: int) -> bool:
+    """Whether a job lets everything get quiet behind a step, whatever happens.
+
+    >>> [step for step in range(10) if quiet_behind(TrainJob(steps=9, checkpoint_every=4, adapter="off"), step)]
+    [3, 7, 8, 9]
+    """
+    done = step + 1
+    regular = any(every and done % every == 0 for every in (job.checkpoint_every, job.evaluate_every))
+    return done >= job.steps or regular
+
+
+@dataclass(kw_only=True)
+class _End:
+    """The end of a step, in its own thread."""
+
+    step: int
+    piece: Piece
+    verdict: Callable[[], Verdict]
+
+
+class StaleSession(TrainSession):
+    """One train order on one device, with two steps at once."""
+
+    def _part_of(self, member: StageMember) -> OwnPart:
+        order, here = self._order, self._here
+        member, self._sets = with_second_set(order.plan, member, here.device)
+        self._ends = Background("ends of steps")
+        optimizer = build_optimizer(order.job, self._sets.newest.values())
+        holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own)
+        return own_part(here, order.plan, member, optimizer, holding)
+
+    def run(self) -> TrainResult:
+        """Train until the coordinator says stop; return what this device saw."""
+        try:
+            return super().run()
+        finally:
+            self._ends.close()
+
+    def _resume(self) -> None:
+        super()._resume()
+        self._sets.level()
+
+    def _train(self) -> None:
+        step = self._order.first_step
+        self._join_outer(step)
+        self._sets.level()
+        self._colleagues.begin()
+        evaluate = True
+        while True:
+            evaluation = self._evaluate(step) if evaluate else None
+            step, verdict = self._run_until_quiet(step, evaluation)
+            if verdict.stop:
+                self._finish_outer(step)
+            self._sets.level()
+            if verdict.checkpoint:
+                self._save(step)
+            evaluate = verdict.evaluate
+            if verdict.stop:
+                break
+        self._leave_outer()
+        if self._held_out:
+            self._recorder.end_steps()
+            self._commit(step, None, self._evaluate(step))
+
+    def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, Verdict]:
+        """Run steps until one behind which everything gets quiet; return the step to come, and that one's verdict."""
+        driver = self._driver
+        ends: deque[_End] = deque()
+        last: int | None = None
+        begun, ready = first, first + 1
+        """The next step to begin, and the newest one that has its weights."""
+        self._next_figures()
+        while True:
+            while begun <= ready and last is None:
+                driver.begin_step(begun)
+                last = begun if quiet_behind(self._job, begun) else None
+                begun += 1
+            done = driver.advance()
+            if done is not None:
+                ends.append(self._begin_end(*done, evaluation if done[0] == first else None))
+                if done[0] != last:
+                    self._next_figures()
+            while ends and ends[0].piece.over.is_set():
+                end = ends.popleft()
+                verdict = self._verdict_of(end)
+                ready = end.step + 2
+                if end.step == last:
+                    return end.step + 1, verdict
+                if verdict.stop and last is None:
+                    last = end.step + 1
+
+    @property
+    def _driver(self) -> StaleDriver:
+        driver = self._part.actions.driver
+        assert isinstance(driver, StaleDriver), "steps overlap on leaders only"
+        return driver
+
+    def _next_figures(self) -> None:
+        """Count what comes for the next report."""
+        self._recorder.begin_step()
+        self._begun_s = time.monotonic()
+
+    def _begin_end(self, step: int, loss_sum: float | None, evaluation: float | None) -> _End:
+        """Have a step's gradients summed and its update made, behind the ends of the steps before."""
+        report = self._figures(step, loss_sum, evaluation)
+        verdicts: list[Verdict] = []
+
+        def work() -> None:
+            verdicts.append(self._settle(step, report))
+            self._colleagues.mailbox.wake()
+
+        return _End(step=step, piece=self._ends.begin(work), verdict=lambda: verdicts[0])
+
+    def _settle(self, step: int, report: StepReport) -> Verdict:
+        """Sum, agree, update; in the thread of the ends."""
+        part, parameters = self._part, self._sets.of(step)
+        sums = part.stage_sum.begin(parameters)
+        sums.finish(self._colleagues.check_abort)
+        self._recorder.summed(step, sums.intervals)
+        part.tied_sums.run(step, parameters)
+        verdict = self._agreed(self._with_norm(report, parameters))
+        self._sets.aim(step)
+        self._update(step, verdict)
+        self._follow_outer(step, verdict)
+        return verdict
+
+    def _verdict_of(self, end: _End) -> Verdict:
+        """Return the verdict of an end that is over, or raise what stopped it."""
+        self._ends.wait(end.piece, self._colleagues.check_abort)
+        self._driver.forget(end.step)
+        return end.verdict()
+
+    def _peak(self) -> int:
+        part = self._part
+        return peak_bytes(self._here.device, part.member.executor, part.optimizer, second=part.member.second)
+
+
+def session_of(order: TrainOrder, name: str, device: Device, colleagues: Colleagues) -> TrainSession:
+    """Return what carries out an order as its job says: step by step, or two steps at once."""
+    session = StaleSession if order.job.staleness else TrainSession
+    return session(order, name, device, colleagues)

@@ -1,0 +1,146 @@
+"""What one worker did, when and why: for the trace, the log of decisions, and as figures of each step."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spantrain.core.decisions import Decision
+from spantrain.core.messages import Command, Event, MessageKey, Recut
+from spantrain.core.trace import Flow, Interval, Trace
+from spantrain.transport.mailbox.interface import Message
+
+
+@dataclass
+class StepFigures:
+    """One device's times within one step."""
+
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+    overhead_s: list[float] = field(default_factory=list)
+    """Between two actions, outside computation and waiting; one entry an action."""
+    peak_held_samples: int = 0
+
+
+@dataclass
+class _StepRecord:
+    intervals: list[Interval] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
+    decisions: list[tuple[int, float, Event, Sequence[Command]]] = field(default_factory=list)
+
+
+class Recorder:
+    """Keeps intervals, flows and decisions of the last steps, on this machine's monotonic clock."""
+
+    def __init__(self, device: str, *, clock_offset_s: float = 0.0, steps: int = 0) -> None:
+        """Keep `steps` steps; the offset, added to this machine's clock, gives the coordinator's."""
+        self._device = device
+        self._offset_s = clock_offset_s
+        self._steps: deque[_StepRecord] = deque(maxlen=steps)
+        self._now = _StepRecord()
+        self._switched: list[Interval] = []
+        """For the record of the step to come."""
+        self.figures = StepFigures()
+
+    def begin_step(self) -> None:
+        """Start new figures; what comes belongs to this step."""
+        self.figures = StepFigures()
+        self._now = _StepRecord(intervals=self._switched)
+        self._switched = []
+        self._steps.append(self._now)
+
+    def end_steps(self) -> None:
+        """Take what comes as belonging to no step."""
+        self.figures, self._now = StepFigures(), _StepRecord()
+
+    def switched(self, name: str, step: int, start_s: float, end_s: float) -> None:
+        """Note the change to the plan that the steps from this one on have; decisions under another one are dropped.
+
+        They could not be made again: the log is of one plan.
+        """
+        for record in self._steps:
+            record.decisions.clear()
+        self._interval("compute", name, step, start_s, end_s)
+        self._switched = [self._now.intervals.pop()]
+
+    def computed(self, name: str, step: int, start_s: float, end_s: float, *, held_samples: int) -> None:
+        """Note a piece of computation, and how many samples are held after it."""
+        self.figures.busy_s += end_s - start_s
+        self.figures.peak_held_samples = max(self.figures.peak_held_samples, held_samples)
+        self._interval("compute", name, step, start_s, end_s)
+
+    def communicated(self, name: str, step: int, start_s: float, end_s: float) -> None:
+        """Note a collective or another exchange, from when the device waits for nothing else."""
+        self._interval("compute", name, step, start_s, end_s)
+
+    def summed(self, step: int, intervals: Sequence[tuple[float, float]]) -> None:
+        """Note the sums of buckets of gradients, which go on beside computation."""
+        for number, (start_s, end_s) in enumerate(intervals):
+            self._interval("sum", f"gradient bucket {number}", step, start_s, end_s)
+
+    def sent(self, target: str, key: MessageKey, size_bytes: int, start_s: float, end_s: float) -> None:
+        """Note a message on its way out, until it was acknowledged."""
+        what = f"{key.lane} {key.span} to {target}"
+        self._interval("send", what, key.step, start_s, end_s, {"bytes": size_bytes})
+
+    def received(self, message: Message) -> None:
+        """Note a message that came in; when it was sent is on the sender's clock."""
+        key = message.key
+        self._interval(
+            "receive",
+            f"{key.lane} {key.span} from {message.source}",
+            key.step,
+            message.started_s,
+            message.received_s,
+            {"bytes": message.size_bytes},
+        )
+        self._now.flows.append(
+            Flow(
+                name=str(key),
+                source=message.source,
+                target=self._device,
+                step=key.step,
+                sent_s=message.sent_s,
+                received_s=message.received_s + self._offset_s,
+                size_bytes=message.size_bytes,
+            )
+        )
+
+    def decided(self, step: int, now_s: float, event: Event, commands: Sequence[Command]) -> None:
+        """Note what the policy was told and what it answered; as text only at the end, to cost the run little."""
+        self._now.decisions.append((step, now_s, event, commands))
+        if isinstance(event, Recut):
+            spans = " ".join(map(str, event.spans))
+            self._interval("adapter", f"recut {spans}", step, now_s, now_s, {"reason": event.reason})
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return what the policy was told and what it answered, by the clock that it was told."""
+        return tuple(Decision.of(*entry) for record in self._steps for entry in record.decisions)
+
+    def trace(self) -> Trace:
+        """Return what was collected, on the coordinator's clock."""
+        return Trace(
+            intervals=tuple(interval for record in self._steps for interval in record.intervals),
+            flows=tuple(flow for record in self._steps for flow in record.flows),
+            clock="wall",
+        )
+
+    def _interval(
+        self,
+        lane: str,
+        name: str,
+        step: int,
+        start_s: float,
+        end_s: float,
+        detail: Mapping[str, str | int | float] | None = None,
+    ) -> None:
+        self._now.intervals.append(
+            Interval(
+                device=self._device,
+                lane=lane,
+                name=name,
+                step=step,
+                start_s=start_s + self._offset_s,
+                end_s=end_s + self._offset_s,
+                detail=detail or {},
+            )
+        )

@@ -1,0 +1,156 @@
+"""One device's part of a stage: its groups, its units with the part of their parameters that it holds."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from spantrain.core.parts import TensorPart
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.units import UnitGraph
+from spantrain.devices.device import Device
+from spantrain.errors import ConfigError
+from spantrain.models.build import build_units
+from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
+from spantrain.models.tensor_parallel.slices import whole_of
+from spantrain.models.units import UnitModule, parameter_names
+from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.gradients.part_sums import GroupParts, share_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMember:
+    """What one device is and has within its stage."""
+
+    stage_index: int
+    replica: Replica
+    groups: StageGroups
+    graph: UnitGraph
+    """Of the whole model."""
+    units: tuple[UnitModule, ...]
+    executor: StageExecutor
+    parts: GroupParts
+    shares: Mapping[str, tuple[float, ...]]
+    """By device of the replica: the part of each unit that it computes."""
+    partial: tuple[str, ...]
+    """Parameters that all members hold whole, but of whose gradient each has a part of the sum."""
+    notices: tuple[str, ...]
+    """What could not be divided."""
+    unlike: bool
+    """Whether the replica's devices are of several kinds, whose results may differ in their last bits."""
+    second: StageExecutor | None = None
+    """A copy with weights of its own, where two steps run at once (`runtime.staleness.weights`)."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it decides for its replica."""
+        return self.groups.replica.rank == 0
+
+
+def join_stage(
+    plan: Plan, name: str, device: Device, *, graph: UnitGraph, seed: int, groups: StageGroups
+) -> StageMember:
+    """Build a stage's units with the weights that one process would have given them; leave the groups if that fails.
+
+    Raises:
+        ConfigError: the devices of the replica have not the same model.
+    """
+    stage_index, _ = plan.place(name)
+    with ExitStack() as undo:
+        undo.callback(groups.close)
+        units = build_units(plan.model, plan.stages[stage_index].units, seed=seed)
+        member = build_member(plan, name, device, units, graph=graph, groups=groups)
+        undo.pop_all()
+    return member
+
+
+def build_member(
+    plan: Plan, name: str, device: Device, units: Sequence[UnitModule], *, graph: UnitGraph, groups: StageGroups
+) -> StageMember:
+    """Divide the stage's units, in place, and take this device's part of them to the device.
+
+    Raises:
+        ConfigError: the devices of the replica have not the same model, or it has no sequence to slice as planned.
+    """
+    stage_index, replica_index = plan.place(name)
+    stage = plan.stages[stage_index]
+    replica = stage.replicas[replica_index]
+    names = [tuple(parameter_names(unit).values()) for unit in units]
+    _check_sequence(plan, stage_index, graph)
+    own = _divided(units, stage, replica, groups)
+    executor = stage_executor(plan, stage_index, units, device)
+    parts = share_parts(groups.replica, own, device.torch_device)
+    return StageMember(
+        stage_index=stage_index,
+        replica=replica,
+        groups=groups,
+        graph=graph,
+        units=tuple(units),
+        executor=executor,
+        parts=parts,
+        shares={
+            member: tuple(unit_shares(held, names))
+            for member, held in zip(replica.devices, parts.by_member, strict=True)
+        },
+        partial=partial_parameters(units),
+        notices=tuple(f"{'+'.join(replica.devices)}: {text}" for text in notices(units)),
+        unlike=len({plan.cluster.device_by_name[member].kind for member in replica.devices}) > 1,
+    )
+
+
+def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], device: Device) -> StageExecutor:
+    """Return what runs a stage's units on a device, where they are taken."""
+    stage = plan.stages[stage_index]
+    return StageExecutor(
+        units,
+        is_first=stage_index == 0,
+        is_last=stage_index == len(plan.stages) - 1,
+        global_batch=plan.global_batch,
+        autocast_dtype=autocast_dtype(plan.dtype),
+        torch_device=device.torch_device,
+        recompute=[unit - stage.first_unit for unit in stage.recompute],
+    )
+
+
+def _check_sequence(plan: Plan, stage_index: int, graph: UnitGraph) -> None:
+    """Refuse slices of the sequence of a model that has none."""
+    sliced = any(unit.sequence_activation_bytes for unit in graph.units)
+    if plan.stages[stage_index].sequence_parallel and not sliced:
+        raise ConfigError(
+            f"stage {stage_index}: sequence_parallel, but no unit of {plan.model.name} is a transformer block of which "
+            "all layers are known; leave it out of the plan (docs/tensor-parallel.md)"
+        )
+
+
+def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
+    """Keep this member's part of the units, in place; return what it holds of each parameter."""
+    if len(replica.devices) > 1:
+        return shard_units(
+            units,
+            replica.tp_shares,
+            groups.replica.rank,
+            groups.replica,
+            sequence_parallel=stage.sequence_parallel,
+        )
+    return {
+        full: whole_of(unit.get_parameter(local)) for unit in units for local, full in parameter_names(unit).items()
+    }
+
+
+def unit_shares(parts: Mapping[str, TensorPart], names: Sequence[Sequence[str]]) -> tuple[float, ...]:
+    """Return the part of each unit's products that a member computes: that of the matrices that it holds.
+
+    `names` are the parameters of each unit. A unit without matrices of its own counts as whole.
+    """
+    found = []
+    for of_unit in names:
+        held = whole = 0
+        for part in (parts[name] for name in of_unit if name in parts):
+            if len(part.full_shape) > 1:
+                held += torch.Size(part.shape).numel()
+                whole += torch.Size(part.full_shape).numel()
+        found.append(held / whole if whole else 1.0)
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""What every member of a replica does for an action, and for how long."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from spantrain.core.action import Action, Direction, Op
+from spantrain.core.span import Span
+from spantrain.devices.device import Device, Milestone
+from spantrain.models.execution.stage import NamesFinal, StageExecutor
+from spantrain.runtime.gradients.groups import MemberGroup
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Feed(Protocol):
+    """Reads the samples of a step where they are needed."""
+
+    def inputs(self, step: int, span: Span) -> Tensors:
+        """Return what the first stage takes."""
+
+    def labels(self, step: int, span: Span) -> torch.Tensor:
+        """Return what the last stage compares with."""
+
+
+class LastBackward:
+    """Knows the action behind which no sample of a step waits for a backward here, however the step is cut."""
+
+    def __init__(self, samples: int) -> None:
+        """Expect so many samples in each step."""
+        self._samples = samples
+        self._left: dict[int, int] = {}
+        self._final: dict[int, NamesFinal] = {}
+
+    def begin(self, step: int, final: NamesFinal | None) -> None:
+        """Begin a step, whose last backward tells `final` which gradients are done; None: nobody asks."""
+        if final is not None:
+            self._left[step], self._final[step] = self._samples, final
+
+    def of(self, step: int, action: Action) -> NamesFinal | None:
+        """Return whom an action that begins now tells; None: it is not the step's last backward."""
+        if step not in self._left or action.op not in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+            return None
+        self._left[step] -= action.span.size
+        if self._left[step]:
+            return None
+        del self._left[step]
+        return self._final.pop(step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitTimes:
+    """When an emulated device is through each unit of its stage."""
+
+    seconds: Callable[[Op, int], Sequence[float]]
+    """By operation and samples, of each unit."""
+    names: Sequence[Sequence[str]]
+    """By unit: parameters whose gradients are whole when a backward pass is through it."""
+
+    def milestones(self, op: Op, samples: int, final: NamesFinal) -> list[Milestone]:
+        """Return when gradients are whole in a backward action, which goes from the last unit to the first."""
+        found: list[Milestone] = []
+        after_s = 0.0
+        for seconds, names in zip(reversed(self.seconds(op, samples)), reversed(self.names), strict=True):
+            after_s += seconds
+            found.append((after_s, partial(final, names)))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceClock:
+    """The device that computes, and how long an action should take on it (None: as long as it takes).
+
+    In a tensor-parallel group with emulated devices, what the members exchange is real and takes its time on top: that
+    of the network, not what a member waits for the real computation of another, which stands for nothing
+    (`MemberGroup.exchanged_s`). All members tell each other, and take the same time.
+    """
+
+    device: Device
+    seconds: Callable[[Op, int], float | None]
+    group: MemberGroup | None = None
+    """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""
+    unit_times: UnitTimes | None = None
+    """Of an emulated device: when the work tells is when the machine below gets there, not the device."""
+
+    def told_by_work(self, final: NamesFinal | None) -> NamesFinal | None:
+        """Return whom the work itself shall tell which gradients are done."""
+        return final if self.unit_times is None else None
+
+    def run(self, op: Op, samples: int, work: Callable[[], Tensors], final: NamesFinal | None = None) -> Tensors:
+        """Do the work of an action; return its result when its time has passed.
+
+        `final` is told which gradients are done, unit by unit, in an emulated device's time.
+        """
+        seconds = self.seconds(op, samples)
+        times = self.unit_times
+        milestones = () if times is None or final is None else times.milestones(op, samples, final)
+        if self.group is None:
+            return self.device.run(work, seconds, milestones=milestones)
+        group = self.group
+        exchanged_s = waited_s = 0.0
+
+        def timed() -> Tensors:
+            nonlocal exchanged_s, waited_s
+            group.forget_exchanges()
+            result = work()
+            waited_s, asked_s = group.exchanging_s, time.perf_counter()
+            exchanged_s = group.exchanged_s()
+            waited_s += time.perf_counter() - asked_s
+            return result
+
+        return self.device.run(
+            timed, seconds, more_s=lambda: exchanged_s, waited_s=lambda: waited_s, milestones=milestones
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaWork:
+    """The computation of a stage on what came from other stages; samples and labels are read here."""
+
+    executor: StageExecutor
+    feed: Feed
+    is_first: bool
+    is_last: bool
+    second: StageExecutor | None = None
+    """With weights of its own, for odd steps, where two steps run at once; None: one runs all."""
+
+    def executor_of(self, step: int) -> StageExecutor:
+        """Return who has the weights of a step."""
+        return self.executor if self.second is None or step % 2 == 0 else self.second
+
+    @property
+    def held_samples(self) -> int:
+        """Samples in flight, of all steps."""
+        return self.executor.held_samples + (self.second.held_samples if self.second else 0)
+
+    def awaits(self, op: Op) -> Direction | None:
+        """Return what an action takes from another stage, if anything."""
+        match op:
+            case Op.FORWARD:
+                return None if self.is_first else Direction.FORWARD
+            case Op.BACKWARD_WEIGHT:
+                return None
+            case _:
+                return None if self.is_last else Direction.BACKWARD
+
+    def bind(
+        self, op: Op, step: int, span: Span, received: Tensors, final: NamesFinal | None = None
+    ) -> Callable[[], Tensors]:
+        """Return the computation of an action, with what it needs; samples and labels are read at once.
+
+        A backward tells `final` which gradients are done, while it runs.
+        """
+        executor = self.executor_of(step)
+        match op:
+            case Op.FORWARD:
+                inputs = self.feed.inputs(step, span) if self.is_first else received
+                labels = self.feed.labels(step, span) if self.is_last else None
+                return partial(executor.forward, span, inputs, labels)
+            case Op.BACKWARD_WEIGHT:
+                return partial(_without_result, partial(executor.backward_weight, final=final), span)
+            case Op.BACKWARD:
+                return partial(executor.backward, span, received, final)
+            case Op.BACKWARD_INPUT:
+                return partial(executor.backward_input, span, received)
+
+    def bind_evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
+        """Return the forward pass of held-out samples."""
+        inputs = feed.inputs(step, span) if self.is_first else received
+        labels = feed.labels(step, span) if self.is_last else None
+        return partial(self.executor.evaluate, inputs, labels)
+
+
+def _without_result(work: Callable[[Span], None], span: Span) -> Tensors:
+    work(span)
+    return ()

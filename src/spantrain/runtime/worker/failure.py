@@ -1,0 +1,41 @@
+"""What a worker tells of an order that failed: whose error it was, so that the right thing is said of it."""
+
+import traceback
+from typing import Any
+
+import torch
+from torch.distributed import DistError
+
+from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
+from spantrain.models.tracing.factory import what_was_raised
+
+_MODEL = "spantrain/models/any/unit.py"
+"""Where the model's own code is called."""
+_SURROUNDINGS = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
+"""In texts of torch's RuntimeErrors that are no error of a program: memory, network, driver."""
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """Return an order's answer for the coordinator."""
+    own = isinstance(error, SpanTrainError)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    if not own and _in_the_model(error):
+        text = f"the model's own code failed on these samples: {what_was_raised(error)}"
+    return {
+        "error": text,
+        "caused_elsewhere": isinstance(error, (PeerLostError, Interrupted)),
+        "usage": isinstance(error, UsageError),
+        "internal": not own and not _in_the_model(error) and not _of_the_surroundings(error),
+    }
+
+
+def _in_the_model(error: BaseException) -> bool:
+    """Whether it was raised in code of the model's: at the end of the calls from a unit, not in the unit itself."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(file.endswith(_MODEL) for file in files[:-1]) and not files[-1].endswith(_MODEL)
+
+
+def _of_the_surroundings(error: BaseException) -> bool:
+    if isinstance(error, (OSError, MemoryError, DistError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _SURROUNDINGS)

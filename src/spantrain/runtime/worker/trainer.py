@@ -1,0 +1,371 @@
+"""Trains one device's part of a plan: the worker's side of a training run."""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spantrain.adaptation.registry import LocalAdapters
+from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.outer.stages import StageMeeting, StageReport
+from spantrain.core.plan import Plan
+from spantrain.devices.device import Device, EmulatedDevice, real_compute_ratio
+from spantrain.errors import ConfigError, WorkerError
+from spantrain.models.data.dataset import open_dataset
+from spantrain.runtime.checkpoint.device import DeviceCheckpoints
+from spantrain.runtime.checkpoint.restore import group_of
+from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.coordinator.external_batches import GIVEN, GivenFeed
+from spantrain.runtime.gradients.background_sums import StepSums
+from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.gradients.scaling import GradientScaling
+from spantrain.runtime.outer.layers import moves_layers
+from spantrain.runtime.redistribution.switch import OpenGroups, take_over
+from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.stage_member import StageMember, join_stage
+from spantrain.runtime.step.traffic import Traffic
+from spantrain.runtime.worker.memory import forget_peak, peak_bytes
+from spantrain.runtime.worker.plan_part import OwnPart, Surroundings, own_part
+from spantrain.runtime.worker.worker_protocol import (
+    OuterCall,
+    PeerEntry,
+    StepReport,
+    SwitchReport,
+    TrainOrder,
+    TrainResult,
+    Verdict,
+)
+from spantrain.transport.mailbox.interface import MailboxLike
+
+if TYPE_CHECKING:
+    from spantrain.runtime.outer.part import OuterPart
+
+_OVERHEADS_KEPT = 10_000
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colleagues:
+    """How a worker reaches the others: data, barrier, meeting point, and the news that the run is off."""
+
+    mailbox: MailboxLike
+    admit: Callable[[int, tuple[PeerEntry, ...]], None]
+    """(generation, peers): returns when all of them have admitted each other."""
+    commit_step: Callable[[StepReport], Verdict]
+    open_groups: OpenGroups
+    checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
+    """Returns the steps whose checkpoints are not kept any longer."""
+    meet_stages: Callable[[OuterCall], StageMeeting]
+    """What all stages say of the outer optimizer outside of steps."""
+    ask_given: Callable[[dict[str, Any]], dict[str, Any]]
+    """What to do next, and rows of batches that a user's own loop gives (`runtime.coordinator.external_batches`)."""
+    check_abort: Callable[[], None]
+    begin: Callable[[], None]
+    """Returns when all devices of the run are ready for their first step."""
+    clock_offset_s: float
+
+
+class TrainSession:
+    """One train order on one device."""
+
+    def __init__(self, order: TrainOrder, name: str, device: Device, colleagues: Colleagues) -> None:
+        self._order = order
+        self._job = order.job
+        self._colleagues = colleagues
+        self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
+        self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
+        colleagues.admit(order.plan.generation, order.peers)
+        self._traffic = Traffic(colleagues.mailbox)
+        forget_peak(device)
+        self._peak_bytes = 0
+        """Under the plans that have run before the present one."""
+        self._training = self._feed(held_out=False)
+        self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
+        self._here = Surroundings(
+            name=name,
+            device=device,
+            graph=order.graph,
+            job=order.job,
+            mailbox=colleagues.mailbox,
+            feed=self._training,
+            recorder=self._recorder,
+            check_abort=colleagues.check_abort,
+            adapters=LocalAdapters(order.job.adapter, name),
+        )
+        self._part = self._first_part()
+        self._since_step = order.first_step
+        """The first step of the present plan."""
+        self._begun_s = time.monotonic()
+        """When the present step began."""
+        self._switch_report: SwitchReport | None = None
+        """To be told with the next report."""
+        self._checkpoints = DeviceCheckpoints(
+            order.output_dir, name, self._part.holding, self._part.optimizer, colleagues.checkpoint_saved
+        )
+        self._scaling = GradientScaling(
+            order.job, order.plan.dtype, order.checkpoint.scalars if order.checkpoint else {}
+        )
+        self._outer: OuterPart | None = None
+        self._outer_notices: list[str] = []
+        self._meetings = itertools.count()
+
+    def _first_part(self) -> OwnPart:
+        order, here = self._order, self._here
+        groups = self._colleagues.open_groups(order.plan, order.plan.place(here.name)[0])
+        member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
+        with ExitStack() as undo:
+            undo.callback(groups.close)
+            part = self._part_of(member)
+            undo.pop_all()
+        return part
+
+    def _part_of(self, member: StageMember) -> OwnPart:
+        optimizer = build_optimizer(self._job, member.executor.named_parameters().values())
+        return own_part(self._here, self._order.plan, member, optimizer)
+
+    def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
+        plan = self._order.plan
+        if plan.model.dataset == GIVEN:
+            return GivenFeed(self._colleagues.ask_given, self._colleagues.check_abort)
+        return SampledFeed(
+            open_dataset(plan.model, held_out=held_out),
+            global_batch=plan.global_batch,
+            seed=self._job.seed,
+            same_every_step=held_out,
+            first_step=self._order.first_step,
+            samples_before=self._order.samples_before,
+        )
+
+    def run(self) -> TrainResult:
+        """Train until the coordinator says stop; return what this device saw."""
+        try:
+            self._resume()
+            with self._checkpoints:
+                self._train()
+        finally:
+            self._leave_outer()
+            self._part.close()
+            self._part.member.executor.discard()
+        return self._result()
+
+    def _resume(self) -> None:
+        """Begin with what a checkpoint holds, if there is one; all devices of the run do so together."""
+        order = self._order
+        group = group_of(order.plan.cluster, self._here.name, order.plan.devices)
+        post = self._part.post(self._here, order.first_step)
+        self._checkpoints.resume(order.resume_from, order.checkpoint, group, post)
+
+    def _train(self) -> None:
+        step = self._order.first_step
+        self._join_outer(step)
+        self._colleagues.begin()
+        evaluate = True
+        while True:
+            if isinstance(self._training, GivenFeed) and not self._training.next_step(step, self._save):
+                self._finish_outer(step)
+                break
+            evaluation = self._evaluate(step) if evaluate else None
+            self._recorder.begin_step()
+            self._begun_s = time.monotonic()
+            self._scaling.begin(self._part.member.executor)
+            sums = self._part.stage_sum.begin(self._part.parameters)
+            loss_sum = self._part.actions.run_step(step, sums.final)
+            self._sum_gradients(step, sums)
+            overflow = self._scaling.unscale(self._part.parameters.values())
+            verdict = self._commit(step, loss_sum, evaluation, overflow=overflow)
+            self._update(step, verdict)
+            self._follow_outer(step, verdict)
+            step += 1
+            if verdict.stop:
+                self._finish_outer(step)
+            if verdict.checkpoint:
+                self._save(step)
+            evaluate = verdict.evaluate
+            if verdict.stop:
+                break
+            if verdict.plan is not None:
+                self._switch(verdict.plan, step)
+        self._leave_outer()
+        if self._held_out:
+            self._recorder.end_steps()
+            self._commit(step, None, self._evaluate(step))
+
+    def _join_outer(self, step: int) -> None:
+        """Take part in the outer optimizer from a step on, if the run does."""
+        if self._order.outer is None:
+            return
+        # Imported here: it takes a while, and most runs take part in none.
+        from spantrain.runtime.outer.part import OuterPart
+
+        self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages, step=step)
+        self._outer.begin(step)
+
+    def _meet_stages(self, report: StageReport | None) -> StageMeeting:
+        return self._colleagues.meet_stages(OuterCall(number=next(self._meetings), report=report))
+
+    def _follow_outer(self, step: int, verdict: Verdict) -> None:
+        """Do behind the update of a step what the outer optimizer's leader orders."""
+        if self._outer and verdict.outer:
+            self._outer.follow(verdict.outer, step)
+
+    def _finish_outer(self, step: int) -> None:
+        """Give what is left, and take the version with it."""
+        if self._outer:
+            self._outer.finish(step)
+
+    def _leave_outer(self) -> None:
+        if self._outer:
+            self._outer_notices += self._outer.notices
+            self._outer.close()
+            self._outer = None
+
+    def _switch(self, plan: Plan, step: int) -> None:
+        """Go over to another plan before a step, together with all other devices."""
+        start_s = time.monotonic()
+        part = self._part
+        rejoin = self._outer is not None and moves_layers(part.plan, plan)
+        if rejoin:
+            # What is under way would end with the stages that it belongs to.
+            self._finish_outer(step)
+            self._leave_outer()
+        # Users' functions for the model were checked against those that this worker may call.
+        plan = replace(plan, model=part.plan.model)
+        self._colleagues.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
+        self._peak_bytes = self._peak()
+        self._part, received_bytes = take_over(
+            self._here, part, plan, step=step, open_groups=self._colleagues.open_groups
+        )
+        part.stage_sum.close()
+        self._checkpoints.hold(self._part.holding, self._part.optimizer)
+        self._since_step = step
+        if rejoin:
+            self._join_outer(step)
+        elif self._outer:
+            self._outer.hold(self._part)
+        end_s = time.monotonic()
+        self._recorder.switched(f"change to plan {plan.generation}", step, start_s, end_s)
+        self._switch_report = SwitchReport(duration_s=end_s - start_s, received_bytes=received_bytes)
+
+    def _save(self, steps_done: int) -> None:
+        self._checkpoints.save(steps_done, self._scaling.scalars)
+
+    def _evaluate(self, step: int) -> float | None:
+        return self._part.actions.evaluate(step, self._held_out) if self._held_out else None
+
+    def _sum_gradients(self, step: int, sums: StepSums) -> None:
+        """End the sums over the replicas of this stage; then sum over the stages that share a parameter."""
+        part = self._part
+        start_s = time.monotonic()
+        sums.finish(self._colleagues.check_abort)
+        if part.stage_sum.sums:
+            self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
+            self._recorder.summed(step, sums.intervals)
+        part.tied_sums.run(step, part.parameters)
+
+    def _commit(
+        self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
+    ) -> Verdict:
+        report = self._figures(step, loss_sum, evaluation)
+        self._switch_report = None
+        return self._agreed(self._with_norm(report, self._part.parameters, overflow=overflow))
+
+    def _agreed(self, report: StepReport) -> Verdict:
+        """Bring a report to the barrier; return what all do."""
+        verdict = self._colleagues.commit_step(replace(report, outer=self._outer.report() if self._outer else None))
+        if verdict.data_differs:
+            raise ConfigError(
+                f"data {self._part.plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs "
+                "and labels would not match. Give all of them the same files with --data PATH (stdlib-text needs the "
+                "same Python version everywhere)"
+            )
+        return verdict
+
+    def _with_norm(self, report: StepReport, parameters: Parameters, *, overflow: bool = False) -> StepReport:
+        """Add what is known when gradients are summed."""
+        part = self._part
+        square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
+        if overflow and square is not None:
+            square = 0.0
+        _check_finite(report.step, {"squared gradient norm": square})
+        return replace(report, grad_square=square, overflow=overflow)
+
+    def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> StepReport:
+        """Return what is known when a step's actions are done here.
+
+        Raises:
+            WorkerError: a loss is infinite or no number.
+        """
+        _check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
+        part, figures = self._part, self._recorder.figures
+        self._overhead_s.extend(figures.overhead_s)
+        return StepReport(
+            generation=part.plan.generation,
+            step=step,
+            loss_sum=loss_sum,
+            grad_square=None,
+            busy_s=figures.busy_s,
+            peak_held_samples=figures.peak_held_samples,
+            duration_s=time.monotonic() - self._begun_s,
+            evaluation_loss_sum=evaluation,
+            sent_bytes=self._traffic.sent(),
+            data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
+            switch=self._switch_report,
+            links=part.actions.driver.link_reports() if part.actions.driver else (),
+        )
+
+    def _update(self, step: int, verdict: Verdict) -> None:
+        optimizer = self._part.optimizer
+        self._scaling.settle(skipped=verdict.skip_update)
+        if verdict.skip_update:
+            optimizer.zero_grad(set_to_none=True)
+            return
+        factor = clip_factor(verdict.grad_norm, self._job.max_grad_norm)
+        if factor < 1.0:
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(self._job, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _peak(self) -> int:
+        part = self._part
+        return max(self._peak_bytes, peak_bytes(self._here.device, part.member.executor, part.optimizer))
+
+    def _result(self) -> TrainResult:
+        device = self._here.device
+        return TrainResult(
+            trace=self._recorder.trace(),
+            decisions=DeviceDecisions(
+                device=self._here.name,
+                trace_shift_s=self._colleagues.clock_offset_s,
+                decisions=self._recorder.decisions(),
+            ),
+            sent_bytes=self._traffic.sent(),
+            received_bytes=self._traffic.received(),
+            refused=dict(self._colleagues.mailbox.counters().refused),
+            real_compute_ratio=real_compute_ratio(device),
+            overrun_actions=device.overruns if isinstance(device, EmulatedDevice) else 0,
+            peak_bytes=self._peak(),
+            overhead_s=tuple(self._overhead_s),
+            notices=(*self._part.member.notices, *self._outer_notices),
+        )
+
+
+def _check_finite(step: int, values: Mapping[str, float | None]) -> None:
+    for what, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise WorkerError(
+                f"step {step}: the {what} is {value}; training has diverged: lower --learning-rate, or clip with "
+                "--max-grad-norm; the last checkpoint is from before"
+            )

@@ -1,0 +1,160 @@
+"""What ends a worker's order before it is done, and sees to it that every wait in it ends then, too.
+
+Heartbeats bring the news. Waits that look for it themselves (`Watch.check`) end by it; those inside of torch are ended
+from outside (`interrupt`); and a process that all of that does not stop is ended as it stands, with the cause said.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from spantrain.errors import Interrupted, PeerLostError
+
+_LAST_S = 2.0
+"""How long a process may take to end by itself, once there is nothing left to do for it."""
+_AGAIN_S = 1.0
+"""After that, waits are ended again: one may have begun just behind the first time."""
+_ORDER_S = 30.0
+"""How long it may take to leave an order that has been ended, to be there for the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a worker knows of the coordinator's wishes."""
+
+    ended_orders: int = -1
+    """Orders up to this number are over."""
+    reason: str = ""
+    leave: bool = False
+    """Whether no orders will come any more."""
+    lost: str | None = None
+    """Why the coordinator must be taken for lost."""
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], lost: str | None) -> Self:
+        """Read the coordinator's answer to the last heartbeat; one that says nothing changes nothing."""
+        ended, reason = answer.get("ended_orders"), answer.get("reason")
+        return cls(
+            ended_orders=ended if isinstance(ended, int) else -1,
+            reason=reason if isinstance(reason, str) else "",
+            leave=answer.get("leave") is True,
+            lost=lost,
+        )
+
+    def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
+        """Return why an order is over (None: being without one), or None if it is not."""
+        if self.lost is not None:
+            return PeerLostError(self.lost)
+        if order_id is not None and (self.leave or order_id <= self.ended_orders):
+            return Interrupted(self.reason or "the coordinator has ended this run")
+        return None
+
+    def patience_s(self, order_id: int | None) -> float | None:
+        """Return how long a process may still go on with an order, or with none; None: for ever."""
+        if self.lost is not None or self.leave:
+            return _LAST_S
+        return None if self.why_over(order_id) is None else _ORDER_S
+
+
+class Watch:
+    """Over the order under way, from the thread that hears of news; a context, at whose end it watches no longer."""
+
+    def __init__(
+        self, standing: Callable[[], Standing], *, interrupt: Callable[[], None], give_up: Callable[[str], None]
+    ) -> None:
+        """Begin without an order.
+
+        Args:
+            standing: what is known now.
+            interrupt: ends waits that cannot look; called in a thread of its own, again and again
+                until the order that is over has been left.
+            give_up: ends the process, for a cause.
+        """
+        self._standing = standing
+        self._interrupt = interrupt
+        self._give_up = give_up
+        self._changed = threading.Condition()
+        self._order_id: int | None = None
+        self._patience_s: float | None = None
+        self._until_s = 0.0
+        """By then this process must have left what is over, where there is a patience."""
+        self._interrupted_s = -_AGAIN_S
+        self._interrupter: threading.Thread | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def begin(self, order_id: int) -> None:
+        """Watch over an order from now on."""
+        self._take(order_id)
+
+    def end(self) -> None:
+        """The order has been left."""
+        self._take(None)
+
+    def _take(self, order_id: int | None) -> None:
+        with self._changed:
+            self._order_id = order_id
+            self._changed.notify_all()
+
+    def news(self) -> None:
+        """Look again: something may have changed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Return if the order under way is still wanted.
+
+        Raises:
+            PeerLostError: the coordinator is lost.
+            Interrupted: it has ended the order.
+        """
+        cause = self.cause()
+        if cause is not None:
+            raise cause
+
+    def cause(self) -> PeerLostError | Interrupted | None:
+        """Return why the order under way is over, if it is."""
+        return self._standing().why_over(self._order_id)
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                left_s = self._left_s(time.monotonic())
+                if left_s is not None and left_s <= 0:
+                    break
+                self._changed.wait(None if left_s is None else min(left_s, _AGAIN_S))
+            else:
+                return
+            standing, order_id = self._standing(), self._order_id
+        cause = standing.why_over(order_id) or Interrupted(standing.reason or "the coordinator has ended")
+        self._give_up(str(cause))
+
+    def _left_s(self, now_s: float) -> float | None:
+        """Return how long to wait for this process to leave what is over; None if nothing is."""
+        patience_s = self._standing().patience_s(self._order_id)
+        if patience_s != self._patience_s:
+            self._patience_s = patience_s
+            self._until_s = now_s + (patience_s or 0.0)
+        if patience_s is None:
+            return None
+        if self._order_id is not None:
+            self._end_waits(now_s)
+        return self._until_s - now_s
+
+    def _end_waits(self, now_s: float) -> None:
+        busy = self._interrupter is not None and self._interrupter.is_alive()
+        if not busy and now_s - self._interrupted_s >= _AGAIN_S:
+            self._interrupted_s = now_s
+            self._interrupter = threading.Thread(target=self._interrupt, name="interrupt", daemon=True)
+            self._interrupter.start()

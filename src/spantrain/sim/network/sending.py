@@ -1,0 +1,78 @@
+"""A message on its way over links."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_LEAST_S = 1e-12
+
+Arrived = Callable[[float, float], None]
+"""Takes when a message left, and when its last byte had left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What it takes to bring a message from one device to another."""
+
+    size_bytes: int
+    latency_s: float
+    occupancy_s: float
+    """How long its links are busy with it when nothing else uses them."""
+    links: tuple[str, ...]
+    """What it shares with others, each one direction of a link or of a host's port; the way between places first."""
+    usage: tuple[float, ...] = ()
+    """Of each link: the part of it that the message takes when it goes at full speed; empty: all of each."""
+    uses: tuple[tuple[str, float], ...] = field(init=False, repr=False, compare=False)
+    """Each link with that part."""
+    bandwidth_bytes_per_s: float = field(init=False, repr=False, compare=False)
+    """At full speed; what has no work counts as very fast."""
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0 or self.latency_s < 0 or self.occupancy_s < 0:
+            raise ValueError(f"a transfer's bytes and seconds must not be negative, got {self}")
+        if not self.links or (self.usage and len(self.usage) != len(self.links)):
+            raise ValueError(f"a transfer needs a link, and a part of each link or none, got {self}")
+        if any(not 0 < part <= 1 for part in self.usage):
+            raise ValueError(f"a transfer takes more than nothing and at most all of a link, got {self}")
+        uses = tuple(zip(self.links, self.usage or (1.0,) * len(self.links), strict=True))
+        object.__setattr__(self, "uses", uses)
+        bandwidth = max(self.size_bytes, 1) / max(self.occupancy_s, _LEAST_S)
+        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
+
+    @property
+    def link(self) -> str:
+        """The first of its links."""
+        return self.links[0]
+
+
+class Sending:
+    """A message that is on its links, or waits for those before it on its connection."""
+
+    __slots__ = ("arrived", "end_s", "left_s", "part", "since_s", "start_s", "transfer", "turn", "version")
+
+    def __init__(self, transfer: Transfer, arrived: Arrived) -> None:
+        self.transfer = transfer
+        self.arrived = arrived
+        self.left_s = transfer.occupancy_s
+        """Of its work, at full speed."""
+        self.start_s = 0.0
+        self.end_s: float | None = None
+        """When its last byte leaves, once that cannot change any more or as long as nothing comes between."""
+        self.part = 1.0
+        """Of its full speed."""
+        self.since_s = 0.0
+        """Up to when work has been taken off `left_s`."""
+        self.turn = 0
+        """Its number in the order in which messages came to a mesh."""
+        self.version = 0
+        """Counts changes of its speed; what was planned before a change is void."""
+
+    def arrive(self, version: int) -> None:
+        """Be there, unless the plan for it has changed."""
+        if version == self.version:
+            assert self.end_s is not None
+            self.arrived(self.start_s, self.end_s)
+
+
+Lane = deque[Sending]
+"""What one device has still to send another; the first one is on its links."""

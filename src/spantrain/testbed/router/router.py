@@ -1,0 +1,227 @@
+"""The router process: builds the namespaces, holds them open, carries the packets. With it, everything goes.
+
+Started as `python -m spantrain.testbed.router.router DIRECTORY` with a layout on standard input; answers one line on
+standard output when all is ready. It forks one keeper, which waits for the router's end, however that comes, then ends
+what still lives in the namespaces and removes the state files.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from spantrain.core.speed import SpeedTrace
+from spantrain.errors import SpanTrainError, TestbedError, UsageError
+from spantrain.testbed import namespaces
+from spantrain.testbed.build import Built, build
+from spantrain.testbed.control import Answer, ControlServer
+from spantrain.testbed.layout import Layout
+from spantrain.testbed.namespace_processes import end_inhabitants
+from spantrain.testbed.router.forwarding import Forwarder
+from spantrain.testbed.router.shaper import Shape
+from spantrain.testbed.router.wakeups import Lead, wait_until
+from spantrain.testbed.state import State, boot_id, mark_of
+
+_NICENESS = -10
+"""A late router is a wrong network: it goes before the computation it serves, where the system allows that."""
+
+
+class Router:
+    """Serves packets and requests until asked to stop, or until its parent ends."""
+
+    def __init__(self, layout: Layout, built: Built, control: ControlServer) -> None:
+        self._forwarder = Forwarder(layout, built.tun_fds)
+        self._control = control
+        self._parent_fd = None if layout.parent_pid is None else os.pidfd_open(layout.parent_pid)
+        self._started_s = time.monotonic()
+        self._started_cpu_s = time.process_time()
+        self._stopping = False
+
+    def serve(self) -> None:
+        """Run until the end."""
+        forwarder, control = self._forwarder, self._control
+        always = [*forwarder.fds, *([] if self._parent_fd is None else [self._parent_fd])]
+        lead = Lead()
+        while not self._stopping:
+            for fd in wait_until(forwarder.due_s(), [*always, *control.fds], lead):
+                if fd in forwarder.fds:
+                    forwarder.read(fd)
+                elif fd == self._parent_fd:
+                    self._stopping = True
+                elif (request := control.receive(fd)) is not None:
+                    control.answer(request[0], self._obey(request[1]))
+            forwarder.deliver()
+
+    def _obey(self, request: Answer) -> Answer:
+        operations: dict[str, Callable[..., Answer]] = {
+            "status": self._status,
+            "shape": self._shape,
+            "shape_line": self._shape_line,
+            "follow": self._follow,
+            "stop": self._stop,
+        }
+        operation = operations.get(request.pop("operation"))
+        if operation is None:
+            return {"error": f"operations are {', '.join(operations)}"}
+        try:
+            return operation(**request)
+        except (TypeError, ValueError, UsageError) as error:
+            return {"error": str(error)}
+
+    def _stop(self) -> Answer:
+        self._stopping = True
+        return {}
+
+    def _shape(self, *, source: str, target: str, changes: dict[str, Any]) -> Answer:
+        known = self._forwarder.network.links
+        link = known.get((source, target))
+        if link is None:
+            pairs = ", ".join(f"{a} -> {b}" for a, b in known)
+            raise TestbedError(f"no link {source} -> {target}; there are {pairs or 'none'}")
+        present = {name: getattr(link.shape, name) for name in Shape.__dataclass_fields__}
+        self._forwarder.reshape((source, target), Shape(**{**present, **changes}))
+        return {}
+
+    def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
+        self._forwarder.reshape_line((site, way), bandwidth_bytes_per_s)
+        return {}
+
+    def _follow(self, *, traces: dict[str, list[tuple[float, float]]], start_s: float | None) -> Answer:
+        speeds = {name: SpeedTrace(changes=tuple((at, to) for at, to in rows)) for name, rows in traces.items()}
+        return {"start_s": self._forwarder.follow(speeds, start_s)}
+
+    def _status(self) -> Answer:
+        network = self._forwarder.network
+        links = [
+            {
+                "source": source,
+                "target": target,
+                **{name: getattr(link.shape, name) for name in Shape.__dataclass_fields__},
+                "speed": link.speed,
+                **vars(link.counters),
+                "bytes_waiting": link.waiting_bytes,
+            }
+            for (source, target), link in network.links.items()
+        ]
+        lines = [
+            {
+                "site": site,
+                "way": way,
+                "bandwidth_bytes_per_s": line.shape.bandwidth_bytes_per_s,
+                "speed": line.speed,
+                "bytes_sent": line.counters.bytes_sent,
+                "load_bytes_sent": line.counters.load_bytes_sent,
+                "packets_sent": line.counters.packets_sent,
+                "packets_dropped": line.counters.packets_dropped,
+                "bytes_waiting": line.waiting_bytes,
+            }
+            for (site, way), line in network.lines.items()
+        ]
+        return {
+            "links": links,
+            "lines": lines,
+            "packets_refused": self._forwarder.packets_refused,
+            "up_s": time.monotonic() - self._started_s,
+            "router_cpu_s": time.process_time() - self._started_cpu_s,
+        }
+
+
+def _write_state(directory: Path, layout: Layout, built: Built, keeper_pid: int) -> State:
+    hosts = [(host, site) for site in layout.sites for host in site.hosts]
+    state = State(
+        directory=str(directory),
+        testbed_id=layout.testbed_id,
+        cluster=layout.cluster,
+        boot_id=boot_id(),
+        router=mark_of(os.getpid()),
+        keeper=mark_of(keeper_pid),
+        owner=None if layout.parent_pid is None else mark_of(layout.parent_pid),
+        has_user_namespace=built.has_user_namespace,
+        site_of={host.name: site.name for host, site in hosts},
+        address_of={host.name: host.address for host, _ in hosts},
+        namespace_fd_of=built.host_fds,
+        networks=tuple(built.networks.values()),
+    )
+    state.write()
+    return state
+
+
+def _keep(router_pid: int, directory: Path, layout: Layout, built: Built) -> None:
+    """Wait for the router's end, then clear up. Holds the namespaces open, so that none is taken for another."""
+    for tun_fd in built.tun_fds:
+        os.close(tun_fd)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(router_pid)], [], [])
+    end_inhabitants(set(built.networks.values()), spare=(os.getpid(),))
+    for path in directory.glob(f"{layout.testbed_id}.*"):
+        path.unlink(missing_ok=True)
+
+
+def _start_keeper(directory: Path, layout: Layout, built: Built) -> int:
+    router_pid = os.getpid()
+    keeper_pid = os.fork()
+    if keeper_pid:
+        return keeper_pid
+    sys.stdout.close()
+    os.close(1)
+    _keep(router_pid, directory, layout, built)
+    os._exit(0)
+
+
+def _settle() -> None:
+    """Make wake-ups exact and pauses rare."""
+    namespaces.fine_timers()
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # the loop makes no cycles
+
+
+def _run(directory: Path, layout: Layout, *, probe: bool) -> None:
+    built = build(layout)
+    if probe:
+        return
+    control = ControlServer(directory / f"{layout.testbed_id}.sock")
+    keeper_pid = _start_keeper(directory, layout, built)
+    router = Router(layout, built, control)
+    _write_state(directory, layout, built, keeper_pid)
+    _settle()
+    _reply({"ready": True})
+    router.serve()
+
+
+def _reply(answer: Answer) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the router; return its exit code."""
+    directory, probe = Path(arguments[0]), arguments[1:] == ["--probe"]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    layout = Layout.from_json(sys.stdin.readline())
+    try:
+        _run(directory, layout, probe=probe)
+    except SpanTrainError as error:
+        _reply({"error": str(error)})
+        return 1
+    if probe:
+        _reply({"ready": True})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,287 @@
+"""The shape of one direction between two sites: rate, delay, jitter, loss, queue. No clock, no I/O.
+
+A packet waits in a fair queue, is sent at the link's rate, may be lost, then travels for the delay. Times are computed,
+not measured: a caller that wakes late delivers late but never sends at a lower rate.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field, replace
+from math import inf
+from random import Random
+from typing import NamedTuple
+
+_QUANTUM_BYTES = 16384
+"""Credit of a flow per round: a few packets, so that two bulk flows alternate in about a millisecond at 100 Mbit/s."""
+_QUEUE_FLOOR_BYTES = 131072
+_QUEUE_FLOOR_S = 0.03
+_LONGEST_PATIENCE_S = 0.5e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What one direction of a link does to packets."""
+
+    bandwidth_bytes_per_s: float
+    """Of IP packets, headers included."""
+    latency_s: float
+    """One way, without the time to send and to queue."""
+    jitter_s: float = 0.0
+    """Each packet's delay is uniform within `latency_s` plus or minus this."""
+    loss_ratio: float = 0.0
+    """Chance of each packet to be lost, independent of the others."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be zero or more, and finite, got {getattr(self, name)}")
+        if not self.bandwidth_bytes_per_s or self.loss_ratio >= 1:
+            raise ValueError(f"a link that carries nothing: {self}")
+
+    @property
+    def queue_bytes(self) -> int:
+        """Return what may wait where all of the way's delay is this one's own."""
+        return self.room_bytes(self.latency_s)
+
+    def room_bytes(self, latency_s: float) -> int:
+        """Return what may wait on a way of so long a delay: two round trips' worth and some.
+
+        One round trip's worth keeps the link full for one TCP flow; the second takes in the overshoot with which a
+        connection begins. Other flows do not wait for it, since each has its own queue.
+        """
+        return int(self.bandwidth_bytes_per_s * (4 * latency_s + _QUEUE_FLOOR_S)) + _QUEUE_FLOOR_BYTES
+
+
+class Packet(NamedTuple):
+    """One packet, or several of one flow that the kernel has joined."""
+
+    data: bytes
+    flow: bytes
+    """Packets with equal keys share a queue and keep their order."""
+    wire_bytes: int
+    """IP bytes of all the packets that this stands for."""
+    packets: int = 1
+    """How many packets it stands for."""
+    site: int = 0
+    """Number of the site that it is for."""
+    is_load: bool = False
+    """Whether it belongs to traffic that was made to compete (`load`)."""
+
+
+@dataclass(eq=False)
+class _Flow:
+    key: bytes
+    packets: deque[Packet] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    credit_bytes: int = _QUANTUM_BYTES
+
+
+class FairQueue:
+    """Deficit round robin over flows; a flow that was silent goes first once.
+
+    Shreedhar and Varghese, "Efficient fair queuing using deficit round robin", 1995; the list of new flows as in
+    RFC 8290 (FlowQueue-CoDel), section 4. So a ping or a heartbeat does not wait behind a bulk transfer.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[bytes, _Flow] = {}
+        self._new: deque[_Flow] = deque()
+        self._old: deque[_Flow] = deque()
+        self.waiting_bytes = 0
+
+    def push(self, packet: Packet) -> None:
+        """Add a packet at the end of its flow."""
+        flow = self._flows.get(packet.flow)
+        if flow is None:
+            flow = self._flows[packet.flow] = _Flow(packet.flow)
+            self._new.append(flow)
+        flow.packets.append(packet)
+        flow.waiting_bytes += packet.wire_bytes
+        self.waiting_bytes += packet.wire_bytes
+
+    def pop(self) -> Packet | None:
+        """Return the packet whose turn it is, or None when nothing waits."""
+        while self._new or self._old:
+            turn = self._new or self._old
+            flow = turn[0]
+            if flow.credit_bytes <= 0:
+                flow.credit_bytes += _QUANTUM_BYTES
+                self._old.append(turn.popleft())
+            elif not flow.packets:
+                self._retire(turn)
+            else:
+                packet = self._take(flow)
+                flow.credit_bytes -= packet.wire_bytes
+                return packet
+        return None
+
+    def drop(self) -> Packet:
+        """Remove and return the oldest packet of the flow with most bytes waiting: the one that fills the queue."""
+        assert self._flows, "nothing to drop"
+        return self._take(max(self._flows.values(), key=lambda flow: flow.waiting_bytes))
+
+    def _take(self, flow: _Flow) -> Packet:
+        packet = flow.packets.popleft()
+        flow.waiting_bytes -= packet.wire_bytes
+        self.waiting_bytes -= packet.wire_bytes
+        return packet
+
+    def _retire(self, turn: deque[_Flow]) -> None:
+        flow = turn.popleft()
+        if turn is self._new:
+            self._old.append(flow)  # else a flow of single packets would be new, and so first, each time
+        else:
+            del self._flows[flow.key]
+
+
+@dataclass
+class LinkCounters:
+    """What has passed one direction of a link since it was built."""
+
+    bytes_sent: int = 0
+    packets_sent: int = 0
+    packets_dropped: int = 0
+    """For want of room in the queue."""
+    packets_lost: int = 0
+    """By `loss_ratio`."""
+    load_bytes_sent: int = 0
+    """Of `bytes_sent`, those of traffic that was made to compete."""
+
+
+class ShapedLink:
+    """One direction between two sites. Push packets, collect those that have arrived.
+
+    `speed` is the part of the shape's rate that there is at present. At 0 the link stands still: packets wait, as many
+    as at its normal speed, and go on when it moves again.
+    """
+
+    def __init__(self, shape: Shape, random: Random) -> None:
+        self.shape = shape
+        self.speed = 1.0
+        self.counters = LinkCounters()
+        self._random = random
+        self._queue = FairQueue()
+        self._sending: Packet | None = None
+        self._sent_at_s = 0.0
+        self._stalled_bytes = 0.0
+        """What is left of the packet that is being sent, while the link stands still."""
+        self._travelling: list[tuple[float, int, Packet]] = []
+        self._order = 0
+        self._last_arrival_s: dict[bytes, float] = {}
+        self._patience_s = _patience_s(shape)
+        self._delay_elsewhere_s = 0.0
+        self._measure()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in the queue."""
+        return self._queue.waiting_bytes
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When `collect` should be called next; None while the link is empty.
+
+        The end of sending a packet has no effect until the packet arrives, so on a link with a delay it may be noticed
+        a little late: that halves the number of wake-ups.
+        """
+        if self._sending is None:
+            return self._travelling[0][0] if self._travelling else None
+        noticed_s = self._sent_at_s + self._patience_s
+        return min(self._travelling[0][0], noticed_s) if self._travelling else noticed_s
+
+    def expect_delay(self, latency_s: float) -> None:
+        """Make room for packets whose whole way has so long a delay: here and on what is before or behind this."""
+        self._delay_elsewhere_s = latency_s - self.shape.latency_s
+        self._measure()
+        self._drop_what_is_too_much()
+
+    def push(self, now_s: float, packet: Packet) -> None:
+        """Take a packet; when the queue is full, drop from the flow that fills it."""
+        self._advance(now_s)
+        self._queue.push(packet)
+        if self._sending is None:
+            self._send_next(now_s)
+        self._drop_what_is_too_much()
+
+    def collect(self, now_s: float) -> list[bytes]:
+        """Return the data of the packets that have arrived by now, in order of arrival."""
+        return [packet.data for _, packet in self.take(now_s)]
+
+    def take(self, now_s: float) -> list[tuple[float, Packet]]:
+        """Return the packets that have arrived by now and when each did, in order of arrival."""
+        self._advance(now_s)
+        arrived: list[tuple[float, Packet]] = []
+        while self._travelling and self._travelling[0][0] <= now_s:
+            at_s, _, packet = heapq.heappop(self._travelling)
+            arrived.append((at_s, packet))
+        if not self._travelling:
+            self._last_arrival_s.clear()
+        return arrived
+
+    def reshape(self, now_s: float, shape: Shape) -> None:
+        """Change the shape; what is being sent goes on at the new rate, what travels arrives as it would have."""
+        self._change(now_s, shape, self.speed)
+
+    def change_speed(self, now_s: float, speed: float) -> None:
+        """Let the link carry another part of its rate: what is being sent goes on at the new one, 0 stops it."""
+        self._change(now_s, self.shape, speed)
+
+    def _change(self, now_s: float, shape: Shape, speed: float) -> None:
+        self._advance(now_s)
+        left_bytes = self._stalled_bytes if self._sent_at_s == inf else (self._sent_at_s - now_s) * self._bytes_per_s
+        self.shape, self.speed = shape, speed
+        self._patience_s = _patience_s(shape)
+        self._measure()
+        if self._sending is not None:
+            self._plan_end(now_s, left_bytes)
+        self._drop_what_is_too_much()
+
+    def _measure(self) -> None:
+        """Reckon the present rate, and what may wait at it."""
+        shape = self.shape
+        self._bytes_per_s = shape.bandwidth_bytes_per_s * self.speed
+        # A link that stands still has the buffer that it had.
+        present = replace(shape, bandwidth_bytes_per_s=self._bytes_per_s) if self.speed else shape
+        self._room_bytes = present.room_bytes(shape.latency_s + self._delay_elsewhere_s)
+
+    def _plan_end(self, start_s: float, left_bytes: float) -> None:
+        """Reckon when so many bytes of the packet that is being sent will have left."""
+        self._stalled_bytes = left_bytes
+        self._sent_at_s = start_s + left_bytes / self._bytes_per_s if self._bytes_per_s else inf
+
+    def _drop_what_is_too_much(self) -> None:
+        while self._queue.waiting_bytes > self._room_bytes:
+            self.counters.packets_dropped += self._queue.drop().packets
+
+    def _advance(self, now_s: float) -> None:
+        while self._sending is not None and self._sent_at_s <= now_s:
+            self._depart(self._sending, self._sent_at_s)
+            self._send_next(self._sent_at_s)
+
+    def _send_next(self, start_s: float) -> None:
+        self._sending = self._queue.pop()
+        if self._sending is not None:
+            # A packet that has left the link before may be handed on when this one has sent others since.
+            self._plan_end(max(start_s, self._sent_at_s), self._sending.wire_bytes)
+
+    def _depart(self, packet: Packet, now_s: float) -> None:
+        shape = self.shape
+        if shape.loss_ratio and self._random.random() < shape.loss_ratio:
+            self.counters.packets_lost += packet.packets
+            return
+        self.counters.bytes_sent += packet.wire_bytes
+        self.counters.packets_sent += packet.packets
+        if packet.is_load:
+            self.counters.load_bytes_sent += packet.wire_bytes
+        delay_s = shape.latency_s
+        if shape.jitter_s:
+            delay_s = max(0.0, delay_s + self._random.uniform(-shape.jitter_s, shape.jitter_s))
+        # A flow keeps its order: TCP would take overtaking for loss, and real paths seldom reorder.
+        arrival_s = max(now_s + delay_s, self._last_arrival_s.get(packet.flow, 0.0))
+        self._last_arrival_s[packet.flow] = arrival_s
+        self._order += 1
+        heapq.heappush(self._travelling, (arrival_s, self._order, packet))
+
+
+def _patience_s(shape: Shape) -> float:
+    return min(_LONGEST_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))

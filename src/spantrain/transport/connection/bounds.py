@@ -1,0 +1,78 @@
+"""What the decoders of both wire formats hold what came against: bounded msgpack, lists, numbers, texts."""
+
+from typing import Any
+
+import msgpack
+
+from spantrain.errors import ProtocolError
+
+_MOST_SHOWN = 1000
+
+
+class Refusal(ProtocolError):
+    """Something from the network breaks a rule; `reason` is what is counted."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {printable(detail)}")
+        self.reason = reason
+
+
+def printable(told: str) -> str:
+    """Return what came as a log or a terminal may be given it: no control characters, not without end.
+
+    >>> printable("0.weight\x1b[2J")
+    '0.weight?[2J'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in told[:_MOST_SHOWN])
+
+
+def shown(value: Any) -> str:
+    """Return what came in a few characters; of a list, which may be of any depth, only that it is one."""
+    return f"a list of {len(value)}" if type(value) is list else f"{value!r:.50}"
+
+
+def unpack(data: bytes | memoryview, length: int, *, max_text: int, max_entries: int) -> list[Any]:
+    """Return the fields of a msgpack array of a length, with nothing in it but numbers, texts and arrays.
+
+    Raises:
+        Refusal: it is something else, or breaks a bound.
+    """
+    bounds = {"max_str_len": max_text, "max_array_len": max_entries, "max_map_len": 0, "max_bin_len": 0}
+    try:
+        fields = msgpack.unpackb(data, raw=False, max_ext_len=0, **bounds)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Refusal("malformed", f"not msgpack within bounds: {error}") from error
+    return array(fields, length, length)
+
+
+def array(value: Any, least: int, most: int) -> list[Any]:
+    """Return a list with so many entries.
+
+    Raises:
+        Refusal: it is none.
+    """
+    if type(value) is not list or not least <= len(value) <= most:
+        raise Refusal("malformed", f"need an array of {least} to {most} entries")
+    return value
+
+
+def whole_number(value: Any, least: int, end: int) -> int:
+    """Return a whole number from `least` up to, not including, `end`.
+
+    Raises:
+        Refusal: it is none.
+    """
+    if type(value) is not int or not least <= value < end:
+        raise Refusal("malformed", f"need a whole number from {least} up to {end}, got {shown(value)}")
+    return value
+
+
+def text(value: Any, most: int) -> str:
+    """Return a text of 1 to `most` bytes of UTF-8.
+
+    Raises:
+        Refusal: it is none.
+    """
+    if type(value) is not str or not value or len(value.encode()) > most:
+        raise Refusal("malformed", "need a text that is neither empty nor long")
+    return value

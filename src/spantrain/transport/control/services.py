@@ -1,0 +1,197 @@
+"""What the coordinator answers to bytes from a worker, apart from the network: JoinDesk and CallDesk."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from spantrain.errors import ProtocolError, SpanTrainError
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.certificates import Authority, certificate_digest
+from spantrain.transport.control.codec import decode
+from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
+from spantrain.transport.control.members import Members, TooManyCalls, check_name
+from spantrain.transport.control.protocol import (
+    HELLO,
+    JOIN_REQUEST_LIMIT_BYTES,
+    MESSAGE_LIMIT_BYTES,
+    PROTOCOL_VERSION,
+    RemoteRefusal,
+    wrap_answer,
+    wrap_refusal,
+)
+from spantrain.transport.control.token import JoinToken
+
+Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
+
+
+class Denied(Exception):
+    """A request that gets a gRPC status instead of an answer."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JoinRequest:
+    version: int
+    request_der: bytes
+    proof: bytes
+    facts: dict[str, Any]
+
+
+class JoinDesk:
+    """Answer workers that hold a token and no certificate yet."""
+
+    def __init__(
+        self,
+        *,
+        token: JoinToken,
+        authority: Authority,
+        members: Members,
+        on_join: Handler,
+        refusals: RefusalCounter,
+        throttle: JoinThrottle,
+    ) -> None:
+        self._token = token
+        self._authority = authority
+        self._members = members
+        self._on_join = on_join
+        self._refusals = refusals
+        self._throttle = throttle
+
+    def answer(self, body: bytes, *, source: str, now_s: float, control: Address) -> bytes:
+        """Return a certificate and the welcome for a worker that shows the token's secret, or a refusal.
+
+        Raises:
+            Denied: wrong token, too many of them from this address, or not a request to join.
+        """
+        wait_s = self._throttle.wait_s(now_s, source)
+        if wait_s > 0:
+            raise self._denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
+        try:
+            request = _read_join_request(body)
+        except ProtocolError as error:
+            raise self._denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
+        if not self._token.accepts(request.request_der, request.proof):
+            self._throttle.record_failure(now_s, source)
+            raise self._denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        try:
+            return self._admit(request, control)
+        except SpanTrainError as error:
+            self._refusals.add("join_refused")
+            return wrap_refusal(str(error))
+
+    def _admit(self, request: _JoinRequest, control: Address) -> bytes:
+        if request.version != PROTOCOL_VERSION:
+            raise RemoteRefusal(
+                f"it speaks version {request.version} of the control protocol, the coordinator {PROTOCOL_VERSION}: "
+                "install the same SpanTrain on both"
+            )
+        signing_request, name = self._authority.read_request(request.request_der)
+        check_name(name)
+        seat = self._members.reserve(name)
+        joined = False
+        try:
+            welcome = self._on_join(name, request.facts)
+            certificate_der = self._authority.sign(signing_request, name)
+            # A TCP host is known to the worker already, and by a name that works from where it is.
+            where = {"path": control.path} if control.path else {"port": control.port}
+            message = wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
+            self._members.admit(seat, certificate_digest(certificate_der))
+            joined = True
+        finally:
+            if not joined:
+                self._members.abandon(seat)
+        return message
+
+    def _denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
+        self._refusals.add(reason)
+        return Denied(code, text)
+
+
+def _read_join_request(body: bytes) -> _JoinRequest:
+    match decode(body, limit_bytes=JOIN_REQUEST_LIMIT_BYTES):
+        case {"version": int(version), "request": bytes(request), "proof": bytes(proof), "facts": dict(facts)}:
+            return _JoinRequest(version=version, request_der=request, proof=proof, facts=facts)
+        case other:
+            raise ProtocolError(f"a request to join needs version, request, proof and facts, got {sorted(other)}")
+
+
+class CallDesk:
+    """Answer calls of workers that have joined."""
+
+    def __init__(self, *, handlers: Mapping[str, Handler], members: Members, refusals: RefusalCounter) -> None:
+        assert HELLO not in handlers, f"{HELLO} is answered by the server itself"
+        self._handlers: Mapping[str, Handler] = {**handlers, HELLO: lambda _peer, _payload: {}}
+        self._members = members
+        self._refusals = refusals
+        self._running: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What can be called."""
+        return tuple(self._handlers)
+
+    def answer(self, method: str, body: bytes, *, certificate_der: bytes | None) -> bytes:
+        """Return the handler's answer or refusal.
+
+        Raises:
+            Denied: the certificate is nobody's, the payload is malformed, or this peer has too many calls running.
+        """
+        name = self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
+        if name is None:
+            raise self._denied("unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more")
+        try:
+            with self._members.calling(name), self._counted(f"{method} of {name}"):
+                payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
+                return self._handle(self._handlers[method], name, payload)
+        except ProtocolError as error:
+            raise self._denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        except TooManyCalls:
+            raise self._denied(
+                "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} has too many calls running at once"
+            ) from None
+
+    def _handle(self, handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
+        try:
+            answer = handler(name, payload)
+        except SpanTrainError as error:
+            if isinstance(error, ProtocolError):
+                self._refusals.add("malformed")
+            return wrap_refusal(str(error))
+        try:
+            return wrap_answer(answer)
+        except ProtocolError as error:
+            raise Denied(grpc.StatusCode.INTERNAL, f"the answer cannot be sent: {error}") from None
+
+    def wait_idle(self, timeout_s: float) -> tuple[str, ...]:
+        """Wait until no handler runs; return those that still do."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, timeout_s)
+            return tuple(sorted(self._running))
+
+    @contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        with self._changed:
+            self._running[what] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[what] -= 1
+                self._running += Counter()  # drops the zeros
+                self._changed.notify_all()
+
+    def _denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
+        self._refusals.add(reason)
+        return Denied(code, text)

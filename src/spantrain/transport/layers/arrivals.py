@@ -1,0 +1,293 @@
+"""Layers that come: only what is expected is taken in; what comes a little early waits, within bounds."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spantrain.core.outer.events import Ticket
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.connection.bounds import Refusal, printable
+from spantrain.transport.layers.copiers import ComingLayer, Copiers
+from spantrain.transport.layers.format import (
+    DONE,
+    GRANT,
+    Opening,
+    encode_number,
+    encode_pair,
+    encode_refused,
+    unlike,
+)
+from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.link import LayerLink
+from spantrain.transport.layers.pool import BufferPool
+
+_EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
+"""That one peer may open before they are expected: layers, and parameters in all of them."""
+_PIECES = 256
+_PIECE_BYTES = 16384
+"""Of a window's bytes so many may wait for each piece on average, and some more: each costs memory of its own. Whoever
+sends makes pieces of 64 KiB and, between two such, at most two smaller ones."""
+_ENDED_TICKETS = 1000
+"""That are remembered as forgotten, so that what still comes of them is told off at once."""
+
+
+@dataclass(eq=False)
+class _EarlyLayer:
+    """Opened, and not expected yet."""
+
+    opening: Opening
+    came_s: float
+    parked: list[memoryview] = field(default_factory=list)
+    parked_bytes: int = 0
+
+
+@dataclass(eq=False)
+class _Expected:
+    """Wanted from a peer, and not opened yet."""
+
+    parameters: tuple[ParameterSpec, ...]
+    since_s: float
+
+
+@dataclass(eq=False)
+class _Way:
+    """What comes from one peer."""
+
+    expected: dict[LayerKey, _Expected] = field(default_factory=dict)
+    early: dict[int, _EarlyLayer] = field(default_factory=dict)
+    coming: dict[int, ComingLayer] = field(default_factory=dict)
+    came_s: float = 0.0
+    """When the last piece came, or a layer began."""
+
+    def has_room_for(self, opening: Opening) -> bool:
+        """Whether one more layer may be opened before it is expected."""
+        parameters = sum(len(one.opening.parameters) for one in self.early.values()) + len(opening.parameters)
+        return len(self.early) < _EARLY_LAYERS and parameters <= _EARLY_PARAMETERS
+
+
+class Arrivals:
+    """All that comes; owned by the thread of the sockets, but for what the copiers do."""
+
+    def __init__(
+        self, limits: LayerLimits, pool: BufferPool, copiers: Copiers, *,
+        lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._limits, self._pool, self._copiers = limits, pool, copiers
+        self._most_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
+        self._lost, self._count = lost, count
+        self._ways: dict[str, _Way] = {}
+        self._ended: OrderedDict[Ticket, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._open: set[ComingLayer] = set()
+        self.whole_layers = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is expected, or on its way."""
+        return any(way.expected or way.early or way.coming for way in self._ways.values())
+
+    def claim(self, layer: ComingLayer) -> bool:
+        """Take a layer out, whole or given up: whoever gets True, a copier or the sockets' thread, tells of its end."""
+        with self._lock:
+            ours = layer in self._open
+            self._open.discard(layer)
+        return ours
+
+    # What this side wants.
+
+    def expect(
+        self, link: LayerLink | None, peer: str, key: LayerKey, parameters: Sequence[ParameterSpec], now_s: float
+    ) -> None:
+        """Want a layer from a peer; it may have been opened already."""
+        way = self._ways.setdefault(peer, _Way())
+        self._ended.pop(key.ticket, None)
+        way.expected[key] = _Expected(tuple(parameters), now_s)
+        early = next((one for one in way.early.values() if one.opening.key == key), None)
+        if early is not None and link is not None:
+            del way.early[early.opening.number]
+            self._begin(link, way, early, now_s)
+
+    def forget(self, ticket: Ticket, links: Mapping[str, LayerLink]) -> None:
+        """Want nothing of a push or a pull any more."""
+        self._ended[ticket] = None
+        while len(self._ended) > _ENDED_TICKETS:
+            self._ended.popitem(last=False)
+        for peer, way in self._ways.items():
+            for key in [key for key in way.expected if key.ticket == ticket]:
+                del way.expected[key]
+            early = [number for number, one in way.early.items() if one.opening.key.ticket == ticket]
+            for number in early:
+                del way.early[number]
+            coming = [number for number, one in way.coming.items() if one.key.ticket == ticket]
+            for number in coming:
+                self.claim(way.coming.pop(number))
+            for number in [*early, *coming]:
+                _tell(links.get(peer), encode_refused(number, f"{ticket} has ended"))
+
+    # What comes.
+
+    def opened(self, link: LayerLink, opening: Opening, now_s: float) -> None:
+        """Take in the opening of a layer.
+
+        Raises:
+            Refusal: it is not as expected, or too much at once.
+        """
+        way = self._ways.setdefault(link.name, _Way())
+        number, key = opening.number, opening.key
+        if number in way.early or number in way.coming:
+            raise Refusal("malformed", f"{key}: opened twice")
+        if (size_bytes := sum(one.size_bytes for one in opening.parameters)) > self._limits.layer_bytes:
+            detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
+            self._refuse(link, number, key, "oversized", detail)
+        if key.ticket in self._ended:
+            _tell(link, encode_refused(number, f"{key.ticket} has ended"))
+            return
+        early = _EarlyLayer(opening, now_s)
+        if key in way.expected:
+            self._begin(link, way, early, now_s)
+        elif way.has_room_for(opening):
+            way.early[number] = early
+        else:
+            self._refuse(link, number, key, "not expected", f"{key}, nor {len(way.early)} before it")
+
+    def _begin(self, link: LayerLink, way: _Way, early: _EarlyLayer, now_s: float) -> None:
+        opening, expected = early.opening, way.expected.pop(early.opening.key)
+        way.came_s = now_s
+        told = unlike(opening.parameters, expected.parameters)
+        if told:
+            reason = printable(f"{told}; the models at both ends must be the same")
+            self._lost(link.name, opening.key, reason)
+            self._refuse(link, opening.number, opening.key, "not as expected", reason)
+            return
+        layer = ComingLayer(link.name, opening.key, opening.number, opening.parameters, self._pool)
+        way.coming[opening.number] = layer
+        with self._lock:
+            self._open.add(layer)
+        self._grant(link, layer)
+        for piece in early.parked:
+            self._take(link, way, layer, piece, now_s)
+
+    def _refuse(self, link: LayerLink, number: int, key: LayerKey, reason: str, detail: str) -> None:
+        """Tell the sender, and have it counted.
+
+        Raises:
+            Refusal: always.
+        """
+        _tell(link, encode_refused(number, f"{reason}: {detail}"))
+        raise Refusal(reason, f"{key}: {detail}")
+
+    def data(self, link: LayerLink, number: int, offset_bytes: int, piece: memoryview, now_s: float) -> None:
+        """Take in a piece of a layer; of one that was given up it is dropped.
+
+        Raises:
+            Refusal: it is not what must come next, or more than was granted.
+        """
+        way = self._ways.get(link.name)
+        if way is None:
+            return
+        way.came_s = now_s
+        layer, early = way.coming.get(number), way.early.get(number)
+        if layer is not None:
+            self._check(layer.key, layer.came_bytes, offset_bytes, piece)
+            self._take(link, way, layer, piece, now_s)
+        elif early is not None:
+            self._check(early.opening.key, early.parked_bytes, offset_bytes, piece)
+            self._park(link, way, early, piece)
+
+    def _check(self, key: LayerKey, wanted_bytes: int, offset_bytes: int, piece: memoryview) -> None:
+        if offset_bytes != wanted_bytes or not len(piece):
+            raise Refusal(
+                "malformed", f"{key}: {len(piece)} bytes came for place {offset_bytes}, the next is {wanted_bytes}"
+            )
+
+    def _park(self, link: LayerLink, way: _Way, early: _EarlyLayer, piece: memoryview) -> None:
+        parked = [one for other in way.early.values() for one in other.parked]
+        over_bytes = sum(len(one) for one in parked) + len(piece) > self._limits.window_bytes
+        if over_bytes or len(parked) >= self._most_pieces:
+            del way.early[early.opening.number]
+            over = f"{self._limits.window_bytes} bytes" if over_bytes else f"{self._most_pieces} pieces"
+            detail = f"over {over} came before it was expected"
+            self._refuse(link, early.opening.number, early.opening.key, "not expected", detail)
+        early.parked.append(piece)
+        early.parked_bytes += len(piece)
+
+    def _take(self, link: LayerLink, way: _Way, layer: ComingLayer, piece: memoryview, now_s: float) -> None:
+        """Have a piece copied, whether it has just come or was parked.
+
+        Raises:
+            Refusal: it is more than the layer has, or than was granted, or one of too many small ones.
+        """
+        most_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
+        if layer.came_bytes + len(piece) > most_bytes:
+            self._give_up(link, way, layer, "oversized", f"more came than the {most_bytes} bytes that may")
+        if layer.waiting_pieces >= self._most_pieces:
+            self._give_up(link, way, layer, "oversized", f"its bytes came in over {self._most_pieces} pieces at once")
+        way.came_s = now_s
+        self._count(link.name, len(piece))
+        self._copiers.put(layer, piece)
+
+    def _give_up(self, link: LayerLink, way: _Way, layer: ComingLayer, reason: str, detail: str) -> None:
+        way.coming.pop(layer.number, None)
+        if self.claim(layer):
+            self._lost(link.name, layer.key, detail)
+        self._refuse(link, layer.number, layer.key, reason, detail)
+
+    def cancelled(self, link: LayerLink, number: int) -> None:
+        """Take note that the sender gave a layer up."""
+        way = self._ways.setdefault(link.name, _Way())
+        way.early.pop(number, None)
+        layer = way.coming.pop(number, None)
+        if layer is not None and self.claim(layer):
+            self._lost(link.name, layer.key, f"{link.name} gave it up")
+
+    def progressed(self, link: LayerLink | None, layer: ComingLayer) -> None:
+        """Tell the sender what the copiers did."""
+        way = self._ways.get(layer.peer)
+        if way is None or link is None or way.coming.get(layer.number) is not layer:
+            return
+        if layer.whole:
+            del way.coming[layer.number]
+            self.whole_layers += 1
+            _tell(link, encode_number(DONE, layer.number))
+        else:
+            self._grant(link, layer)
+
+    def _grant(self, link: LayerLink, layer: ComingLayer) -> None:
+        layer.granted_bytes = layer.copied_bytes + self._limits.window_bytes
+        _tell(link, encode_pair(GRANT, layer.number, layer.granted_bytes))
+
+    # Ends before their time.
+
+    def link_lost(self, peer: str, reason: str) -> None:
+        """Give up all that was wanted of a peer."""
+        way = self._ways.pop(peer, None)
+        if way is None:
+            return
+        keys = [*way.expected, *(layer.key for layer in way.coming.values() if self.claim(layer))]
+        for key in keys:
+            self._lost(peer, key, reason)
+
+    def overdue(self, now_s: float, links: Mapping[str, LayerLink]) -> None:
+        """Give up all that is expected of a peer of which nothing has come for too long."""
+        limit_s = self._limits.no_progress_s
+        for peer, way in self._ways.items():
+            late = [key for key, one in way.expected.items() if now_s - max(one.since_s, way.came_s) >= limit_s]
+            for key in late:
+                del way.expected[key]
+                self._lost(peer, key, f"nothing came of it from {peer} within {limit_s:.3g} s")
+            for number, early in list(way.early.items()):
+                if now_s - early.came_s >= limit_s:
+                    del way.early[number]
+                    _tell(links.get(peer), encode_refused(number, f"not expected within {limit_s:.3g} s"))
+            for number, layer in list(way.coming.items()):
+                if now_s - way.came_s >= limit_s and not layer.whole:
+                    del way.coming[number]
+                    _tell(links.get(peer), encode_refused(number, f"nothing came for {limit_s:.3g} s"))
+                    if self.claim(layer):
+                        self._lost(peer, layer.key, f"nothing more came of it from {peer} within {limit_s:.3g} s")
+
+
+def _tell(link: LayerLink | None, head: bytes) -> None:
+    if link is not None and link.up:
+        link.send(0, head)

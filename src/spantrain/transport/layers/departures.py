@@ -1,0 +1,232 @@
+"""Layers that go: opened in the order of the calls, poured as far as the other side grants, done when it has all."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spantrain.core.outer.events import Ticket
+from spantrain.core.outer.layers import LAYER_TYPES, ParameterSpec
+from spantrain.transport.layers.format import (
+    CANCEL,
+    DATA,
+    Opening,
+    encode_number,
+    encode_opening,
+    encode_pair,
+)
+from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.link import LayerLink
+
+_SMALL_BYTES = 65536
+"""Parameters up to this size are put together; larger ones go from where they are."""
+
+
+def specs_of(tensors: Mapping[str, Tensor]) -> tuple[ParameterSpec, ...]:
+    """Describe tensors that are to be sent.
+
+    Raises:
+        ValueError: one has a type or a place that cannot be sent, or is empty.
+    """
+    wrong = [
+        f"{name}: {tensor.dtype} on {tensor.device}"
+        for name, tensor in tensors.items()
+        if str(tensor.dtype).removeprefix("torch.") not in LAYER_TYPES or tensor.device.type != "cpu"
+    ]
+    if wrong or not tensors:
+        raise ValueError(
+            f"a layer needs tensors of {', '.join(LAYER_TYPES)} on the CPU, got {'; '.join(wrong) or 'none'}; "
+            "copy them there first"
+        )
+    return tuple(
+        ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
+    )
+
+
+def pieces(tensors: Sequence[Tensor], most_bytes: int) -> Iterator["memoryview | bytes"]:
+    """Yield the bytes of tensors, one after the other; only of small ones is a copy made.
+
+    >>> [len(piece) for piece in pieces([torch.zeros(3), torch.zeros(5), torch.zeros(50_000)], 131072)]
+    [32, 131072, 68928]
+    """
+    small = bytearray()
+    for tensor in tensors:
+        view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if small and (len(view) > _SMALL_BYTES or len(small) + len(view) > most_bytes):
+            yield bytes(small)
+            small = bytearray()
+        if len(view) > _SMALL_BYTES:
+            yield from (view[begin : begin + most_bytes] for begin in range(0, len(view), most_bytes))
+        else:
+            small += view
+    if small:
+        yield bytes(small)
+
+
+@dataclass(eq=False)
+class GoingLayer:
+    """A layer on its way to a peer."""
+
+    key: LayerKey
+    parameters: tuple[ParameterSpec, ...]
+    tensors: Sequence[Tensor]
+    moved_s: float
+    """When it last came on."""
+    number: int = -1
+    line: int = 0
+    left: "Iterator[memoryview | bytes]" = field(default_factory=lambda: iter(()))
+    ahead: "memoryview | bytes | None" = None
+    """The next piece, for which there was no room."""
+    poured_bytes: int = 0
+    granted_bytes: int | None = None
+    """How far it may go; None until the other side has said that it expects it."""
+
+
+@dataclass(eq=False)
+class _Way:
+    """What goes to one peer."""
+
+    waiting: deque[GoingLayer] = field(default_factory=deque)
+    """For the link to be up, or for those before it."""
+    going: dict[int, GoingLayer] = field(default_factory=dict)
+    early_bytes: int = 0
+    """Poured of layers that nothing was granted of."""
+    next_number: int = 0
+
+
+class Departures:
+    """All that goes; owned by the thread of the sockets."""
+
+    def __init__(
+        self, limits: LayerLimits, *, sent: Callable[[str, LayerKey], None],
+        lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        self._limits = limits
+        self._sent, self._lost, self._count = sent, lost, count
+        self._ways: dict[str, _Way] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is on its way, or waits."""
+        return any(way.waiting or way.going for way in self._ways.values())
+
+    def send(
+        self, link: LayerLink | None, peer: str, key: LayerKey, tensors: Mapping[str, Tensor], now_s: float
+    ) -> None:
+        """Put a layer in line, and pour what can be."""
+        layer = GoingLayer(key, specs_of(tensors), tuple(tensors.values()), now_s)
+        self._ways.setdefault(peer, _Way()).waiting.append(layer)
+        if link is not None and link.up:
+            self.flush(link, now_s)
+
+    def flush(self, link: LayerLink, now_s: float) -> None:
+        """Pour all that may go to a peer now."""
+        way = self._ways.get(link.name)
+        if way is None:
+            return
+        for layer in list(way.going.values()):
+            self._pour(link, way, layer, now_s)
+        while way.waiting and way.early_bytes < link.window_bytes:
+            layer = way.waiting.popleft()
+            self._open(link, way, layer)
+            self._pour(link, way, layer, now_s)
+
+    def _open(self, link: LayerLink, way: _Way, layer: GoingLayer) -> None:
+        layer.number, way.next_number = way.next_number, way.next_number + 1
+        layer.line = link.choose_line(sum(one.size_bytes for one in layer.parameters))
+        layer.left = pieces(layer.tensors, link.frame_bytes)
+        way.going[layer.number] = layer
+        opening = Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
+        link.send(layer.line, encode_opening(opening))
+
+    def _pour(self, link: LayerLink, way: _Way, layer: GoingLayer, now_s: float) -> None:
+        while True:
+            piece = layer.ahead if layer.ahead is not None else next(layer.left, None)
+            layer.ahead = piece
+            if piece is None or not self._has_room(link, way, layer, len(piece)):
+                return
+            link.send(layer.line, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
+            layer.ahead, layer.moved_s = None, now_s
+            layer.poured_bytes += len(piece)
+            way.early_bytes += len(piece) if layer.granted_bytes is None else 0
+            self._count(link.name, len(piece))
+
+    def _has_room(self, link: LayerLink, way: _Way, layer: GoingLayer, size_bytes: int) -> bool:
+        if layer.granted_bytes is None:
+            return way.early_bytes + size_bytes <= link.window_bytes
+        return layer.poured_bytes + size_bytes <= layer.granted_bytes
+
+    # What the other side says of them; what it says of others is old.
+
+    def granted(self, link: LayerLink, number: int, upto_bytes: int, now_s: float) -> None:
+        """Let a layer go as far as the other side says."""
+        way = self._ways.get(link.name)
+        layer = way.going.get(number) if way else None
+        if way is None or layer is None:
+            return
+        if layer.granted_bytes is None:
+            way.early_bytes -= layer.poured_bytes
+        layer.granted_bytes, layer.moved_s = upto_bytes, now_s
+        self.flush(link, now_s)
+
+    def done(self, link: LayerLink, number: int, now_s: float) -> None:
+        """Take note that the other side has all of a layer."""
+        layer = self._take_out(link.name, number)
+        if layer is not None:
+            self._sent(link.name, layer.key)
+            self.flush(link, now_s)
+
+    def refused(self, link: LayerLink, number: int, reason: str, now_s: float) -> None:
+        """Take note that the other side will not have a layer."""
+        layer = self._take_out(link.name, number)
+        if layer is not None:
+            link.send(layer.line, encode_number(CANCEL, number))
+            self._lost(link.name, layer.key, f"{link.name} refused it: {reason}")
+            self.flush(link, now_s)
+
+    def _take_out(self, peer: str, number: int) -> GoingLayer | None:
+        way = self._ways.get(peer)
+        layer = way.going.pop(number, None) if way else None
+        if way is not None and layer is not None and layer.granted_bytes is None:
+            way.early_bytes -= layer.poured_bytes
+        return layer
+
+    # Ends before their time.
+
+    def forget(self, ticket: Ticket, links: Mapping[str, LayerLink]) -> None:
+        """Drop all of a push or a pull, and tell the other sides."""
+        for peer, way in self._ways.items():
+            way.waiting = deque(layer for layer in way.waiting if layer.key.ticket != ticket)
+            for layer in [one for one in way.going.values() if one.key.ticket == ticket]:
+                self._take_out(peer, layer.number)
+                self._cancel(links.get(peer), layer)
+
+    def _cancel(self, link: LayerLink | None, layer: GoingLayer) -> None:
+        if link is not None and link.up:
+            link.send(layer.line, encode_number(CANCEL, layer.number))
+
+    def link_lost(self, peer: str, reason: str) -> None:
+        """Give up all that was for a peer."""
+        way = self._ways.pop(peer, None)
+        for layer in [*way.going.values(), *way.waiting] if way else []:
+            self._lost(peer, layer.key, reason)
+
+    def overdue(self, now_s: float, links: Mapping[str, LayerLink]) -> None:
+        """Give up what has not come on for too long; a layer that waits for others does so no longer than they."""
+        limit_s = self._limits.no_progress_s
+        for peer, way in self._ways.items():
+            moved_s = max((layer.moved_s for layer in way.going.values()), default=0.0)
+            for layer in [*way.going.values(), *way.waiting]:
+                if now_s - max(layer.moved_s, moved_s) < limit_s:
+                    continue
+                link = links.get(peer)
+                if layer.number in way.going:
+                    self._take_out(peer, layer.number)
+                    self._cancel(link, layer)
+                else:
+                    way.waiting.remove(layer)
+                stands = "it takes nothing" if link is not None and link.up else "it is not connected"
+                self._lost(peer, layer.key, f"{peer} did not take it within {limit_s:.3g} s: {stands}")

@@ -1,0 +1,101 @@
+"""What a layer wire takes and gives: keys of layers, limits, what it tells its owner, what it counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from spantrain.core.outer.events import Ticket, Way
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class LayerKey:
+    """One layer of a push or a pull."""
+
+    ticket: Ticket
+    way: Way
+    layer: int
+
+    def __post_init__(self) -> None:
+        if self.layer < 0:
+            raise ValueError(f"a layer's index must not be negative, got {self.layer}")
+
+    def __str__(self) -> str:
+        return f"layer {self.layer} of {self.way.value} {self.ticket}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLimits:
+    """Bounds of a layer wire: bytes, patience, connections, threads."""
+
+    frame_bytes: int = 4 * _MIB
+    """Largest piece of a layer that travels as one; ZeroMQ closes a connection that announces more. Each takes some
+    tenths of a millisecond besides its bytes; and on the slowest path one must come within `no_progress_s`."""
+    layer_bytes: int = 8192 * _MIB
+    """Largest layer that can be expected or sent."""
+    window_bytes: int = 16 * _MIB
+    """What of a layer may be under way and not yet at its place: rate times round trip of the longest path, or more."""
+    no_progress_s: float = 30.0
+    """A layer of which nothing has come, or gone, for so long is lost."""
+    connections: int = 1
+    """For layers, to each peer, besides one for control; each layer goes by one of them."""
+    copiers: int = 2
+    """Threads that put what comes in its place and hand over whole layers, one for each layer in flight; 0: the thread
+    of the sockets does it."""
+    welcome_s: float = 2.0
+    """How long the first answer of a peer that was dialled may take until it is dialled anew."""
+    early_s: float = 1.0
+    """How long who dials and is not known waits before it is refused: its name may be on its way to this side."""
+
+    def __post_init__(self) -> None:
+        if self.frame_bytes < 65536 or self.window_bytes < self.frame_bytes or self.layer_bytes < 1:
+            raise ValueError(
+                "frame_bytes must be at least 65536, window_bytes at least frame_bytes, layer_bytes positive; "
+                f"got {self.frame_bytes}, {self.window_bytes} and {self.layer_bytes}"
+            )
+        if not 1 <= self.connections <= 16 or not 0 <= self.copiers <= 64:
+            raise ValueError(
+                f"connections must be 1 to 16 and copiers 0 to 64, got {self.connections} and {self.copiers}"
+            )
+        if not (self.no_progress_s > 0 and self.welcome_s > 0 and self.early_s >= 0):
+            raise ValueError(
+                "no_progress_s and welcome_s must be positive, early_s must not be negative; "
+                f"got {self.no_progress_s}, {self.welcome_s} and {self.early_s}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCounters:
+    """What a wire has done so far."""
+
+    layers_sent: int
+    layers_received: int
+    bytes_sent: Mapping[str, int]
+    """By peer: of tensors, handed to the connection."""
+    bytes_received: Mapping[str, int]
+    """By peer: of tensors."""
+    refused: Mapping[str, int]
+    """Number by reason: `unknown peer`, `no greeting`, `not as expected`, `oversized`, `malformed`, `cut off`, ..."""
+
+
+class WireListener(Protocol):
+    """What a wire tells its owner, from the wire's threads; none of it may block for long, but for `arrived`.
+
+    A layer is told of once: that it arrived, or was sent, or is lost. What was on its way when it was forgotten may
+    still be told of.
+    """
+
+    def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, Tensor]) -> None:
+        """Take an expected layer that has come whole; the tensors are the listener's from now on."""
+
+    def sent(self, peer: str, key: LayerKey) -> None:
+        """Take note that the peer has all of a layer: its tensors may be changed again."""
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:
+        """Take note that an expected layer will not come, or a layer could not be sent."""
+
+    def died(self, fault: str) -> None:
+        """Take note that a fault has ended one of the wire's threads, and with it the wire."""

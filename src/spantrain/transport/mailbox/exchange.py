@@ -1,0 +1,307 @@
+"""What the runtime's threads and the thread of the sockets share: peers, queues, counts; one lock guards it all."""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from secrets import randbits
+
+from spantrain.errors import PeerLostError, ProtocolError
+from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.mailbox.inbox import Inbox
+from spantrain.transport.mailbox.interface import (
+    Counters,
+    Limits,
+    Message,
+    PeerAddress,
+    PeerCounters,
+    SentInterval,
+)
+from spantrain.transport.mailbox.outbox import Outbox, Parcel
+from spantrain.transport.mailbox.wire import Acknowledgement, Chunk, Greeting
+
+_logger = logging.getLogger(__name__)
+_MAX_INTERVALS = 65536
+
+
+@dataclass(kw_only=True, eq=False)
+class Correspondent:
+    """All that is known of one peer, beside the sockets."""
+
+    peer: PeerAddress
+    dials: bool
+    """Whether this side dials."""
+    held_back: bool
+    """Whether it is not to be dialled before `dial`; a connection that is there stays."""
+    inbox: Inbox
+    outbox: Outbox = field(default_factory=Outbox)
+    session: int = field(default_factory=lambda: randbits(62) + 1)
+    peer_session: int = 0
+    counters: PeerCounters = field(default_factory=PeerCounters)
+
+    def greeting(self, name: str, epoch: int, connection: int, connections: int) -> Greeting:
+        """Return what this side says when a link begins."""
+        return Greeting(
+            name=name,
+            session=self.session,
+            peer_session=self.peer_session,
+            epoch=epoch,
+            connection=connection,
+            connections=connections,
+            done=self.inbox.done,
+            first=self.outbox.first_numbers,
+            granted_bytes=self.inbox.granted_bytes,
+        )
+
+    def greeted(self, greeting: Greeting) -> list[Parcel]:
+        """Take what the other side says when a link begins; return the messages that it has."""
+        nothing = ((0, ()), (0, ()))
+        done = greeting.done if greeting.peer_session == self.session else nothing
+        return self.outbox.restart(done, greeting.granted_bytes, time.monotonic())
+
+    def count(self, **added: float) -> None:
+        """Add to counters by name."""
+        self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in added.items()})
+
+
+class Exchange:
+    """Queues between the threads that send and receive and the one that owns the sockets.
+
+    Methods take the lock themselves; it may be held already.
+    """
+
+    def __init__(self, *, name: str, limits: Limits, encrypted: bool, dialable: bool) -> None:
+        self.name = name
+        self.limits = limits
+        self.encrypted = encrypted
+        self.generation = 0
+        self.peers: dict[str, Correspondent] = {}
+        self.dirty: set[str] = set()
+        self.changed = False
+        self.stopped = False
+        self._stopped_by = ""
+        self.condition = threading.Condition()
+        self._dialable = dialable
+        self._gone: dict[str, PeerCounters] = {}
+        self._arrived: list[tuple[Correspondent, Message, int]] = []
+        self._held: list[tuple[Correspondent, Message, int]] = []
+        self._refused: Counter[str] = Counter()
+        self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
+        self._woken = False
+
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool) -> None:
+        """Replace the peers; those that are as before keep their queues and connections."""
+        wanted = {peer.name: peer for peer in peers}
+        own = wanted.pop(self.name, None)
+        dialable = self._dialable if own is None else bool(own.endpoint)
+        with self.condition:
+            if generation < self.generation:
+                raise ValueError(f"generation {generation} is older than {self.generation}, the current one")
+            for name in [name for name, known in self.peers.items() if not self._stays(known, wanted, dialable)]:
+                self._forget(name)
+            for peer in wanted.values():
+                if peer.name not in self.peers:
+                    self.peers[peer.name] = self._introduce(peer, dialable)
+                self.peers[peer.name].peer = peer
+                self.peers[peer.name].held_back = not dial
+            self.generation = generation
+            self._drop_older()
+            self.changed = True
+            self.condition.notify_all()
+
+    def dial(self, names: Iterable[str] | None) -> None:
+        """Let peers be dialled that `set_peers` held back; all if None."""
+        with self.condition:
+            for name in self.peers if names is None else names:
+                if name not in self.peers:
+                    raise ValueError(f"{self.name}: {name} is not among the peers of generation {self.generation}")
+                self.peers[name].held_back = False
+            self.changed = True
+
+    def _stays(self, known: Correspondent, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
+        peer = wanted.get(known.peer.name)
+        if peer is None or peer.public_key != known.peer.public_key or self._dials(peer, dialable) != known.dials:
+            return False
+        return not known.dials or peer.endpoint == known.peer.endpoint
+
+    def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
+        return bool(peer.endpoint) and (not dialable or self.name < peer.name)
+
+    def _introduce(self, peer: PeerAddress, dialable: bool) -> Correspondent:
+        if not dialable and not peer.endpoint:
+            raise ValueError(f"neither {self.name} nor {peer.name} can be dialled; give one of them an endpoint")
+        inbox = Inbox(peer.name, self.limits, checked=not self.encrypted)
+        known = Correspondent(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
+        known.counters = self._gone.pop(peer.name, known.counters)
+        return known
+
+    def _forget(self, name: str) -> None:
+        known = self.peers.pop(name)
+        self._gone[name] = known.counters
+        self.dirty.discard(name)
+        for queue in (self._arrived, self._held):
+            queue[:] = [entry for entry in queue if entry[0] is not known]
+
+    def _drop_older(self) -> None:
+        for name, known in self.peers.items():
+            if dropped := known.outbox.drop_older(self.generation):
+                self._refused["old generation, not sent"] += dropped
+                self.dirty.add(name)
+        entries = self._arrived + self._held
+        self._arrived, self._held = [], []
+        for entry in entries:
+            self._place(*entry)
+
+    def _place(self, known: Correspondent, message: Message, cost: int) -> None:
+        if message.key.generation > self.generation:
+            self._held.append((known, message, cost))
+        elif message.key.generation < self.generation:
+            self._refused["old generation"] += 1
+            known.inbox.consume(cost)
+            self.dirty.add(known.peer.name)
+        else:
+            self._arrived.append((known, message, cost))
+
+    def offer(self, peer: str, parcel: Parcel, timeout_s: float | None) -> bool:
+        """Queue a message for a peer; return False if there was no room in time."""
+        with self.condition:
+            deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+            stalled_s: float | None = None
+            while (known := self._open(peer, parcel)) is not None and not self._has_room(known, parcel):
+                now_s = time.monotonic()
+                if stalled_s is None:
+                    stalled_s = now_s
+                    known.count(send_stalls=1)
+                if deadline_s is not None and now_s >= deadline_s:
+                    known.count(send_stall_s=now_s - stalled_s)
+                    return False
+                self.condition.wait(None if deadline_s is None else deadline_s - now_s)
+            if known is None:
+                self._refused["old generation, not sent"] += 1
+                return True
+            if stalled_s is not None:
+                known.count(send_stall_s=time.monotonic() - stalled_s)
+            known.outbox.offer(parcel)
+            known.count(messages_sent=1, payload_bytes_sent=parcel.size_bytes)
+            self.dirty.add(peer)
+            return True
+
+    def _open(self, peer: str, parcel: Parcel) -> Correspondent | None:
+        self._check_running()
+        if parcel.key.generation < self.generation:
+            return None
+        if peer not in self.peers:
+            raise PeerLostError(f"{self.name}: {peer} is not among the peers of generation {self.generation}")
+        return self.peers[peer]
+
+    def _has_room(self, known: Correspondent, parcel: Parcel) -> bool:
+        held = known.outbox.held_bytes
+        return held == 0 or held + parcel.charge_bytes <= self.limits.send_queue_bytes
+
+    def _check_running(self) -> None:
+        if self.stopped:
+            raise ProtocolError(f"the mailbox of {self.name} is closed{self._stopped_by}")
+
+    def collect(self, timeout_s: float | None) -> tuple[list[Message], bool]:
+        """Return what has arrived and whether the thread of the sockets should be told of the room."""
+        with self.condition:
+            if not self._arrived:
+                self.condition.wait_for(lambda: self._arrived or self._woken or self.stopped, timeout_s)
+            self._woken = False
+            if not self._arrived:
+                self._check_running()
+            entries, self._arrived = self._arrived, []
+            urgent = False
+            for known, _, cost in entries:
+                if known.inbox.consume(cost):
+                    self.dirty.add(known.peer.name)
+                    urgent = True
+            return [message for _, message, _ in entries], urgent
+
+    def wake(self) -> None:
+        """Make a waiting `collect` return."""
+        with self.condition:
+            self._woken = True
+            self.condition.notify_all()
+
+    def stop(self, fault: str = "") -> None:
+        """Let everything that waits return; whoever calls later hears of the fault, if it was one."""
+        with self.condition:
+            self.stopped, self._stopped_by = True, fault and f": {fault}"
+            self.condition.notify_all()
+
+    def refuse(self, refusal: Refusal, source: str) -> None:
+        """Count something that was not accepted; say so in the log the first time."""
+        with self.condition:
+            self._refused[refusal.reason] += 1
+            first = self._refused[refusal.reason] == 1
+        if first:
+            _logger.warning("%s refused from %s: %s (counted from now on)", self.name, source, refusal)
+
+    def begin(self, known: Correspondent, greeting: Greeting, *, fresh_link: bool) -> None:
+        """Take what the other side says when a link begins.
+
+        `fresh_link`: this side's inbox still is as on the link before (whoever dials has begun anew already).
+        """
+        with self.condition:
+            anew = known.peer_session != greeting.session
+            known.peer_session = greeting.session
+            if anew or fresh_link:
+                known.inbox.restart(anew=anew)
+            known.inbox.skip_to(greeting.first)
+            self.settle(known, known.greeted(greeting))
+            self.dirty.add(known.peer.name)
+
+    def take_chunk(self, known: Correspondent, chunk: Chunk, data: memoryview) -> None:
+        """Take a chunk from the network.
+
+        Raises:
+            Refusal: it breaks a rule.
+        """
+        with self.condition:
+            arrival = known.inbox.accept(chunk, data, time.monotonic())
+            if arrival is None:
+                return
+            message, cost = arrival
+            known.count(messages_received=1, payload_bytes_received=message.size_bytes)
+            self._place(known, message, cost)
+            self.dirty.add(known.peer.name)
+            self.condition.notify_all()
+
+    def take_acknowledgement(self, known: Correspondent, acknowledgement: Acknowledgement) -> None:
+        """Take a peer's word of what it has."""
+        with self.condition:
+            done, granted_bytes = acknowledgement.done, acknowledgement.granted_bytes
+            self.settle(known, known.outbox.acknowledge(done, granted_bytes, time.monotonic()))
+            self.dirty.add(known.peer.name)
+
+    def settle(self, known: Correspondent, parcels: Iterable[Parcel]) -> None:
+        """Note messages that the peer has, and let those that wait for room go on."""
+        now_s = time.monotonic()
+        for parcel in parcels:
+            assert parcel.started_s is not None
+            interval = SentInterval(
+                peer=known.peer.name,
+                key=parcel.key,
+                size_bytes=parcel.size_bytes,
+                queued_s=parcel.queued_s,
+                started_s=parcel.started_s,
+                acknowledged_s=now_s,
+            )
+            self._intervals.append(interval)
+            self.condition.notify_all()
+
+    def take_intervals(self) -> list[SentInterval]:
+        """Return the messages acknowledged since the last call; the newest 65536 if there are more."""
+        with self.condition:
+            intervals = list(self._intervals)
+            self._intervals.clear()
+            return intervals
+
+    def counters(self) -> Counters:
+        """Return totals, peers that are gone included."""
+        with self.condition:
+            current = {name: known.counters for name, known in self.peers.items()}
+            return Counters(peers=self._gone | current, refused=dict(self._refused))

@@ -1,0 +1,176 @@
+"""What a mailbox takes and gives, whatever carries it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from spantrain.core.messages import MessageKey
+
+if TYPE_CHECKING:
+    import torch  # a control plane knows addresses, and no tensors
+
+_MIB = 2**20
+
+
+_ENDPOINT = re.compile(
+    r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
+)
+_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerAddress:
+    """Who a peer is and where it listens."""
+
+    name: str
+    endpoint: str
+    """`tcp://10.0.0.2:5000`, or empty if it cannot be dialled (then it dials)."""
+    public_key: str
+    """Z85; empty only when encryption is off."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint and _ENDPOINT.fullmatch(self.endpoint) is None:
+            raise ValueError(
+                f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {self.endpoint[:60]!r}"
+            )
+        if self.public_key and _PUBLIC_KEY.fullmatch(self.public_key) is None:
+            raise ValueError(
+                f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Tensors that arrived whole. No order is promised between messages: the key says what it is."""
+
+    source: str
+    key: MessageKey
+    tensors: "tuple[torch.Tensor, ...]"
+    """On the CPU, writable, not shared with anything else."""
+    size_bytes: int
+    """Of the tensors."""
+    sent_s: float
+    """When the sender's `send` was called, on the sender's monotonic clock."""
+    received_s: float
+    """When the last byte came, on the receiver's monotonic clock."""
+    started_s: float = 0.0
+    """When the first chunk came, on the receiver's monotonic clock."""
+    first_chunk_bytes: int = 0
+    """Size of that chunk: `size_bytes` less this came between `started_s` and `received_s`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of a mailbox: bytes of tensors, connections, patience."""
+
+    max_message_bytes: int = 256 * _MIB
+    send_queue_bytes: int = 512 * _MIB
+    """Per peer, not acknowledged yet; a message that does not fit makes `send` wait."""
+    receive_queue_bytes: int = 512 * _MIB
+    """Per peer, credit: what may be under way or waiting for `receive`."""
+    bulk_connections: int = 2
+    """Connections per peer for large messages, besides one for small ones and one for control; one alone does not fill
+    a long fat pipe."""
+    welcome_s: float = 2.0
+    """How long the first answer of a peer that was dialled may take until it is dialled anew: several round trips of
+    the longest path, and the work of a handshake on a busy machine."""
+
+    def __post_init__(self) -> None:
+        if self.max_message_bytes < 1 or self.send_queue_bytes < 1:
+            raise ValueError(f"max_message_bytes and send_queue_bytes must be positive, got {self}")
+        if self.receive_queue_bytes < 2 * self.max_message_bytes:
+            raise ValueError(
+                f"receive_queue_bytes must be at least twice max_message_bytes, or a large message could wait for "
+                f"ever, got {self.receive_queue_bytes} and {self.max_message_bytes}"
+            )
+        if not 1 <= self.bulk_connections <= 16:
+            raise ValueError(f"bulk_connections must be 1 to 16, got {self.bulk_connections}")
+        if not self.welcome_s > 0:
+            raise ValueError(f"welcome_s must be positive, got {self.welcome_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentInterval:
+    """One message's way out, on the sender's monotonic clock."""
+
+    peer: str
+    key: MessageKey
+    size_bytes: int
+    queued_s: float
+    started_s: float
+    """When its first chunk was handed to the connection."""
+    acknowledged_s: float
+    """When the peer's word came that it has all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerCounters:
+    """What went to and came from one peer."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    payload_bytes_sent: int = 0
+    payload_bytes_received: int = 0
+    wire_bytes_sent: int = 0
+    """With headers, acknowledgements, framing and encryption; without TCP and IP headers."""
+    wire_bytes_received: int = 0
+    send_stalls: int = 0
+    """Times that `send` found no room."""
+    send_stall_s: float = 0.0
+    reconnections: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What a mailbox has done so far."""
+
+    peers: Mapping[str, PeerCounters]
+    refused: Mapping[str, int]
+    """Number by reason: `unknown peer`, `malformed`, `truncated`, `oversized`, `old generation`, ..."""
+
+
+class MailboxLike(Protocol):
+    """What `Mailbox` and `MemoryMailbox` have in common."""
+
+    @property
+    def name(self) -> str:
+        """Name of this side."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where peers may dial; empty if they cannot."""
+
+    @property
+    def public_key(self) -> str:
+        """What peers must know to trust this side."""
+
+    @property
+    def generation(self) -> int:
+        """The generation of the last `set_peers`; messages of it are delivered."""
+
+    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
+        """Replace the set of peers that may send and be sent to; dial those that are new, or wait for `dial`."""
+
+    def dial(self, names: Iterable[str] | None = None) -> None:
+        """Dial peers that `set_peers` held back, all or some."""
+
+    def send(
+        self, peer: str, key: MessageKey, tensors: "Sequence[torch.Tensor]", *, timeout_s: float | None = None
+    ) -> bool:
+        """Queue a message; False if there was no room within the time."""
+
+    def receive(self, timeout_s: float | None) -> list[Message]:
+        """Return what has arrived, waiting for the first if there is none."""
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return."""
+
+    def counters(self) -> Counters:
+        """Return totals."""
+
+    def sent_intervals(self) -> list[SentInterval]:
+        """Return the messages acknowledged since the last call."""
+
+    def close(self) -> None:
+        """Stop; what is not sent is lost."""

@@ -1,0 +1,284 @@
+"""A cluster and a shard of a simulated run: the policies' own client, a body, and how long things take.
+
+A cluster asks for a push when it has taken H steps since the last one, and trains on while it is sent, while it waits
+for an update and while a version comes. What came whole it takes in between two steps.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from spantrain.core.outer import commands as do
+from spantrain.core.outer import events as on
+from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion, untag_command
+from spantrain.core.outer.events import OuterEvent, Transfer, Way, tag_event
+from spantrain.errors import ProtocolError
+from spantrain.outer.policy.client import Said
+from spantrain_studies.outer.bodies import ClusterBody, ShardBody
+from spantrain_studies.outer.case import OuterCase, SimulatedCluster, SimulatedShard
+from spantrain_studies.outer.rounds import ClusterRounds
+
+_UPDATE = (do.Measure, do.Combine, do.Stage, do.Commit)
+
+
+class MemberWorld(Protocol):
+    """What a member can do: wait, tell the master, send a layer."""
+
+    @property
+    def now_s(self) -> float:
+        """Time."""
+
+    def later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something after a while."""
+
+    def tell(self, member: str, event: OuterEvent) -> None:
+        """Send the master an event."""
+
+    def carry(self, way: Way, transfer: Transfer, version: int, content: Any) -> None:
+        """Send a layer."""
+
+    def connect(self, member: str) -> None:
+        """Begin a new connection to the master."""
+
+    def may_step(self) -> bool:
+        """Whether another step is to be taken, by whoever asks."""
+
+    def stepped(self) -> None:
+        """Note the end of a step."""
+
+    def settled(self) -> None:
+        """Note that a cluster takes no more steps, and may have nothing left to push."""
+
+
+class ClusterMember:
+    """One life of a cluster."""
+
+    def __init__(self, world: MemberWorld, spec: SimulatedCluster, case: OuterCase, body: ClusterBody) -> None:
+        self._world, self._spec, self._case, self._body = world, spec, case, body
+        count = len(case.fragments)
+        bodies = [body] if count == 1 else [body.part(number, count) for number in range(count)]
+        self._parts = [ClusterRounds(spec.name, case, one, number) for number, one in enumerate(bodies)]
+        self._chance = random.Random(spec.name)
+        self._began = self._stepping = self._standing = self._waiting = False
+        self._exchange_since_s: float | None = None
+        self.dead = False
+        self.train_s = self.comm_s = self.blocked_s = 0.0
+
+    @property
+    def steps(self) -> int:
+        """That were taken."""
+        return self._parts[0].steps
+
+    @property
+    def rounds(self) -> int:
+        """That ended in a new start; of a model in fragments those of each."""
+        return sum(part.rounds for part in self._parts)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all steps are taken."""
+        return not (self._stepping or self._standing)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are taken, and all that was learned is decided on."""
+        return self.idle and all(part.done for part in self._parts)
+
+    def registered(self) -> None:
+        """Begin a connection."""
+        for number, part in enumerate(self._parts):
+            self._say(number, part.registered())
+
+    def cut_off(self) -> None:
+        """Lose the connection to the master: nothing is waited for."""
+        for part in self._parts:
+            part.cut_off()
+        if self._standing:
+            self._between_steps()
+
+    def heard(self, command: OuterCommand) -> None:
+        """Take in what the master commands."""
+        number, inner = untag_command(command)
+        if isinstance(inner, do.RegisterAgain):
+            self._world.connect(self._spec.name)
+            return
+        part = self._parts[number]
+        self._say(number, part.heard(inner))
+        if isinstance(inner, do.Welcome) and inner.version is None and not part.begun:
+            self._say(number, part.ask())
+            if not self._began:
+                self._go_on()
+
+    def sent(self, number: int, transfer: Transfer) -> None:
+        """Note that a layer has left."""
+        self._say(number, self._parts[number].sent(transfer))
+
+    def got(self, number: int, transfer: Transfer, content: Any) -> None:
+        """Take in a layer of a version."""
+        self._say(number, self._parts[number].got(transfer, content))
+
+    def _say(self, number: int, said: list[Said]) -> None:
+        part = self._parts[number]
+        for one in said:
+            if isinstance(one, do.SendLayer):
+                self._world.carry(Way.PUSH, one.transfer, 0, part.content(one))
+            elif isinstance(one, SkipPush | UseVersion):
+                part.came(one)
+            else:
+                self._world.tell(self._spec.name, tag_event(number, one))
+        self._note_exchange()
+        if (part.has_news or self._standing) and not self._stepping:
+            self._between_steps()
+
+    def _note_exchange(self) -> None:
+        now_s = self._world.now_s
+        busy = any(part.exchanges for part in self._parts)
+        if busy and self._exchange_since_s is None:
+            self._exchange_since_s = now_s
+        elif not busy and self._exchange_since_s is not None:
+            self.comm_s += now_s - self._exchange_since_s
+            self._exchange_since_s = None
+
+    # Steps.
+
+    def _go_on(self) -> None:
+        if not all(part.begun for part in self._parts):
+            return
+        self._began = True
+        self._standing = not all(part.may_go_on for part in self._parts)
+        if self._standing:
+            return
+        self._stepping = self._world.may_step()
+        if self._stepping:
+            seconds = self._spec.step_s * (1 + self._spec.gap * self._chance.random())
+            self.train_s += seconds
+            self._world.later(seconds, self._end_step)
+        else:
+            self._push_rest()
+
+    def _end_step(self) -> None:
+        if self.dead:
+            return
+        self._body.step()
+        for number, part in enumerate(self._parts):
+            self._say(number, part.step())
+        self._world.stepped()
+        self._between_steps()
+
+    def _between_steps(self) -> None:
+        """Take in what came, ask for pushes if it is time, and go on."""
+        if self.dead:
+            return
+        self._stepping = True
+        copies = 0.0
+        for number, part in enumerate(self._parts):
+            copies += part.take_in() * self._size(number)
+            self._say(number, part.end_round())
+            if part.is_due:
+                self._say(number, part.ask())
+                copies += self._size(number)
+        if copies and self._case.copy_s:
+            self.blocked_s += copies * self._case.copy_s
+            self._world.later(copies * self._case.copy_s, self._resume)
+        else:
+            self._resume()
+
+    def _size(self, number: int) -> float:
+        """Return what part of the model a fragment is."""
+        return self._case.fragments[number].size_bytes / self._case.model_bytes
+
+    def _resume(self) -> None:
+        if self.dead:
+            return
+        self._stepping = False
+        if any(part.has_news for part in self._parts):
+            self._between_steps()
+        else:
+            self._go_on()
+
+    def _push_rest(self) -> None:
+        """Ask for last pushes; again after a while, for as long as something is left."""
+        for number, part in enumerate(self._parts):
+            if part.steps_left and part.is_free and not (part.has_news or part.refused):
+                self._say(number, part.ask())
+        if self.done:
+            self._world.settled()
+        elif not self._waiting:
+            self._waiting = True
+            self._world.later(self._case.settings.lost_after_s / 4, self._try_again)
+
+    def _try_again(self) -> None:
+        self._waiting = False
+        for part in self._parts:
+            part.refused = False
+        if not self.dead and self.idle:
+            self._push_rest()
+
+
+class ShardMember:
+    """One life of a shard: commands one after the other, layers beside them."""
+
+    def __init__(
+        self, world: MemberWorld, spec: SimulatedShard, case: OuterCase, bodies: Sequence[ShardBody]
+    ) -> None:  # fmt: skip
+        """`bodies`: for each fragment."""
+        self._world, self._spec, self._case, self._bodies = world, spec, case, tuple(bodies)
+        self._free_s = 0.0
+        self._connection = 0
+        self.dead = False
+
+    def beat(self) -> None:
+        """Give a sign of life, with the versions that it can go on from."""
+        for number, body in enumerate(self._bodies):
+            event = on.ShardBeat(shard=self._spec.name, versions=body.restorable)
+            self._world.tell(self._spec.name, tag_event(number, event))
+
+    def registered(self) -> None:
+        """Begin a connection; commands of the last one are not done any more."""
+        self._connection += 1
+        for number, body in enumerate(self._bodies):
+            self._world.tell(self._spec.name, tag_event(number, body.registered()))
+
+    def heard(self, command: OuterCommand) -> None:
+        """Do what the master commands, when it is its turn."""
+        number, inner = untag_command(command)
+        if isinstance(inner, do.RegisterAgain):
+            self._world.connect(self._spec.name)
+        elif isinstance(inner, do.Move):
+            self._give(number, inner)
+        else:
+            takes_s = self._spec.command_s / len(self._bodies) if isinstance(inner, _UPDATE) else 0.0
+            self._free_s = max(self._free_s, self._world.now_s) + takes_s
+            self._world.later(self._free_s - self._world.now_s, self._do, number, inner, self._connection)
+
+    def _do(self, number: int, command: OuterCommand, connection: int) -> None:
+        if self.dead or connection != self._connection:
+            return
+        body = self._bodies[number]
+        answer = body.on_command(command)
+        if isinstance(answer, on.ShardRegistered):
+            self._world.connect(self._spec.name)
+            return
+        if isinstance(command, do.Commit) and command.version % self._case.snapshot_every == 0:
+            body.snapshot()
+        if answer is not None:
+            self._world.tell(self._spec.name, tag_event(number, answer))
+
+    def _give(self, number: int, command: do.Move) -> None:
+        try:
+            content = self._bodies[number].give(command.version, command.transfer.layer)
+        except ProtocolError as error:
+            lost = on.TransferLost(way=Way.PULL, transfer=command.transfer, reason=str(error))
+            self._world.tell(self._spec.name, tag_event(number, lost))
+        else:
+            self._world.carry(Way.PULL, command.transfer, command.version, content)
+
+    def got(self, number: int, transfer: Transfer, content: Any) -> None:
+        """Take in a layer of a push."""
+        try:
+            self._bodies[number].take(transfer.ticket, transfer.layer, content, transfer.wire_format)
+        except ProtocolError as error:
+            event: OuterEvent = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
+        else:
+            event = on.Moved(way=Way.PUSH, transfer=transfer)
+        self._world.tell(self._spec.name, tag_event(number, event))

@@ -1,0 +1,113 @@
+"""`asteroid`: the planner of Asteroid (Ye et al., MobiCom 2024, sections 3.2 and 3.3), for pipelines of unlike devices.
+
+Kept: measured times that are not linear in samples; devices sorted by memory, those with the most first; stages of
+neighbours among them, data parallel; memory of K_p = 2 (P - p) - 1 micro-batches as a hard limit (equation 3); samples
+by algorithm 1 (`asteroid_shares`); the dominant step and the dynamic programme of algorithm 2 (`asteroid_search`); all
+devices take part, unless algorithm 1 leaves one without a sample; 1F1B with those K_p; sums by torch's DDP (section 4).
+Of devices with the same memory the faster goes first. T_a is the ring of `cost.collectives`; communication takes as
+long as its busiest link or port needs, both directions one after the other. The micro-batch size, given in the paper,
+is tried for a few sizes. Not looked at, as in the paper: parameters that stages share. Pipeline replay is not part of
+planning.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from spantrain.core.action import Op
+from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.span import equal_spans
+from spantrain.core.sums import SumModel
+from spantrain.cost.compute import ComputeCost
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.network import NetworkCost
+from spantrain.cost.sum_models import default_sums
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.tables import Tables
+from spantrain.planner.explain import infeasible
+from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.asteroid.search import StagePlace, best_pipeline
+from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables, SpanBytes
+
+_MOST_DEVICES = 32
+_SEVERAL = 4
+"""Micro-batches that a step should have at least."""
+_SIZES = {8: 6, 16: 4, _MOST_DEVICES: 2}
+"""How many sizes are planned for, up to so many devices."""
+
+
+def asteroid(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose Asteroid's pipeline for some micro-batch sizes, the one that it likes best first.
+
+    Raises:
+        InfeasiblePlanError: nothing fits, or there are more devices than its programme can go through.
+        ProfileError: the profile lacks a timing or a link.
+    """
+    names = request.devices_within_quotas
+    if len(names) > _MOST_DEVICES:
+        raise InfeasiblePlanError(f"goes through ranges of devices, {_MOST_DEVICES} at most, got {len(names)}")
+    found = []
+    for proposal in _proposals(request, _sorted(request, names)):
+        found.append(proposal)
+        if len(found) == next(sizes for most, sizes in _SIZES.items() if len(names) <= most):
+            break
+    if not found:
+        raise infeasible(Tables(request.profile, request.job), names)
+    return tuple(sorted(found, key=lambda proposal: proposal.own_estimate_s or 0.0))
+
+
+def _sorted(request: PlanRequest, names: Sequence[str]) -> list[str]:
+    devices = request.profile.cluster.device_by_name
+    speed = request.profile.score_by_device
+    return sorted(names, key=lambda name: (-devices[name].memory_bytes, -speed.get(name, 0.0)))
+
+
+def _proposals(request: PlanRequest, devices: Sequence[str]) -> Iterator[Proposal]:
+    """Yield a proposal for each micro-batch size that fits: large ones first, those of few micro-batches last."""
+    sizes, total = request.job.micro_batch_sizes(), request.job.global_batch
+    several = [size for size in sizes if _SEVERAL * size <= total]
+    compute = ComputeCost(request.profile, request.job.dtype)
+    memory = MemoryCost(request.profile, request.job.optimizer, compute.dtype)
+    costs = (compute, _network(request, compute, devices), SpanBytes(request, memory))
+    for size in (*reversed(several), *sizes[len(several) :]):
+        tables = DeviceTables(request.profile, costs, devices, size)
+        best = best_pipeline(tables, -(-total // size))
+        if best is not None:
+            plan = _plan(request, tables, best.stages)
+            if all(peak <= _memory_of(plan, name) for name, peak in memory.plan_peak_bytes(plan).items()):
+                yield Proposal(plan=plan, own_estimate_s=best.latency_s)
+
+
+def _network(request: PlanRequest, compute: ComputeCost, devices: Sequence[str]) -> DeviceNetwork:
+    whole = range(len(request.profile.graph.units))
+    seconds = [sum(compute.stage_seconds(whole, name, op, 1) for op in (Op.FORWARD, Op.BACKWARD)) for name in devices]
+    return DeviceNetwork(NetworkCost(request.profile), devices, [1 / max(second, 1e-12) for second in seconds])
+
+
+def _memory_of(plan: Plan, name: str) -> int:
+    return plan.cluster.device_by_name[name].memory_bytes
+
+
+def _plan(request: PlanRequest, tables: DeviceTables, stages: Sequence[StagePlace]) -> Plan:
+    return Plan(
+        cluster=request.profile.cluster,
+        model=request.profile.model,
+        global_batch=request.job.global_batch,
+        dtype=tables.compute.dtype,
+        stages=tuple(_stage(request, tables, place) for place in stages),
+        schedule="1f1b-asteroid",
+    )
+
+
+def _stage(request: PlanRequest, tables: DeviceTables, place: StagePlace) -> Stage:
+    samples = tables.samples(place.low, place.high, place.units, place.held)
+    own = tables.devices[place.low : place.high]
+    shares = [(name, count) for name, count in zip(own, samples, strict=True) if count]
+    return Stage(
+        first_unit=place.units.start,
+        end_unit=place.units.stop,
+        micro_batches=equal_spans(request.job.global_batch, tables.size),
+        replicas=tuple(
+            Replica(devices=(name,), sample_share=float(count), in_flight_limit=place.held * count)
+            for name, count in shares
+        ),
+        sums=default_sums(SumModel.TORCH_DDP),
+    )

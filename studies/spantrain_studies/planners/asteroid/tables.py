@@ -1,0 +1,174 @@
+"""Seconds and samples of groups of devices for every span of units: what `asteroid` reads its steps from."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spantrain.core.action import Op
+from spantrain.core.profile import Profile
+from spantrain.cost.compute import ComputeCost
+from spantrain.cost.memory import MemoryCost, framework_bytes
+from spantrain.cost.network import NetworkCost
+from spantrain.planner.assembly.tables import Array
+from spantrain.planner.request import PlanRequest
+from spantrain.planner.strategies.spantrain.hops import HopRates, RingRate, hop_rates
+from spantrain_studies.planners.asteroid.shares import Blocks, allocate, balanced
+
+_MOST_BLOCKS = 32
+"""Into which a micro-batch is cut."""
+_LEAST_BLOCKS = 16
+
+
+class Step(NamedTuple):
+    """An execution step for units i to j-1, as [i, j]; seconds are infinite where it does not fit."""
+
+    both: Array
+    """E_f + E_b of one micro-batch."""
+    backward: Array
+    """E_b of it."""
+    sums: Array
+    """T_a."""
+
+
+class SpanBytes:
+    """What spans of units are in bytes; the first unit and the end of each are in `first` and `end`."""
+
+    def __init__(self, request: PlanRequest, memory: MemoryCost) -> None:
+        graph = request.profile.graph
+        self.first, self.end = np.triu_indices(len(graph.units) + 1, 1)
+        spans = [range(first, end) for first, end in zip(self.first.tolist(), self.end.tolist(), strict=True)]
+        self.state = np.array([float(memory.state_bytes(units)) for units in spans])
+        self.activation = np.array([float(memory.activation_bytes_per_sample(units)) for units in spans])
+        """Of one sample."""
+        self.messages = np.array([float(memory.buffer_bytes_per_sample(units)) for units in spans])
+        """Of one sample, both cuts."""
+        self.parameters = np.array([float(sum(graph.held_parameter_bytes(units))) for units in spans])
+
+
+class DeviceNetwork:
+    """Ways between ranges of devices in their sorted order, and rings over them."""
+
+    def __init__(self, network: NetworkCost, devices: Sequence[str], capacities: Sequence[float]) -> None:
+        self._network, self._sides = network, tuple(zip(devices, capacities, strict=True))
+        self.rates, self.ring = cache(self._rates_of), cache(self._ring_of)
+
+    def _rates_of(self, low: int, middle: int, high: int) -> tuple[HopRates, HopRates]:
+        """Return the way from devices `low` to `middle`-1 to those up to `high`-1, shares by capacity, and back."""
+        senders, receivers = self._sides[low:middle], self._sides[middle:high]
+        return hop_rates(self._network, senders, receivers), hop_rates(self._network, receivers, senders)
+
+    def _ring_of(self, low: int, high: int) -> RingRate:
+        return RingRate.of(self._network, tuple(name for name, _ in self._sides[low:high]))
+
+
+class DeviceTables:
+    """Steps of devices in their sorted order, for one micro-batch size.
+
+    `held` is K_p, the micro-batches whose activations a stage holds (equation 3).
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        costs: tuple[ComputeCost, DeviceNetwork, SpanBytes],
+        devices: Sequence[str],
+        size: int,
+    ) -> None:
+        self._profile, self.devices, self.size = profile, tuple(devices), size
+        self.compute, self.network, self._bytes = costs
+        self.units = len(profile.graph.units)
+        # Of a size that hardly divides, single samples are the blocks.
+        blocks = max(count for count in range(1, min(size, _MOST_BLOCKS) + 1) if size % count == 0)
+        self.total = blocks if 2 * blocks > min(size, _LEAST_BLOCKS) else size
+        self.block = size // self.total
+        """Samples in a block."""
+        graph = profile.graph.units
+        self.edge_up = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
+        self.edge_down = np.array([0.0, *(float(unit.gradient_bytes_per_sample) for unit in graph)])
+        kinds = [profile.cluster.device_by_name[name].kind for name in self.devices]
+        self._forward, self._backward = self._running_sums(tuple(dict.fromkeys(kinds)))
+        self._both = self._forward + self._backward
+        self._kind = np.array([list(dict.fromkeys(kinds)).index(kind) for kind in kinds])
+        self.step, self._free = cache(self._step), cache(self._free_of)
+        self._free_step = cache(self._free_step_of)
+
+    def samples(self, low: int, high: int, units: range, held: int) -> tuple[int, ...]:
+        """Return the samples of devices `low` to `high`-1 for some units, by algorithm 1; some may get none."""
+        at = np.flatnonzero((self._bytes.first == units.start) & (self._bytes.end == units.stop))
+        blocks, fits = self._allocated(low, self._room(low, high, held, at), at)
+        assert fits.all(), (low, high, units)
+        return tuple(int(count) * self.block for count in blocks[:, 0])
+
+    def _step(self, low: int, high: int, held: int) -> Step:
+        """Return the step of devices `low` to `high`-1, data parallel."""
+        everywhere = np.arange(len(self._bytes.first))
+        room = self._room(low, high, held, everywhere)
+        blocks, fits = self._free(low, high)
+        tight = ~(fits & (blocks <= room).all(axis=0))
+        if not tight.any():
+            return self._free_step(low, high)
+        blocks, fits = blocks.copy(), fits.copy()
+        blocks[:, tight], fits[tight] = self._allocated(low, room[:, tight], everywhere[tight])
+        return self._made(low, blocks, fits)
+
+    def _free_step_of(self, low: int, high: int) -> Step:
+        return self._made(low, *self._free(low, high))
+
+    def _made(self, low: int, blocks: Blocks, fits: NDArray[np.bool_]) -> Step:
+        everywhere = np.arange(len(self._bytes.first))
+        forward = self._lookup(self._forward, low, blocks, everywhere).max(axis=0)
+        backward = self._lookup(self._backward, low, blocks, everywhere).max(axis=0)
+        return Step(
+            both=self._square(np.where(fits, forward + backward, np.inf), elsewhere=np.inf),
+            backward=self._square(backward),
+            sums=self._square(self.network.ring(low, low + len(blocks)).seconds(self._bytes.parameters)),
+        )
+
+    def _free_of(self, low: int, high: int) -> tuple[Blocks, NDArray[np.bool_]]:
+        """Return what algorithm 1 comes to where memory is no limit."""
+        everywhere = np.arange(len(self._bytes.first))
+        return self._allocated(low, np.full((high - low, len(everywhere)), self.total), everywhere)
+
+    def _allocated(self, low: int, room: Blocks, at: NDArray[np.intp]) -> tuple[Blocks, NDArray[np.bool_]]:
+        whole = np.full(room.shape, self.total)
+        capacity = 1 / np.maximum(self._lookup(self._both, low, whole, at), 1e-12)
+        if len(set(self._kind[low : low + len(room)].tolist())) == 1:
+            blocks = balanced(capacity, room, self.total)
+            return blocks, blocks.sum(axis=0) == self.total
+        return allocate(
+            capacity, room, self.total, lambda blocks, columns: self._lookup(self._both, low, blocks, at[columns])
+        )
+
+    def _lookup(self, table: Array, low: int, blocks: Blocks, at: NDArray[np.intp]) -> Array:
+        """Return the seconds of so many blocks, by device and span."""
+        kinds = self._kind[low : low + len(blocks), None]
+        rows = (kinds * (self.total + 1) + blocks) * (self.units + 1)
+        flat = table.ravel()
+        return np.asarray(flat.take(rows + self._bytes.end[at]) - flat.take(rows + self._bytes.first[at]))
+
+    def _running_sums(self, kinds: Sequence[str]) -> tuple[Array, Array]:
+        """Return running sums over units of the seconds of F and of B, as [kind, blocks, unit]."""
+        counts = range(self.total + 1)
+        forward, backward = (
+            np.array(
+                [[self.compute.prefix_seconds(kind, op, count * self.block) for count in counts] for kind in kinds]
+            )
+            for op in (Op.FORWARD, Op.BACKWARD)
+        )
+        return forward, backward
+
+    def _room(self, low: int, high: int, held: int, at: NDArray[np.intp]) -> Blocks:
+        """Return the most blocks that fit, by device and span: equation 3, and the messages of both cuts."""
+        devices = [self._profile.cluster.device_by_name[name] for name in self.devices[low:high]]
+        memory = np.array([float(device.memory_bytes - framework_bytes(device.backend)) for device in devices])
+        each = np.maximum(held * self._bytes.activation[at] + self._bytes.messages[at], 1.0)
+        room = np.floor((memory[:, None] - self._bytes.state[at]) / each / self.block)
+        return np.asarray(np.clip(room, 0, self.total), dtype=np.int64)
+
+    def _square(self, values: Array, *, elsewhere: float = 0.0) -> Array:
+        found = np.full((self.units + 1, self.units + 1), elsewhere)
+        found[self._bytes.first, self._bytes.end] = values
+        return found

@@ -1,0 +1,179 @@
+"""One shape of Sailor's search (stages, micro-batch, tensor-parallel degrees), as tasks for its programme."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+
+from spantrain.planner.strategies.auto.weights import Weights
+from spantrain_studies.planners.sailor.programme import Taken, Task
+from spantrain_studies.planners.sailor.space import Space
+
+_ALIKE = 1.02
+"""Stragglers that differ by less than this factor count as one."""
+_TIE = 1e-9
+"""What a second adds to a sum of money, so that of equal sums the fastest is taken."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shape:
+    """Stages on every supply, for one micro-batch and number of them. Rows are supplies, columns stages."""
+
+    space: Space
+    samples: int
+    seconds: tuple[tuple[float, ...], ...]
+    degrees: tuple[tuple[int, ...], ...]
+    """0 where no degree is enough for the memory (heuristic H2)."""
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return len(self.seconds[0])
+
+    @cached_property
+    def least_s(self) -> tuple[float, ...]:
+        """Seconds of each stage where it is fastest; infinite if it fits nowhere."""
+        return tuple(min((s for _, s in self._fitting(stage)), default=float("inf")) for stage in range(self.stages))
+
+    @cached_property
+    def widest(self) -> int:
+        """Replicas that every stage might have, if supplies were divided as well as can be."""
+        supplies = self.space.supplies
+        most = sum(
+            supply.count // min((degree for degree in row if degree), default=supply.count + 1)
+            for supply, row in zip(supplies, self.degrees, strict=True)
+        )
+        return most // self.stages
+
+    def _fitting(self, stage: int) -> Iterator[tuple[int, float]]:
+        for supply, (row, degrees) in enumerate(zip(self.seconds, self.degrees, strict=True)):
+            if degrees[stage]:
+                yield supply, row[stage]
+
+    def bound_s(self, width: int, straggler_s: float = 0.0) -> float:
+        """Return seconds that no step with at least such a straggler is under."""
+        slowest_s = max(straggler_s, *self.least_s)
+        return self.space.least_step_s(self.stages, self.samples, width, slowest_s, sum(self.least_s))
+
+    def bound_value(self, width: int) -> float:
+        """Return a value of the objective that no plan is under."""
+        weights = self.space.weights
+        if not weights.counts_more:
+            return self.bound_s(width)
+        return (
+            width
+            * self.space.count(self.samples, width)
+            * sum(
+                min(
+                    self._price(weights, supply, stage, busy=True) * seconds for supply, seconds in self._fitting(stage)
+                )
+                for stage in range(self.stages)
+            )
+        )
+
+    def _price(self, weights: Weights, supply: int, stage: int, *, busy: bool) -> float:
+        """Return what a second of one replica is worth."""
+        name = self.space.supplies[supply].hosts[0][0]
+        one = weights.second_by_device[name] + (weights.busy_by_device[name] if busy else 0.0)
+        return self.degrees[supply][stage] * one
+
+    def least_rate(self, weights: Weights, width: int) -> float:
+        """Return what a second of any pipeline of this width is worth at least."""
+        return width * sum(
+            min(self._price(weights, supply, stage, busy=False) for supply, _ in self._fitting(stage))
+            for stage in range(self.stages)
+        )
+
+    def straggler_s(self, taken: Sequence[Taken]) -> float:
+        """Return the seconds of the slowest stage that was chosen."""
+        return max(self.seconds[supply][stage] for stage, parts in enumerate(taken) for supply, _ in parts)
+
+    def stragglers(self) -> list[float]:
+        """Return the seconds that the slowest stage may take, rising; alike ones once."""
+        least = max(self.least_s)
+        found: list[float] = []
+        first = 0.0
+        for seconds in sorted(s for stage in range(self.stages) for _, s in self._fitting(stage) if s >= least):
+            if seconds > first * _ALIKE:
+                first = seconds
+                found.append(seconds)
+            found[-1] = seconds
+        return found
+
+    def task(self, width: int, straggler_s: float, micro_batches: int, weights: Weights) -> Task:
+        """Return the programme's task: least seconds, or least money, joules (what the weights count)."""
+        supplies, of_time = self.space.supplies, not weights.counts_more
+        worth = [
+            [
+                0.0 if of_time else self._worth(weights, supply, stage, straggler_s, micro_batches)
+                for stage in range(self.stages)
+            ]
+            for supply in range(len(supplies))
+        ]
+        return Task(
+            width=width,
+            straggler_s=straggler_s,
+            seconds=self.seconds,
+            degrees=self.degrees,
+            worth=worth,
+            second_worth=1.0 if of_time else _TIE,
+            supplies_by_site=[
+                [index for index, supply in enumerate(supplies) if supply.site == site] for site in self.space.sites
+            ],
+            count=[supply.count for supply in supplies],
+            left_over={
+                (index, degree): supply.left_over(degree)
+                for index, (supply, row) in enumerate(zip(supplies, self.degrees, strict=True))
+                for degree in set(row)
+                if degree
+            },
+            crossing=self._crossing(width, straggler_s, micro_batches, weights),
+        )
+
+    def _worth(self, weights: Weights, supply: int, stage: int, straggler_s: float, micro_batches: int) -> float:
+        """Return what a replica costs: rented as long as the straggler takes (equation 2), busy as long as itself."""
+        name = self.space.supplies[supply].hosts[0][0]
+        one = weights.second_by_device[name] * straggler_s + weights.busy_by_device[name] * self.seconds[supply][stage]
+        return self.degrees[supply][stage] * micro_batches * one
+
+    def _crossing(
+        self, width: int, straggler_s: float, micro_batches: int, weights: Weights
+    ) -> list[list[list[float]]]:
+        """Return what the cuts add: their own seconds, those by which they slow the straggler down, and bytes."""
+        space = self.space
+        rate = self.least_rate(weights, width)
+        second = rate if weights.counts_more and isfinite(rate) else 1.0
+        ways = [[space.way(site, other, self.stages) for other in space.sites] for site in space.sites]
+        found: list[list[list[float]]] = [[[] for _ in space.sites] for _ in space.sites]
+        for stage in range(self.stages - 1):
+            cut = space.profile.graph.units[space.begins(self.stages)[stage + 1] - 1]
+            sizes = (cut.cut_bytes_per_sample, cut.gradient_bytes_per_sample)
+            for site, row in enumerate(ways):
+                for other, way in enumerate(row):
+                    busy = [way.busy_s(width, self.samples * size) for size in sizes]
+                    seconds = sum(busy) + 2 * way.latency_s
+                    seconds += (micro_batches - 1) * max(0.0, max(busy) - straggler_s)
+                    sent = space.job.global_batch * sum(sizes) * weights.per_byte(*way.devices)
+                    found[site][other].append(second * seconds + sent)
+        return found
+
+
+def shape_of(space: Space, stages: int, samples: int, micro_batches: int, floors: tuple[int, ...]) -> Shape | None:
+    """Return the stages with at least these tensor-parallel degrees, by kind; None if one fits nowhere.
+
+    A supply whose hosts are smaller has as much as a host allows.
+    """
+    degrees, seconds = [], []
+    floor = dict(zip(space.kinds, floors, strict=True))
+    for index, supply in enumerate(space.supplies):
+        own = min(floor[supply.kind], supply.largest_degree)
+        row = tuple(least and max(least, own) for least in space.least_degrees(index, samples, stages, micro_batches))
+        degrees.append(row)
+        seconds.append(
+            tuple(
+                space.seconds(index, degree, samples, stages)[stage] if degree else float("inf")
+                for stage, degree in enumerate(row)
+            )
+        )
+    shape = Shape(space=space, samples=samples, seconds=tuple(seconds), degrees=tuple(degrees))
+    return None if float("inf") in shape.least_s else shape

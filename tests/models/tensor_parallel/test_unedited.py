@@ -1,0 +1,46 @@
+"""Models of the library that nobody edited, cut into units and then divided: tied embeddings, crossing positions."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from divided_units import Work, assert_like_whole
+from spantrain.core.span import Span
+from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.sources import hf_spec
+from spantrain.models.tensor_parallel.shard import notices, sums_of
+
+pytestmark = pytest.mark.tensor_parallel
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "intermediate_size": 40, "num_hidden_layers": 1, "vocab_size": 256,
+    "max_position_embeddings": 16, "tie_word_embeddings": True,
+}  # fmt: skip
+_T5 = {
+    "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 24, "d_kv": 4, "num_heads": 6,
+    "d_ff": 20, "num_layers": 2, "vocab_size": 256, "decoder_start_token_id": 0, "dropout_rate": 0.0,
+}  # fmt: skip
+_CONFIGURATIONS: Mapping[str, Mapping[str, object]] = MappingProxyType({"llama": _LLAMA, "t5": _T5})
+_SUMS = MappingProxyType({"llama": [1, 2, 1], "t5": [1, 2, 2, 4, 3, 1]})
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "slices"])
+@pytest.mark.parametrize("name", _CONFIGURATIONS)
+def test_an_unedited_model_in_parts_trains_as_the_whole_does(
+    name: str, sequence_parallel: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(_CONFIGURATIONS[name])))
+    spec = hf_spec(f"hf:{tmp_path}", sequence_length=8)
+    generator = torch.Generator().manual_seed(1)
+    inputs = tuple(torch.randint(0, 256, tensor.shape, generator=generator) for tensor in example_inputs(spec, 4))
+    labels = torch.randint(0, 256, example_labels(spec, 4).shape, generator=generator)
+    work = Work(inputs=inputs, labels=labels, spans=(Span(0, 3), Span(3, 4)), order="FIW", is_first=True)
+    assert [sums_of(unit) for unit in build_units(spec, seed=3)] == _SUMS[name]
+    members = assert_like_whole(lambda: build_units(spec, seed=3), work, (2, 1), sequence_parallel=sequence_parallel)
+    assert sequence_parallel == any(text.startswith("reduce_scatter") for text in members[0].operations)
+    assert notices(members[0].units) == ()

@@ -1,0 +1,196 @@
+"""Models as people bring them: each trains as plain PyTorch does it in evaluation mode, or is refused with the reason.
+
+What differs from training mode is told.
+"""
+
+import copy
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import brought_models
+from spantrain.core.span import Span
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.build import build_units, unit_count
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.hashing import derive_seed
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.graph import build_graph
+from spantrain.models.tracing.factory import load_function
+from spantrain.models.tracing.model import cut_model
+from spantrain.models.units import UnitModule, parameter_names, tie_parameters
+
+pytestmark = pytest.mark.models
+
+SOURCE = Path(brought_models.__file__)
+STEPS, RATE = 3, 0.01
+
+TRAIN = {
+    "llama": (),
+    "llama_of_a_folder": (),
+    "llama_compiled": ("torch.compile is left out in 1 module",),
+    "llama_with_checkpointing": ("gradient checkpointing is off in 3 modules",),
+    "llama_with_its_head_alone": (),
+    "gpt2": ("dropout is off in 10 modules (transformer.drop (Dropout), ", "with probability 0.1"),
+    "gemma2": (),
+    "opt": ("dropout is off in 2 modules (model.decoder.layers.0 (OPTDecoderLayer), ",),
+    "mixtral": (),
+    "bert_classifier": ("dropout is off in 11 modules",),
+    "bert_of_words": ("dropout is off in 11 modules",),
+    "distilbert": ("with probability 0.1, 0.2 as given",),
+    "t5": ("dropout is off in 32 modules",),
+    "bart_that_drops_layers": ("1 module (model.encoder (BartEncoder)) would do otherwise, first `rand` at ",),
+    "whisper": (),
+    "dropout": ("dropout is off in 2 modules (0.dropout (Dropout), 1.dropout (Dropout)), with probability 0.3",),
+    "dropout_in_evaluation_mode": ("dropout is off in 2 modules",),
+    "compiled": ("torch.compile is left out in 2 modules",),
+    "compiled_functions": (),
+    "normalized": ("batch statistics are frozen, at what the module begins with, in 1 module (1 (BatchNorm1d))",),
+    "normalized_and_frozen": (),
+    "functional_dropout": ("dropout is off in 1 module (the model (Functional)), with probability 0.2, 0.4",),
+    "recurrent": ("dropout is off in 1 module (recurrent (LSTM)), with probability 0.25",),
+    "stochastic_depth": ("2 modules (0 (Depth), 1 (Depth)) would do otherwise, first `rand` at " + str(SOURCE),),
+    "spectral_norm": ("1 module (0.parametrizations.weight.0 (_SpectralNorm)) would do otherwise",),
+}
+"""What is told of each that trains."""
+
+REFUSED = {
+    "t5_with_labels_alone": r"T5ForConditionalGeneration uses the labels at .*modeling_t5.py:\d+, .*"
+    r"decoder_input_ids=model.prepare_decoder_input_ids_from_labels\(labels\)",
+    "dropout_always": r"does not do the same every time.* by `dropout` in 0 \(Block\) at .*brought_models.py:\d+",
+    "statistics_of_the_batch": r"depend on each other \(1 \(BatchNorm1d\) has no running statistics",
+    "hooked": r"through the hooks of 0 \(Block\)",
+    "traced": "is of torch.jit, .*return the module that it was made of",
+    "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",
+    "data_parallel": r"the module \(DataParallel\) divides the work itself.*return the module inside it",
+    "lazy": r"0 \(LazyLinear\): weight has no shape before the first call",
+    "on_meta": r"0.linear \(Linear\): weight is on the meta device",
+    "an_object_is_passed_on": "a Record with tensors in it is passed on",
+    "looks_at_numbers": r"control flow depends on data: `bool` .* at .*brought_models.py:\d+",
+}
+
+
+def spec_of(name: str) -> ModelSpec:
+    return resolve_model(f"{SOURCE}:{name}")
+
+
+def plain_losses(name: str) -> list[float]:
+    """Train in plain PyTorch, from the weights that units begin with, dropout off."""
+    torch.manual_seed(derive_seed(0, "model"))
+    model, batch, *loss = load_function(f"{SOURCE}:{name}")()
+    model = getattr(model, "_orig_mod", model).eval()
+    for child in model.children():
+        child.forward = getattr(child, "_orig_mod", child).forward
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    losses = []
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            result = model(**batch) if isinstance(batch, dict) else model(*batch[:-1])
+            value = loss[0](result, batch[-1]) if loss else result.loss
+            value.backward()
+            optimizer.step()
+            losses.append(float(value.detach()))
+    return losses
+
+
+def losses_in_two_stages(spec: ModelSpec) -> list[float]:
+    """Train in two stages and two spans a step, gradients of what both stages hold summed."""
+    batch, count = cut_model(spec).batch, unit_count(spec)
+    units = build_units(spec, seed=0)
+    edges = (0, max(1, count // 2), count)
+    held = [copies(units[lo:hi]) for lo, hi in pairwise(edges)]
+    stages = [
+        StageExecutor(part, is_first=n == 0, is_last=n == 1, global_batch=batch.samples) for n, part in enumerate(held)
+    ]
+    shared = twins(held)
+    optimizer = torch.optim.AdamW(
+        [p for stage in stages for p in stage.named_parameters().values() if p.requires_grad], lr=RATE
+    )
+    losses = []
+    for _ in range(STEPS):
+        losses.append(sum(run_span(stages, batch, span) for span in halves(batch.samples)) / batch.samples)
+        for one, other in shared:
+            one.grad = other.grad = sum(p.grad for p in (one, other) if p.grad is not None)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def copies(units: list[UnitModule]) -> list[UnitModule]:
+    """What another device has: its own parameters, tied among its own units."""
+    memo: dict[int, object] = {}
+    made = [copy.deepcopy(unit, memo) for unit in units]
+    tie_parameters(made)
+    return made
+
+
+def twins(stages: list[list[UnitModule]]) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+    groups = [{g: unit.get_parameter(local) for unit in units for g, local in unit.shared.items()} for units in stages]
+    return [(groups[0][name], groups[1][name]) for name in groups[0].keys() & groups[1].keys()]
+
+
+def halves(samples: int) -> tuple[Span, Span]:
+    return Span(0, samples // 3), Span(samples // 3, samples)
+
+
+def run_span(stages: list[StageExecutor], batch, span: Span) -> float:
+    tensors = tuple(tensor[span.lo : span.hi] for tensor in batch.inputs)
+    for stage in stages:
+        tensors = stage.forward(span, tensors, batch.labels[span.lo : span.hi] if stage is stages[-1] else None)
+    gradients: tuple[torch.Tensor, ...] = ()
+    for stage in reversed(stages):
+        # The first span in one piece, the others in halves.
+        gradients = stage.backward(span, gradients) if span.lo == 0 else stage.backward_input(span, gradients)
+    for stage in stages if span.lo else ():
+        stage.backward_weight(span)
+    return float(tensors[0])
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_it_trains_as_plain_pytorch_does_and_says_what_differs(name):
+    spec = spec_of(name)
+    said = build_graph(spec).left_out
+    assert len(said) == (1 if TRAIN[name] else 0), said
+    for text in TRAIN[name]:
+        assert text in said[0]
+    assert losses_in_two_stages(spec) == pytest.approx(plain_losses(name), abs=5e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_the_reason(name):
+    with pytest.raises(ConfigError) as caught:
+        build_graph(spec_of(name))
+    assert re.search(REFUSED[name], str(caught.value)), caught.value
+    assert "Traceback" not in str(caught.value)
+
+
+def test_samples_that_count_unlike_numbers_of_labels_are_refused_whenever_they_come():
+    """A mean over all labels of a batch is none over samples then; padding in the data, not in the example."""
+    *_, last = build_units(spec_of("bert_of_words"), seed=0)
+    hidden, labels = torch.zeros(2, 8, 16), torch.zeros(2, 8, dtype=torch.int64)
+    labels[:, 6:] = -100
+    last(hidden, labels)
+    last(hidden[:1], labels[:1])
+    labels[0, 5] = -100
+    for rows in (slice(0, 2), slice(0, 1)):
+        with pytest.raises(ConfigError, match=r"samples count 6 and 5 labels .*gives each sample's mean"):
+            last(hidden[rows], labels[rows])
+
+
+def test_a_compiled_models_parameters_have_their_plain_names():
+    names = {full for unit in build_units(spec_of("compiled"), seed=0) for full in parameter_names(unit).values()}
+    assert names == {f"{n}.{m}{k}" for n, m in ((0, "linear."), (1, "linear."), (2, "")) for k in ("weight", "bias")}
+
+
+def test_weights_of_the_function_are_kept():
+    """Of a function that loads them, whatever the seed."""
+    torch.manual_seed(1)
+    wanted = brought_models.llama_of_a_folder()[0].state_dict()
+    for unit in build_units(spec_of("llama_of_a_folder"), seed=5):
+        for local, full in parameter_names(unit).items():
+            assert torch.equal(unit.get_parameter(local), wanted[full]), full
