@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spantrain.app.outer.demo.demo import run_outer_demo
+from spantrain.app.outer.demo.demo import draw_losses, run_outer_demo
 from spantrain.app.outer.demo.orders import DemoCluster, OuterDemoOptions
-from spantrain.app.outer.demo.picture import draw_losses
 from spantrain.app.outer.demo.record import ClusterRow, DemoRecord
 from spantrain.errors import WorkerError
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.app.outer.supervisor import OuterHousehold, Restarts
+from spantrain.app.outer.up import OuterHousehold, Restarts
 from spantrain.errors import UsageError
 
 CONFIG = """\

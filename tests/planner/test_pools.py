@@ -12,12 +12,11 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.cuts import least_bottleneck, least_sum
 from spantrain.planner.strategies.pools.goal import Goal
 from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
-from spantrain.planner.strategies.pools.moves import neighbours, other_widths
-from spantrain.planner.strategies.pools.pipeline import StageSeconds, one_f_one_b_ends_s
-from spantrain.planner.strategies.pools.recipes import Candidate
+from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
+from spantrain.planner.strategies.pools.recipes import Candidate, least_bottleneck, least_sum
+from spantrain.planner.strategies.pools.search import neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 

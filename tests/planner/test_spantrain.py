@@ -13,9 +13,8 @@ from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest
 from spantrain.planner.strategies.baselines.single_device import single_device
 from spantrain.planner.strategies.baselines.single_site import single_site
-from spantrain.planner.strategies.spantrain_dp.build import build_plan
 from spantrain.planner.strategies.spantrain_dp.search import Candidate
-from spantrain.planner.strategies.spantrain_dp.strategy import candidates, spantrain_dp
+from spantrain.planner.strategies.spantrain_dp.strategy import build_plan, candidates, spantrain_dp
 
 
 def plan_spantrain_dp(profile, job):

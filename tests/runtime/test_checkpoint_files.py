@@ -19,8 +19,7 @@ from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import CheckpointSaver, write_device_file
-from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
+from spantrain.runtime.checkpoint.saver import CheckpointSaver, SnapshotBuffers, write_device_file
 from spantrain.runtime.checkpoint.storage import Disk
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
 from spantrain.runtime.gradients.optimizer import build_optimizer

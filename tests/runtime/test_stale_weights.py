@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from spantrain.runtime.staleness.weights import TwoSets
+from spantrain.runtime.staleness.session import TwoSets
 
 
 def sets_of(value: float) -> tuple[TwoSets, dict[str, nn.Parameter], dict[str, nn.Parameter]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.cluster import Link
 from spantrain.testbed.layout import SiteLayout
-from spantrain.testbed.router.lines import ShapedNetwork
+from spantrain.testbed.router.forwarding import ShapedNetwork
 from spantrain.testbed.router.shaper import Packet, Shape
 
 SITES = ("lab", "office", "home")

@@ -14,7 +14,7 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.layout import SiteLayout
 from spantrain.testbed.load import Load
-from spantrain.testbed.router.lines import ShapedNetwork
+from spantrain.testbed.router.forwarding import ShapedNetwork
 from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow

@@ -1,21 +1,207 @@
-"""Master and shards of an outer.yaml on this machine, kept up until told to stop."""
+"""Master and shards of an outer.yaml on this machine, kept up until told to stop.
+
+Master and shards as processes of this machine: started, started again when they end, taken down together.
+
+What is decided is in `Restarts`, which knows no clock and no process; `OuterHousehold` carries it out.
+"""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from spantrain.app.outer.health import ASK_EVERY_S, MASTER, Asker, Health
 from spantrain.app.outer.setup import master_config, naming_state
-from spantrain.app.outer.supervisor import OuterHousehold
 from spantrain.app.outer.where import address_file, token_file
 from spantrain.config.outer.outer_file import OuterConfig
+from spantrain.core.names import file_stem
 from spantrain.errors import UsageError
 from spantrain.outer.master.files import MasterFiles
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.private_file import make_private_folder
+
+_END_S = 15.0
+_SICK_END_S = 5.0
+"""Until a process that does not work, and was told to end, is killed."""
+_WRONG_INPUT = 2
+"""The exit code of a process that would not run a second time either."""
+_ERROR = "\nError: "
+"""Before the message with which a process ends."""
+_LAST_BYTES = 2**16
+"""Of a log: the last words are among them."""
+
+
+@dataclass(kw_only=True)
+class Restarts:
+    """How long a process that ended stays down: longer each time, until it has run for a while.
+
+    >>> restarts = Restarts()
+    >>> [restarts.pause_s("s0", ran_s=0.5) for _ in range(6)], restarts.pause_s("s0", ran_s=100.0)
+    ([1.0, 2.0, 4.0, 8.0, 10.0, 10.0], 1.0)
+    """
+
+    first_s: float = 1.0
+    most_s: float = 10.0
+    calm_s: float = 60.0
+    """After so long the earlier ends are forgotten."""
+    _ends: dict[str, int] = field(default_factory=dict)
+
+    def pause_s(self, name: str, *, ran_s: float) -> float:
+        """Return the seconds until a process that ran so long may be started again."""
+        ends = 0 if ran_s >= self.calm_s else self._ends.get(name, 0)
+        self._ends[name] = ends + 1
+        return float(min(self.most_s, self.first_s * 2**ends))
+
+
+@dataclass(kw_only=True)
+class _Child:
+    argv: Sequence[str]
+    process: "subprocess.Popen[bytes] | None" = None
+    started_s: float = 0.0
+    start_at_s: float = 0.0
+    kill_at_s: float | None = None
+    """If it was told to end."""
+    starts: int = 0
+    log_begin: int = 0
+    """Where in its log the process's own words begin."""
+
+
+class OuterHousehold:
+    """A context manager; leaves no process behind, also when this one is killed: they see the end of their input."""
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        log_folder: Path,
+        note: Callable[[str], None],
+        *,
+        may_start: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            commands: Argument lists of the program, by the name of the process.
+            log_folder: For what they print.
+            note: Hears of ends and starts.
+            may_start: Whether what a process needs of others is there.
+        """
+        self._children = {name: _Child(argv=argv) for name, argv in commands.items()}
+        self._log_folder = log_folder
+        self._note = note
+        self._may_start = may_start
+        self._restarts = Restarts()
+        log_folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> "OuterHousehold":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log_of(self, name: str) -> Path:
+        """Return where a process's output goes."""
+        return self._log_folder / f"{file_stem(name)}.log"
+
+    def look(self, now_s: float) -> None:
+        """Start what is due; note what has ended.
+
+        Raises:
+            UsageError: one ended because of what it was given: it would end again; or its log cannot be written.
+        """
+        for name, child in self._children.items():
+            if child.process is None:
+                if now_s >= child.start_at_s and self._may_start(name):
+                    self._start(name, child, now_s)
+            elif (code := child.process.poll()) is not None:
+                self._ended(name, child, code, now_s)
+            elif child.kill_at_s is not None and now_s >= child.kill_at_s:
+                child.process.kill()
+
+    @property
+    def started_s(self) -> Mapping[str, float]:
+        """When each that runs, and was not told to end, was started."""
+        return {
+            name: child.started_s for name, child in self._children.items()
+            if child.process is not None and child.kill_at_s is None
+        }  # fmt: skip
+
+    def end(self, name: str, reason: str, now_s: float) -> None:
+        """End one that runs and does not work, by force if need be; it is started again as any that ends."""
+        child = self._children[name]
+        if child.process is not None:
+            self._note(f"{name} is ended: {reason}")
+            child.process.terminate()
+            child.kill_at_s = now_s + _SICK_END_S
+
+    def pid_of(self, name: str) -> int | None:
+        """Return a process's number, or None while it is down."""
+        process = self._children[name].process
+        return process.pid if process and process.poll() is None else None
+
+    def close(self) -> None:
+        """End all: politely, then by force."""
+        running = [child.process for child in self._children.values() if child.process is not None]
+        for process in running:
+            process.terminate()
+        end_s = time.monotonic() + _END_S
+        for process in running:
+            try:
+                process.wait(max(0.1, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        for child in self._children.values():
+            child.process = None
+
+    def _start(self, name: str, child: _Child, now_s: float) -> None:
+        with self._open_log(name) as log:
+            child.log_begin = log.seek(0, os.SEEK_END)
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "spantrain", *child.argv],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        child.started_s = now_s
+        child.starts += 1
+        if child.starts > 1:
+            self._note(f"{name} was started again")
+
+    def _open_log(self, name: str) -> BinaryIO:
+        try:
+            return self.log_of(name).open("ab")
+        except OSError as error:
+            raise UsageError(f"{self.log_of(name)}: cannot be written: {error.strerror}; move it away") from None
+
+    def _ended(self, name: str, child: _Child, code: int, now_s: float) -> None:
+        assert child.process is not None
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        child.process, child.kill_at_s = None, None
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        if code == _WRONG_INPUT:
+            raise UsageError(f"{name} {how}: {self._last_words(name, child)}; its log: {self.log_of(name)}")
+        pause_s = self._restarts.pause_s(name, ran_s=now_s - child.started_s)
+        child.start_at_s = now_s + pause_s
+        self._note(f"{name} {how}; it is started again in {pause_s:.0f} s (its log: {self.log_of(name)})")
+
+    def _last_words(self, name: str, child: _Child) -> str:
+        """Return the message with which a process ended, or else its last line."""
+        with self.log_of(name).open("rb") as log:
+            log.seek(max(child.log_begin, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = log.read(_LAST_BYTES).decode(errors="replace").strip()
+        _, error, message = f"\n{text}".rpartition(_ERROR)
+        return message if error else text.rpartition("\n")[2] or "it said nothing"
+
 
 _LOOK_EVERY_S = 0.1
 _PATIENCE = 6

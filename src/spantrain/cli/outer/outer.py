@@ -1,4 +1,7 @@
-"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other."""
+"""`spantrain outer`: clusters that train whole copies of one model and never wait for each other.
+
+Options that the verbs of `spantrain outer` share.
+"""
 
 import threading
 from pathlib import Path
@@ -8,10 +11,17 @@ import typer
 
 from spantrain.cli.interrupt import clean_interrupt
 from spantrain.cli.options import Json, NoNetwork, Out, print_json
-from spantrain.cli.outer.options import Config, EndWithInput, TokenFile, TokenText
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.config.outer.outer_file import load_outer
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="A file with the master's token; default: in its state folder.")
+]
+TokenText = Annotated[str | None, typer.Option("--token", envvar="SPANTRAIN_OUTER_TOKEN", help="The master's token.")]
+EndWithInput = Annotated[bool, typer.Option("--end-with-input", hidden=True, help="End when standard input ends.")]
+
 
 app = typer.Typer(
     name="outer",

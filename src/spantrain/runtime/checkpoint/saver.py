@@ -1,4 +1,7 @@
-"""A device's side of saving: a snapshot between two steps, written by a thread while training goes on."""
+"""A device's side of saving: a snapshot between two steps, written by a thread while training goes on.
+
+A copy of tensors in host memory, taken between two steps, so that training goes on while it is written.
+"""
 
 import glob
 import threading
@@ -14,9 +17,42 @@ from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.names import file_stem
 from spantrain.core.parts import TensorPart
 from spantrain.errors import WorkerError
-from spantrain.runtime.checkpoint.snapshot import SnapshotBuffers
 from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
 from spantrain.runtime.checkpoint.tensor_file import check_file, dtype_name, tensor_pieces
+
+
+class SnapshotBuffers:
+    """Host memory for one snapshot, used again by the next: as much as the tensors themselves.
+
+    Of a CUDA device the buffers are page-locked and copies are queued on its stream: what trains next waits for them
+    there, the processor does not.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._copied: list[torch.cuda.Event] = []
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy tensors; what is returned may be read after `wait`, and until the next `take`."""
+        self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self._buffers[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return dict(self._buffers)
+
+    def wait(self) -> None:
+        """Wait until all copies are there."""
+        for event in self._copied:
+            event.synchronize()
+        self._copied = []
+
+    def _buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        before = self._buffers.get(name)
+        if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
+            return before
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
 
 _DIGEST_DIGITS = 12
 _END_S = 1.0

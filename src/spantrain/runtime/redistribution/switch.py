@@ -4,6 +4,12 @@ All devices do so together, behind the update of a step and before anything of t
 generation's from the first on: a peer that is later keeps them until it has gone over as well, and anything of the
 generation before is dropped and counted. What moves are parameters and optimizer state, by the names of the unsplit
 model, in whatever parts the two plans divide them.
+
+What a change of plan asks of each device: what it keeps, what it needs, and who gives it that. Pure.
+
+Two grades of a change at a step boundary. Where a device's stage has the same units, divided in the same way among the
+same devices, it keeps all that it holds, and its groups; only policy, routes and tasks are made anew. Where not, what
+it lacks comes from devices that held it under the plan before: of each stage that did, one replica, the nearest.
 """
 
 import json
@@ -16,25 +22,85 @@ import torch
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.errors import ProtocolError
 from spantrain.models.execution.blank import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
+from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import Block, place_of
-from spantrain.runtime.redistribution.switch_plan import (
-    givers_of,
-    keeps_groups,
-    keeps_stage,
-    moves_nothing,
-    switch_group,
-)
-from spantrain.runtime.redistribution.transfer import Exchange, Post, bytes_of, read_words
+from spantrain.runtime.redistribution.transfer import Exchange, Group, Post, bytes_of, read_words
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.worker.plan_part import OwnPart, Surroundings, own_part
+
+
+def keeps_stage(before: Plan, after: Plan, device: str) -> bool:
+    """Whether a device has the same units, divided among the same devices in the same way."""
+    old, new = _stage_of(before, device), _stage_of(after, device)
+    return _layout(old) == _layout(new) and (old.units, old.recompute) == (new.units, new.recompute)
+
+
+def keeps_groups(before: Plan, after: Plan, device: str) -> bool:
+    """Whether a device computes and sums with the same devices."""
+    return _layout(_stage_of(before, device)) == _layout(_stage_of(after, device))
+
+
+def moves_nothing(before: Plan, after: Plan) -> bool:
+    """Whether every device keeps what it holds."""
+    return all(keeps_stage(before, after, device) for device in after.devices)
+
+
+def needed_units(before: Plan, after: Plan, device: str) -> tuple[int, ...]:
+    """Return the units of which a device lacks something; of those that a group divides otherwise, it may be all."""
+    if keeps_stage(before, after, device):
+        return ()
+    stage_index, replica_index = before.place(device)
+    old = before.stages[stage_index]
+    held = old.units if len(old.replicas[replica_index].devices) == 1 else ()
+    return tuple(unit for unit in _stage_of(after, device).units if unit not in held)
+
+
+def givers_of(before: Plan, after: Plan, device: str) -> tuple[str, ...]:
+    """Return who holds what a device lacks: of each stage that had it, the members of one replica, the nearest."""
+    needed = needed_units(before, after, device)
+    found: list[str] = []
+    for stage in before.stages:
+        if any(unit in stage.units for unit in needed):
+            found += (name for name in _nearest(before, stage, device) if name != device)
+    return tuple(found)
+
+
+def switch_group(before: Plan, after: Plan, device: str) -> Group:
+    """Return those who give a device something or take something from it."""
+    givers = set(givers_of(before, after, device))
+    takers = {name for name in after.devices if device in givers_of(before, after, name)}
+    peers = tuple(name for name in after.devices if name in givers | takers)
+    return group_of(after.cluster, device, (device, *peers))
+
+
+def _nearest(plan: Plan, stage: Stage, device: str) -> tuple[str, ...]:
+    """Return the members of the replica that is asked; of those as near, other devices ask other ones."""
+    nearness = group_of(plan.cluster, device, plan.devices).nearness
+    turn = plan.devices.index(device)
+    count = len(stage.replicas)
+
+    def rank(number: int) -> tuple[bool, int, int]:
+        members = stage.replicas[number].devices
+        return device not in members, nearness(members[0]), (number - turn) % count
+
+    return stage.replicas[min(range(count), key=rank)].devices
+
+
+def _stage_of(plan: Plan, device: str) -> Stage:
+    return plan.stages[plan.place(device)[0]]
+
+
+def _layout(stage: Stage) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]:
+    return tuple((replica.devices, replica.tp_shares) for replica in stage.replicas)
+
 
 _LANE = "switch-held:"
 _MOST_DESCRIBED_BYTES = 64 * 2**20

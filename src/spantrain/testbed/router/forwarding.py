@@ -1,15 +1,178 @@
-"""Carry packets between the sites' TUN devices, each through the shaped way between its sites."""
+"""Carry packets between the sites' TUN devices, each through the shaped way between its sites.
 
+All links between sites, and the lines that they share: each packet's way through uplink, link and downlink.
+
+A site's uplink carries all that leaves it, its downlink all that comes; a site without one is joined to its links
+directly. A packet waits, is sent and leaves at each of them in turn (store and forward), and on each of them flows
+share fairly. All of them may follow a trace of speeds. No clock, no I/O: what leaves one of them enters the next at the
+time at which it left, and speeds change at their times, however late the caller is.
+"""
+
+import heapq
 import os
 import time
 from collections.abc import Collection, Mapping
+from operator import itemgetter
+from random import Random
 
+from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
-from spantrain.testbed.layout import Layout
+from spantrain.errors import TestbedError
+from spantrain.testbed.layout import Layout, SiteLayout
 from spantrain.testbed.namespaces import set_segmentation
-from spantrain.testbed.router.lines import Line, Pair, ShapedNetwork
 from spantrain.testbed.router.packets import parse_packet
-from spantrain.testbed.router.shaper import Shape
+from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
+
+Pair = tuple[str, str]
+"""Source and target site."""
+Line = tuple[str, str]
+"""A site, and `up` or `down`."""
+
+_SEED = 20
+
+
+def shape_of(link: Link) -> Shape:
+    """Return the shape of a link of a cluster."""
+    return Shape(
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+        latency_s=link.latency_s,
+        jitter_s=link.jitter_s,
+        loss_ratio=link.loss_ratio,
+    )
+
+
+class ShapedNetwork:
+    """The ways between all sites. Push packets at a site, take those that have arrived at another."""
+
+    def __init__(self, sites: tuple[SiteLayout, ...], links: tuple[Link, ...]) -> None:
+        self.links: dict[Pair, ShapedLink] = {}
+        self.lines: dict[Line, ShapedLink] = {}
+        self._site_of = {site.number: site.name for site in sites}
+        self._line_of: dict[ShapedLink, Line] = {}
+        self._pair_of: dict[ShapedLink, Pair] = {}
+        self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
+        """Uplinks, links and downlinks with packets."""
+        self._changes: list[tuple[float, int, ShapedLink, float]] = []
+        """Of speeds, to come: when, by number, of what, to what."""
+        for rank, link in enumerate(links):
+            shaped = self.links[link.source, link.target] = ShapedLink(shape_of(link), Random(_SEED + rank))
+            self._pair_of[shaped] = (link.source, link.target)
+        for site in sites:
+            for way, rate in (("up", site.uplink_bandwidth_bytes_per_s), ("down", site.downlink_bandwidth_bytes_per_s)):
+                if rate is not None:
+                    self.reshape_line(0.0, (site.name, way), rate)
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When `take` should be called next; None while nothing is under way and no speed is to change."""
+        times = [time_s for busy in self._busy for link in busy if (time_s := link.next_event_s) is not None]
+        if self._changes:
+            times.append(self._changes[0][0])
+        return min(times, default=None)
+
+    @property
+    def by_name(self) -> dict[str, ShapedLink]:
+        """All that may follow a trace: ways between sites (`lab->office`), and lines to all others (`lab up`)."""
+        ways = {f"{source}->{target}": link for (source, target), link in self.links.items()}
+        return ways | {f"{site} {way}": line for (site, way), line in self.lines.items()}
+
+    def follow(self, now_s: float, traces: Mapping[str, SpeedTrace], start_s: float) -> None:
+        """Let links have other speeds over time from now on, those that are not named their normal speed.
+
+        Raises:
+            TestbedError: there is no link or line of that name.
+        """
+        known = self.by_name
+        unknown = [name for name in traces if name not in known]
+        if unknown:
+            raise TestbedError(
+                f"no link {', '.join(unknown)} to follow a trace; there are {', '.join(known) or 'none'}"
+            )
+        self._change_speeds(now_s)
+        for link in known.values():
+            link.change_speed(now_s, 1.0)
+        changes = [
+            (start_s + at_s, known[name], speed) for name, trace in traces.items() for at_s, speed in trace.changes
+        ]
+        self._changes = [(at_s, number, link, speed) for number, (at_s, link, speed) in enumerate(changes)]
+        heapq.heapify(self._changes)
+        self._change_speeds(now_s)
+
+    def push(self, now_s: float, site: str, packet: Packet) -> bool:
+        """Take a packet that a site sends; return whether it can go where it is addressed to."""
+        self._change_speeds(now_s)
+        link = self._link_to(site, packet)
+        if link is None:
+            return False
+        uplink = self.lines.get((site, "up"))
+        first = uplink or link
+        first.push(now_s, packet)
+        self._busy[0 if uplink else 1].add(first)
+        return True
+
+    def take(self, now_s: float) -> list[tuple[str, Packet]]:
+        """Return the packets that have arrived by now, each with the site that it has come to, by time of arrival."""
+        self._change_speeds(now_s)
+        for at_s, uplink, packet in self._leave(0, now_s):
+            link = self._link_to(self._line_of[uplink][0], packet)
+            assert link is not None, "it was pushed"
+            link.push(at_s, packet)
+            self._busy[1].add(link)
+        there: list[tuple[float, str, Packet]] = []
+        for at_s, link, packet in self._leave(1, now_s):
+            target = self._pair_of[link][1]
+            downlink = self.lines.get((target, "down"))
+            if downlink is None:
+                there.append((at_s, target, packet))
+            else:
+                downlink.push(at_s, packet)
+                self._busy[2].add(downlink)
+        there += [(at_s, self._line_of[line][0], packet) for at_s, line, packet in self._leave(2, now_s)]
+        there.sort(key=itemgetter(0))
+        return [(target, packet) for _, target, packet in there]
+
+    def reshape(self, now_s: float, pair: Pair, shape: Shape) -> None:
+        """Change a link at once."""
+        self.links[pair].reshape(now_s, shape)
+        self._make_room()
+
+    def reshape_line(self, now_s: float, line: Line, bandwidth_bytes_per_s: float) -> None:
+        """Change a site's uplink or downlink at once; one that was not there is there from now on."""
+        shape = Shape(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=0.0)
+        found = self.lines.get(line)
+        if found is not None:
+            found.reshape(now_s, shape)
+            return
+        # It loses and delays nothing, so it draws nothing.
+        built = self.lines[line] = ShapedLink(shape, Random(_SEED))
+        self._line_of[built] = line
+        self._make_room()
+
+    def _change_speeds(self, now_s: float) -> None:
+        """Make the changes that are due, each at its own time."""
+        while self._changes and self._changes[0][0] <= now_s:
+            at_s, _, link, speed = heapq.heappop(self._changes)
+            link.change_speed(at_s, speed)
+
+    def _make_room(self) -> None:
+        """Let lines hold what the longest way over them needs."""
+        for (site, way), line in self.lines.items():
+            end = 0 if way == "up" else 1
+            delays_s = (link.shape.latency_s for pair, link in self.links.items() if pair[end] == site)
+            line.expect_delay(max(delays_s, default=0.0))
+
+    def _link_to(self, site: str, packet: Packet) -> ShapedLink | None:
+        target = self._site_of.get(packet.site)
+        return None if target is None else self.links.get((site, target))
+
+    def _leave(self, stage: int, now_s: float) -> list[tuple[float, ShapedLink, Packet]]:
+        """Take from all uplinks (0), links (1) or downlinks (2) what has left them by now, by time."""
+        busy = self._busy[stage]
+        left = [(at_s, link, packet) for link in busy for at_s, packet in link.take(now_s)]
+        busy.difference_update([link for link in busy if link.next_event_s is None])
+        left.sort(key=itemgetter(0))
+        return left
+
 
 _LARGEST_READ_BYTES = 65536 + 64
 _READS_PER_TURN = 32
