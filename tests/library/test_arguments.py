@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spantrain.app.session import SessionOptions
-from spantrain.runtime.optimizer import build_optimizer, learning_rate
+from spantrain.app.training.session import SessionOptions
+from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 
 import spantrain
 from patience import PATIENCE_S

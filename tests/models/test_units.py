@@ -18,7 +18,7 @@ UNSPLIT = {
 
 
 def unsplit_model(spec):
-    family = importlib.import_module(f"spantrain.models.{spec.family}")
+    family = importlib.import_module(f"spantrain.models.catalog.{spec.family}")
     modeling = importlib.import_module(f"transformers.models.{spec.family}.modeling_{spec.family}")
     return getattr(modeling, UNSPLIT[spec.family])(family.configuration(spec)).eval()
 

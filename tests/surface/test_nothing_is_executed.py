@@ -14,7 +14,7 @@ PICKLING = frozenset(
     for more in ("", "_list")
 )  # fmt: skip
 """What torch.distributed sends pickled."""
-IMPORTING = ("__init__.py", "models/any/factory.py", "models/sources.py")
+IMPORTING = ("__init__.py", "models/tracing/factory.py", "models/sources.py")
 """Where modules are imported by name: the package's own, and users' functions, which the command line names."""
 
 

@@ -16,7 +16,7 @@ from spantrain.cost.analytic import analytic_profile
 
 _LOGGER = logging.getLogger(__name__)
 _GRAPH = "spantrain-graph"
-BUILDERS = tuple(Path(__file__).parents[1] / layer for layer in ("core", "models"))
+BUILDERS = tuple(Path(__file__).parents[2] / layer for layer in ("core", "models"))
 """What a graph is built by and made of; with the libraries, all that decides what is in one."""
 
 

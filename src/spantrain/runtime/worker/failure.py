@@ -9,7 +9,7 @@ from torch.distributed import DistError
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
 from spantrain.models.tracing.factory import what_was_raised
 
-_MODEL = "spantrain/models/any/unit.py"
+_MODEL = "spantrain/models/tracing/unit.py"
 """Where the model's own code is called."""
 _SURROUNDINGS = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
 """In texts of torch's RuntimeErrors that are no error of a program: memory, network, driver."""
