@@ -9,15 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from spantrain.app.training.session import SessionOptions
-from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 
 import spantrain
 from patience import PATIENCE_S
+from spantrain.app.training.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.callbacks import checked_callbacks
 from spantrain.library.functions import function_source
 from spantrain.library.setting import optimizer_fields
+from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 
 
 def test_importing_loads_nothing_heavy():
