@@ -15,10 +15,11 @@ demo: setup
 	$(BIN)/spantrain demo --out runs/demo
 
 check: setup
-	$(BIN)/ruff format --check src tests benchmarks scripts
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src studies tests benchmarks scripts
+	$(BIN)/ruff check src studies tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/structure.py
 	$(BIN)/python benchmarks/paper_tables.py --check
 
 test: check

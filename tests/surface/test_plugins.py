@@ -1,0 +1,71 @@
+"""What installed packages add by entry points: a strategy of theirs is asked like ours."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patience import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("plain_processes")  # they read PYTHONPATH when they start
+
+STRATEGY = """
+from spantrain.planner.strategies.baselines.single_device import single_device
+from spantrain.planner.strategies.registry import RegisteredStrategy
+
+MINE = RegisteredStrategy(propose=single_device, description="the best device, once more")
+"""
+
+
+def package(folder: Path, code: str, group: str, entry: str) -> Path:
+    """A folder as an installer leaves it: a module, and the metadata that names its entry point."""
+    (folder / "my_addition.py").write_text(code)
+    metadata = folder / "my_addition-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-addition\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+    return folder
+
+
+def run(installed: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "spantrain", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def plan_with(installed: Path, strategies: str) -> subprocess.CompletedProcess[str]:
+    words = ("--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", 8, "--strategy", strategies, "--json")
+    return run(installed, "plan", *words)
+
+
+def test_a_package_adds_a_strategy(tmp_path):
+    installed = package(tmp_path, STRATEGY, "spantrain.strategies", "mine = my_addition:MINE")
+    ended = plan_with(installed, "mine,single-device")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)["strategies"]
+    assert found["mine"]["step_s"] == found["single-device"]["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "says"),
+    [
+        (STRATEGY, "auto = my_addition:MINE", ["'auto' of my-addition", "already"]),
+        (STRATEGY, "mine = my_addition:YOURS", ["'mine' of my-addition (my_addition:YOURS)", "cannot be loaded"]),
+        ("MINE = 3\n", "mine = my_addition:MINE", ["is a int, not a RegisteredStrategy"]),
+    ],
+)
+def test_a_package_whose_strategy_is_none_is_named(tmp_path, code, entry, says):
+    ended = plan_with(package(tmp_path, code, "spantrain.strategies", entry), "all")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    for words in says:
+        assert words in ended.stderr
