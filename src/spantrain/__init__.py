@@ -15,6 +15,8 @@ import importlib
 import os
 from typing import Any
 
+from spantrain.version import VERSION
+
 __all__ = [
     "Callback",
     "LocalParameterServer",
@@ -30,7 +32,7 @@ __all__ = [
     "session",
 ]
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spantrain import __version__
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile, run_folder_for
 from spantrain.config.artefacts import write_profile
@@ -14,6 +13,7 @@ from spantrain.config.cluster.presets import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.version import VERSION
 
 NOW = datetime.datetime(2026, 5, 4, 3, 2, 1)
 
@@ -40,8 +40,8 @@ def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path,
     profile = law_profile(cluster, model)
     made = replace(
         profile.provenance,
-        spantrain_version=__version__,
-        torch_version=torch.__version__,
+        spantrain_version=VERSION,
+        torch_version=torch.VERSION,
         method="compute: emulated; links: testbed",
     )
     profile = replace(profile, provenance=made)

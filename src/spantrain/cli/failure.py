@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from spantrain import __version__
 from spantrain.app.cache import state_folder
+from spantrain.version import VERSION
 
 _SECRETS = frozenset({"--token"})
 """Options whose values are not written down."""
@@ -37,7 +37,7 @@ def tell_internal_error(error: BaseException, words: Sequence[str]) -> str:
 
 
 def _head(words: Sequence[str]) -> Iterator[str]:
-    yield f"spantrain {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+    yield f"spantrain {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
     for name in _LIBRARIES:
         # Those that are loaded: an error is no time to load more.
         version = getattr(sys.modules.get(name), "__version__", None)

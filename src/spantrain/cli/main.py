@@ -7,7 +7,6 @@ import traceback
 
 import typer
 
-from spantrain import __version__
 from spantrain.cli.commands import basic as commands
 from spantrain.cli.commands import schedule
 from spantrain.cli.commands.compare import compare
@@ -21,6 +20,7 @@ from spantrain.cli.failure import tell_internal_error
 from spantrain.cli.outer import outer
 from spantrain.cli.testbed import testbed
 from spantrain.errors import InternalError, SpanTrainError
+from spantrain.version import VERSION
 
 _TRACEBACK = "--traceback"
 
@@ -50,7 +50,7 @@ app.add_typer(testbed.app, name="testbed")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"spantrain {__version__}")
+        typer.echo(f"spantrain {VERSION}")
         raise typer.Exit
 
 

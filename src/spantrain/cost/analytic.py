@@ -21,12 +21,12 @@ the device's and stays, being as many for a model scaled down with its devices a
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spantrain import __version__
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, DeviceKind
 from spantrain.core.precision import check_dtype
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
+from spantrain.version import VERSION
 
 ANALYTIC_METHOD = "nothing was measured: compute by the kinds' data sheets, links as the cluster describes them"
 """How an analytic profile says what it is."""
@@ -128,7 +128,7 @@ def analytic_profile(
         scores=tuple(DeviceScore(device=d.name, score=rate[d.kind], task_s={}) for d in cluster.devices),
         provenance=Provenance(
             created="",
-            spantrain_version=__version__,
+            spantrain_version=VERSION,
             torch_version="",
             machine="",
             method=ANALYTIC_METHOD,

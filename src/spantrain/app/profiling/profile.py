@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from spantrain import __version__
 from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import Reporter
@@ -35,6 +34,7 @@ from spantrain.runtime.worker.worker_protocol import (
     Order,
     PeerEntry,
 )
+from spantrain.version import VERSION
 
 _COMPUTE = "spantrain-compute"
 _PROBE_GENERATION = 0
@@ -90,7 +90,7 @@ def measure_profile(session: Session, model: ModelSpec, options: ProfileOptions,
         scores=compute.scores,
         provenance=Provenance(
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            spantrain_version=__version__,
+            spantrain_version=VERSION,
             torch_version=torch.__version__,
             machine=f"{platform.node()} {platform.machine()} {platform.system()} {platform.release()}",
             method=f"compute: {_what_computes(cluster)}; links: {session.network}",
@@ -158,7 +158,7 @@ def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: Pro
         "graph": to_json(graph),
         "dtype": options.dtype,
         "sizes": options.sizes,
-        "versions": [__version__, torch.__version__, platform.node(), platform.processor()],
+        "versions": [VERSION, torch.__version__, platform.node(), platform.processor()],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 

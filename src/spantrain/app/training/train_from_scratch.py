@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from spantrain import __version__
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
@@ -35,6 +34,7 @@ from spantrain.planner.engine.engine import plan_file
 from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
 from spantrain.planner.engine.predict import optimizer_state
 from spantrain.planner.job import JobSpec
+from spantrain.version import VERSION
 
 _RUNS = Path("runs")
 _PROFILE_FILE = "profile.json"
@@ -192,7 +192,7 @@ def kept_profile(path: Path, network: str, request: QuickRequest) -> Profile | N
         profile.cluster == asked
         and profile.model == request.model
         and profile.dtype == request.dtype
-        and (made.spantrain_version, made.torch_version) == (__version__, torch.__version__)
+        and (made.spantrain_version, made.torch_version) == (VERSION, torch.__version__)
         and made.method.endswith(f"links: {network}")
     )
     return profile if same else None
