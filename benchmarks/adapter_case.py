@@ -13,9 +13,10 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.action import Action, Op
 from spantrain.core.cluster import Cluster
-from spantrain.core.plan import Plan, Replica, Stage, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, RuntimeCosts
 from spantrain.core.span import Span, equal_spans
+from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.bounds.bound import step_bound_s
@@ -169,7 +170,7 @@ def _cluster(speed: float, bytes_per_s: float) -> Cluster:
 def _widest_bytes(plan: Plan, profile: Profile) -> int:
     """Return the bytes of a sample on the widest cut."""
     cuts = (profile.graph.units[stage.end_unit - 1] for stage in plan.stages[:-1])
-    return max(WireFormat.NATIVE.forward_bytes(cut) for cut in cuts)
+    return max(cut.forward_bytes(WireFormat.NATIVE) for cut in cuts)
 
 
 def _plan(profile: Profile, names: Sequence[str], edges: Sequence[int], size: Size) -> Plan:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.models.data.text import read_windows
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.policy.layout import fragment_layers

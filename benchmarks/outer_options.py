@@ -23,7 +23,7 @@ import torch
 from outer_gpt import Recipe, begun
 from outer_training import SPEEDS, OuterBodies, Run, case_of
 from results import save
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain_studies.outer.methods import simulate_method

@@ -25,7 +25,7 @@ import torch
 
 import wire_gradients
 from results import line_plot, save
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from wire_loss import LAST_STEPS, Losses, Setting, back, other_bits, there, train
 from wire_throughput import GLOBAL_BATCH, MICRO_BATCH, MODEL, measure

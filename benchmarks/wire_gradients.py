@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.runtime.step.rounding import for_wire, from_wire
 from wire_loss import Send, Setting, Trained, back, there
 
@@ -37,7 +37,7 @@ def measure(setting: Setting, seed: int) -> list[Row]:
             "activations": (there(form), _same),
             "gradients, nearest": (_same, _nearest(form)),
         }
-        if form.block_numbers is not None:
+        if form.codec.block_numbers is not None:
             ways["gradients, error feedback"] = (_same, back(form))
             ways["activations, error feedback"] = (back(form), _same)
         for what, (forward, backward) in ways.items():

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import WireFormat
 from spantrain.core.span import Span
+from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import Dataset, open_dataset

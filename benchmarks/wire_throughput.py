@@ -10,9 +10,10 @@ from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
+from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 
 CLUSTER = """

@@ -8,8 +8,9 @@ import four_sites
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, Proposal
 from spantrain.adaptation.network_state import LinkState, Pair, Reports
 from spantrain.core.links import LinkReport, LinkVerdict
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
+from spantrain.formats.registry import WireFormat
 
 RATE = 100.0
 SIZE = 8

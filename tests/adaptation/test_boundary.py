@@ -9,7 +9,7 @@ import four_sites
 from link_table import LINKS, STEP_S, TableForecast, begun, reports, twice
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings
 from spantrain.adaptation.registry import make_boundary, make_local
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 
 
 def test_a_rate_inside_the_band_is_not_looked_at():

@@ -15,8 +15,9 @@ from spantrain.adaptation.registry import LocalAdapters, make_local
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Recut, StepStarted
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
+from spantrain.formats.registry import WireFormat
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.schedule.dispatch.recut import halved

@@ -7,7 +7,8 @@ import pytest
 
 from spantrain.cli.render.plan import picture_lines
 from spantrain.config.artefacts import read_plan
-from spantrain.core.plan import Replica, WireFormat
+from spantrain.core.plan import Replica
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec

@@ -18,10 +18,11 @@ from spantrain.config.cluster.presets import load_preset
 from spantrain.config.traces.changes_file import Changes, write_changes
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.config.traces.trace_file import read_trace
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import SCHEDULE_NAMES
 

@@ -7,8 +7,8 @@ import pytest
 
 from spantrain.config.outer.numbers import GuardNumbers, OuterNumbers, RuleNumbers, SettingNumbers
 from spantrain.config.outer.outer_file import OuterData, load_outer, parse_outer
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError
+from spantrain.formats.registry import WireFormat
 
 SMALL = """\
 name: two-places

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.plan import Replica, StateSharding, WireFormat
+from spantrain.core.plan import Replica, StateSharding
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, even_share, shares_of
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, Division, MemoryCost, divisions_of, framework_bytes
+from spantrain.formats.registry import WireFormat
 
 
 @pytest.mark.parametrize(("optimizer", "ratio"), [("sgd", 2), ("momentum", 3), ("adamw", 4)])

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.core.plan import StateSharding, WireFormat
+from spantrain.core.plan import StateSharding
 from spantrain.cost.step import StepCost
+from spantrain.formats.registry import WireFormat
 
 
 def test_one_device_takes_its_work_and_nothing_else(cost_profile, make_cost_plan):

@@ -10,8 +10,8 @@ import torch
 
 from made_up_clients import EXACT, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
-from spantrain.core.plan import WireFormat
 from spantrain.errors import UsageError
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.grouping import group_layers, spec_of
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer

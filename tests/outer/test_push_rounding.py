@@ -15,8 +15,8 @@ from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket, Way
 from spantrain.core.outer.layers import PIECE_NUMBERS, Layer, ParameterSpec
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.push_rounding import round_push, unrounded
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.policy.settings import OuterSettings

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from spantrain.core.cluster import Host
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import FRAMEWORK_BYTES
 from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, PlanRequest, Proposal

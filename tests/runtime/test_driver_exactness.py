@@ -12,9 +12,10 @@ from patience import PATIENCE_S
 from restless import RestlessLocal
 from spantrain.core.action import Op
 from spantrain.core.decisions import Decision, DeviceDecisions
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.devices.device import CpuDevice
+from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
@@ -252,9 +253,9 @@ def test_a_rounded_cut_sends_the_models_bytes_and_stays_close(wire_format, famil
         lower, upper = plan.place(source)[0], plan.place(target)[0]
         cut, up = units[plan.stages[min(lower, upper)].end_unit - 1], lower < upper
         form = wire_format if {lower, upper} == {1, 2} else WireFormat.NATIVE
-        native = WireFormat.NATIVE.forward_bytes(cut) if up else WireFormat.NATIVE.backward_bytes(cut)
+        native = cut.forward_bytes(WireFormat.NATIVE) if up else cut.backward_bytes(WireFormat.NATIVE)
         if size:
-            per_sample = form.forward_bytes(cut) if up else form.backward_bytes(cut)
+            per_sample = cut.forward_bytes(form) if up else cut.backward_bytes(form)
             assert rounded.sent_bytes[source, target] == size // native * per_sample
         assert size % native == 0
     assert exact.loss_sum != rounded.loss_sum == pytest.approx(exact.loss_sum, rel=5 * ROUNDED[wire_format])

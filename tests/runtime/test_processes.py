@@ -23,9 +23,10 @@ from spantrain.config.decision_log import read_decisions
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
+from spantrain.formats.registry import WireFormat
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.runtime.coordinator.barrier import StepOutcome
@@ -318,9 +319,9 @@ def test_a_rounded_cut_learns_as_the_exact_one_does(wire_format, running, alone,
     assert outcome.losses[-1] < outcome.losses[0]
     exact, fewer = sent
     cut = build_graph(plan.model).units[0]
-    native = WireFormat.NATIVE.forward_bytes(cut) + WireFormat.NATIVE.backward_bytes(cut)
+    native = cut.forward_bytes(WireFormat.NATIVE) + cut.backward_bytes(WireFormat.NATIVE)
     assert exact[0, 1] % native == 0
-    per_sample = wire_format.forward_bytes(cut) + wire_format.backward_bytes(cut)
+    per_sample = cut.forward_bytes(wire_format) + cut.backward_bytes(wire_format)
     assert fewer == exact | {(0, 1): exact[0, 1] // native * per_sample}
 
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.core.plan import WireFormat
 from spantrain.core.units import TensorSpec, Unit
 from spantrain.errors import ProtocolError
+from spantrain.formats.registry import WireFormat
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 
 NUMBERS = st.builds(lambda digits, power: digits * 2.0**power, st.integers(-(2**24), 2**24), st.integers(-90, 90))
-IN_ROWS = [one for one in WireFormat if one.in_rows]
+IN_ROWS = [one for one in WireFormat if one.codec.in_rows]
 STEP = {WireFormat.INT8: 1 / 253, WireFormat.INT4: 1 / 13.9}
 """How far off a number may be, as a part of the largest one of its block."""
 
@@ -72,7 +72,7 @@ def test_a_number_is_off_by_half_a_step_of_its_block_at_most(wire_format, sample
 
 
 def blocks_of(row, got, wire_format):
-    return zip(row.split(wire_format.block_numbers), got.split(wire_format.block_numbers), strict=True)
+    return zip(row.split(wire_format.codec.block_numbers), got.split(wire_format.codec.block_numbers), strict=True)
 
 
 @settings(deadline=None, max_examples=100)
@@ -95,7 +95,7 @@ def test_as_many_bytes_are_sent_as_the_model_says(wire_format, dtype, samples, s
         activation_bytes_per_sample=size_bytes,
     )
     sent, back = there_and_back(tensor, wire_format)
-    assert sent.nbytes == samples * wire_format.forward_bytes(unit) == samples * wire_format.backward_bytes(unit)
+    assert sent.nbytes == samples * unit.forward_bytes(wire_format) == samples * unit.backward_bytes(wire_format)
     assert sent.shape[0] == samples
     if wire_format is not WireFormat.BFLOAT16:
         assert back.dtype == tensor.dtype

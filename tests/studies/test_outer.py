@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain_studies.outer.bodies import PlainBodies
 from spantrain_studies.outer.case import (

@@ -58,7 +58,7 @@ def test_command_line_starts_without_torch():
 def test_planning_needs_no_torch():
     """The layers that decide run where torch is not installed."""
     decide = ("spantrain.core", "spantrain.config", "spantrain.cost", "spantrain.schedule", "spantrain.adaptation",
-              "spantrain.planner", "spantrain.sim")  # fmt: skip
+              "spantrain.planner", "spantrain.sim", "spantrain.formats")  # fmt: skip
     names = [name for name in MODULES if name.startswith(decide)]
     code = (
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"

@@ -21,7 +21,8 @@ from spantrain.adaptation.network_state import (
     used_pairs,
 )
 from spantrain.adaptation.search import Forecast, PlanSearch
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
+from spantrain.formats.registry import WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from spantrain.adaptation.expectation import Expects
 from spantrain.adaptation.network_state import LinkState
-from spantrain.core.plan import Plan, Stage, WireFormat
+from spantrain.core.plan import Plan, Stage
+from spantrain.formats.registry import WireFormat
 
 _MOVES = (1, -1, 2, -2, 4, -4)
 """Units that go to the stage before, or after."""

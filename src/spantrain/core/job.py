@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 
 ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from types import MappingProxyType
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.hints import DispatchHints
@@ -12,7 +11,8 @@ from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.precision import check_dtype
 from spantrain.core.span import Span, split_by_shares
 from spantrain.core.sums import OWN_SUMS, GradientSums
-from spantrain.core.units import ModelSpec, TensorSpec, Unit
+from spantrain.core.units import ModelSpec
+from spantrain.formats.registry import WireFormat
 
 _WHOLE_BACKWARD = ("1f1b", "1f1b-asteroid", "gpipe")
 """Schedules that go back in B alone."""
@@ -31,77 +31,6 @@ class StateSharding(StrEnum):
     """Gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2)."""
     ZERO3 = "zero3"
     """Parameters too: they are gathered again for every forward and backward (ZeRO stage 3, PyTorch FSDP)."""
-
-
-class WireFormat(StrEnum):
-    """What floating-point tensors are sent as, the most exact first; all others are sent as they are.
-
-    `float16`, `int8` and `int4` send each sample of a tensor as a row of bytes: its numbers in blocks, a scale for each
-    block, and what the tensor was (`frame_bytes`). A tensor of which that would take as many bytes as it has is sent as
-    it is (`docs/wire-formats.md`, `runtime.step.rounding`).
-    """
-
-    NATIVE = "native"
-    """As they were computed: exact."""
-    FLOAT16 = "float16"
-    """Half the bytes of float32, 11 bits of mantissa; each sample is scaled, so that nothing overflows."""
-    BFLOAT16 = "bfloat16"
-    """Half the bytes of float32, 8 bits of mantissa."""
-    INT8 = "int8"
-    """A quarter: 255 steps over each block of 128 numbers."""
-    INT4 = "int4"
-    """An eighth: 15 steps over each block of 64 numbers."""
-
-    @property
-    def block_numbers(self) -> int | None:
-        """Numbers that share a scale; None: those of a sample."""
-        return {WireFormat.INT8: 128, WireFormat.INT4: 64}.get(self)
-
-    @property
-    def in_rows(self) -> bool:
-        """Whether samples are sent as rows of bytes."""
-        return self not in (WireFormat.NATIVE, WireFormat.BFLOAT16)
-
-    def forward_bytes(self, unit: Unit) -> int:
-        """Return the bytes that cross the cut behind a unit for one sample, forward."""
-        return sum(self._tensor_bytes(tensor) for tensor in unit.outputs)
-
-    def backward_bytes(self, unit: Unit) -> int:
-        """Return the bytes that cross the cut behind a unit for one sample, backward."""
-        return sum(self._tensor_bytes(tensor) for tensor in unit.outputs if tensor.requires_grad)
-
-    def code_bytes(self, numbers: int) -> int:
-        """Return the bytes of so many numbers in a row, without scales; they begin a block."""
-        return {WireFormat.FLOAT16: 2 * numbers, WireFormat.INT8: numbers, WireFormat.INT4: -(-numbers // 2)}[self]
-
-    def row_bytes(self, numbers: int, dimensions: int) -> int:
-        """Return the bytes of the row that one sample of a floating-point tensor would be sent as."""
-        return self.packed_bytes(numbers) + frame_bytes(dimensions)
-
-    def packed_bytes(self, numbers: int) -> int:
-        """Return the bytes of so many numbers in a row, with their scales."""
-        blocks = -(-numbers // (self.block_numbers or max(1, numbers)))
-        return self.code_bytes(numbers) + SCALE_BYTES * blocks
-
-    def _tensor_bytes(self, tensor: TensorSpec) -> int:
-        native, dimensions = tensor.bytes_per_sample, len(tensor.shape_per_sample)
-        if not self.in_rows:
-            return native // 2 if self is WireFormat.BFLOAT16 and tensor.dtype == "float32" else native
-        if tensor.dtype == "uint8":
-            return native + frame_bytes(dimensions)
-        width = ROUNDED_DTYPES.get(tensor.dtype)
-        return native if width is None else min(native, self.row_bytes(native // width, dimensions))
-
-
-ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-"""Types of tensors that may be sent in rows, with the bytes of a number."""
-SCALE_BYTES = 2
-"""Of the bfloat16 that a block is multiplied by."""
-
-
-def frame_bytes(dimensions: int) -> int:
-    """Return the bytes behind the numbers of a row: the sizes of a sample's dimensions, their count, the type."""
-    return 4 * dimensions + 2
 
 
 @dataclass(frozen=True, kw_only=True)

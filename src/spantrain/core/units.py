@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
+from spantrain.formats.registry import WireFormat
 
 MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
@@ -58,6 +59,10 @@ class TensorSpec:
         shape = self.shape_per_sample
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=1) < 0:
             raise ValueError(f"tensor {self.name}: has up to {_MAX_DIMENSIONS} dimensions, none negative, got {shape}")
+
+    def wire_bytes(self, wire_format: WireFormat) -> int:
+        """Return what one sample of it takes as it is sent."""
+        return wire_format.codec.sample_bytes(self.dtype, self.bytes_per_sample, len(self.shape_per_sample))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,14 @@ class Unit:
     def cut_bytes_per_sample(self) -> int:
         """Bytes that cross the cut behind this unit for one sample, forward."""
         return sum(tensor.bytes_per_sample for tensor in self.outputs)
+
+    def forward_bytes(self, wire_format: WireFormat) -> int:
+        """Return the bytes that cross the cut behind this unit for one sample, forward."""
+        return sum(tensor.wire_bytes(wire_format) for tensor in self.outputs)
+
+    def backward_bytes(self, wire_format: WireFormat) -> int:
+        """Return the bytes that cross the cut behind this unit for one sample, backward."""
+        return sum(tensor.wire_bytes(wire_format) for tensor in self.outputs if tensor.requires_grad)
 
     @property
     def gradient_bytes_per_sample(self) -> int:

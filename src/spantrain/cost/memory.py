@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
+from spantrain.formats.registry import WireFormat
 
 OPTIMIZER_STATE_RATIO = {"sgd": 0.0, "momentum": 1.0, "adamw": 2.0}
 """Bytes of optimizer state for one byte of float32 parameters."""
@@ -223,7 +224,7 @@ class MemoryCost:
         edges = [(graph[units.start - 1], division.wire_before)] if units.start > 0 else []
         if units.stop < len(graph):
             edges.append((graph[units.stop - 1], division.wire_behind))
-        per_sample = sum(wire.forward_bytes(unit) + wire.backward_bytes(unit) for unit, wire in edges)
+        per_sample = sum(unit.forward_bytes(wire) + unit.backward_bytes(wire) for unit, wire in edges)
         return BUFFERED_MICRO_BATCHES * per_sample
 
     def need(
@@ -255,9 +256,9 @@ class MemoryCost:
             optimizer_bytes=optimizer_bytes,
             framework_bytes=framework_bytes(self._profile.cluster.device_by_name[device].backend),
             activation_bytes_per_sample=self.activation_bytes_per_sample(units, division),
-            input_bytes_per_sample=division.wire_before.forward_bytes(before) if units.start > 0 else 0,
+            input_bytes_per_sample=before.forward_bytes(division.wire_before) if units.start > 0 else 0,
             output_gradient_bytes_per_sample=(
-                0 if last else division.wire_behind.backward_bytes(graph[units.stop - 1])
+                0 if last else graph[units.stop - 1].backward_bytes(division.wire_behind)
             ),
             deferred_bytes_per_sample=self._deferred(*part),
             again_bytes_per_sample=whole.stage_again_bytes(*part, splits=False),

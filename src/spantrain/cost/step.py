@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Stage, WireFormat
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.units import Unit
 from spantrain.cost.network import Path
 from spantrain.cost.replicas import ReplicaCost
+from spantrain.formats.registry import WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +281,7 @@ def _stage_name(index: int, stage: Stage) -> str:
 
 
 def _cut(unit: Unit, wire_format: WireFormat) -> _Cut:
-    return _Cut(wire_format.forward_bytes(unit), wire_format.backward_bytes(unit))
+    return _Cut(unit.forward_bytes(wire_format), unit.backward_bytes(wire_format))
 
 
 def _shares(stage: Stage) -> tuple[tuple[str, float], ...]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spantrain.core.cluster import Cluster, Device
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import PlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.job import JobSpec
 
 

@@ -218,10 +218,10 @@ class ProfileCosts:
     def _transfer(self, source: str, target: str, direction: Direction, stage: int, samples: int) -> Transfer:
         here = self._plan.stages[stage]
         if direction is Direction.FORWARD:
-            per_sample = here.wire_format.forward_bytes(self._graph.units[here.end_unit - 1])
+            per_sample = self._graph.units[here.end_unit - 1].forward_bytes(here.wire_format)
         else:
             wire_format = self._plan.stages[stage - 1].wire_format
-            per_sample = wire_format.backward_bytes(self._graph.units[here.first_unit - 1])
+            per_sample = self._graph.units[here.first_unit - 1].backward_bytes(wire_format)
         size_bytes = per_sample * samples
         uses = self._uses.get((source, target)) or self._uses_of_neighbours[source, target]
         return Transfer(

@@ -14,8 +14,8 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.core.outer.layers import ShardLayout
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
+from spantrain.formats.registry import WireFormat
 
 
 class ClusterBody(Protocol):

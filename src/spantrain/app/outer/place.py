@@ -2,8 +2,8 @@
 
 from spantrain.config.outer.outer_file import OuterConfig
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.placement import Placement, PlacementRequest, place_shards
 
 _REMEDY = "add it as docs/outer.md shows: model, clusters, and places with their bandwidths"

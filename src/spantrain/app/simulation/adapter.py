@@ -10,9 +10,10 @@ from spantrain.app.simulation.network_trace import calm_run_s
 from spantrain.app.training.adapt import ProfileForecast
 from spantrain.app.training.replan import plan_again, slowed_profile
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import simulate_adapting
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.config.artefacts import read_plan, read_profile, write_plan, write_profile
-from spantrain.core.plan import Plan, WireFormat
+from spantrain.core.plan import Plan
 from spantrain.core.profile import BandwidthCurve, LinkMeasurement, Profile
 from spantrain.errors import SpanTrainError, UsageError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec

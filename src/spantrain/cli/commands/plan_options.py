@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spantrain.cli.options import MAX_SAMPLES
-from spantrain.core.plan import WireFormat
 from spantrain.errors import PlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Constraints, Objective, Quota, Restriction
 from spantrain.schedule.registry import check_schedule

@@ -7,7 +7,7 @@ import typer
 
 from spantrain.cli.options import MAX_SAMPLES
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import SCHEDULE_NAMES
 
 PlanPath = Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")]

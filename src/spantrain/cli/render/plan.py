@@ -6,9 +6,10 @@ from rich.console import Console
 
 from spantrain.cli.render.strategies import left_out_line, outer_lines, reason_lines, strategy_table
 from spantrain.cli.render.text import console_for_people, say, short_way
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding, WireFormat
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.cost.analytic import ANALYTIC_METHOD
+from spantrain.formats.registry import WireFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spantrain.config.files.yaml_fields import Field
-from spantrain.core.plan import WireFormat
 from spantrain.core.quantities import parse_seconds
+from spantrain.formats.registry import WireFormat
 
 _MOST_STEPS = 10**9
 _MOST_FRAGMENTS = 1000

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 
 _TICKET = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 _END = 2**63

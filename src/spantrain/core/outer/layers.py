@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spantrain.core.plan import ROUNDED_DTYPES, WireFormat
+from spantrain.formats.registry import WireFormat
 
 PARAMETER_TYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Types that parameters may have, and bytes of one number."""
@@ -66,13 +66,13 @@ class ParameterSpec:
         uint8 (260,) 260
         uint8 (136,) 136
         """
-        if wire_format is WireFormat.BFLOAT16 and self.dtype == "float32":
-            return replace(self, dtype="bfloat16")
-        if not wire_format.in_rows or self.dtype not in ROUNDED_DTYPES:
-            return self
+        codec = wire_format.codec
+        dtype = codec.sent_type(self.dtype)
+        if not codec.in_rows or dtype == self.dtype:
+            return replace(self, dtype=dtype)
         pieces, rest = divmod(self.numbers, PIECE_NUMBERS)
-        size_bytes = pieces * wire_format.packed_bytes(PIECE_NUMBERS) + wire_format.packed_bytes(rest)
-        return replace(self, shape=(size_bytes,), dtype="uint8") if size_bytes < self.size_bytes else self
+        size_bytes = pieces * codec.entries(PIECE_NUMBERS) + codec.entries(rest)
+        return replace(self, shape=(size_bytes,), dtype=dtype) if size_bytes < self.size_bytes else self
 
 
 @dataclass(frozen=True, kw_only=True)

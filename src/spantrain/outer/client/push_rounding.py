@@ -1,7 +1,7 @@
 """Pseudo-gradients in fewer bytes: how a push's tensors are rounded for the wire, and what a shard makes of them.
 
 Not in Di-PS, which sends what was computed; off unless a master's settings name a format. The codes are those of a
-pipeline's cuts (`formats.blockwise`). What rounding takes from a push is kept where the push was made, and added to
+pipeline's cuts (`formats`). What rounding takes from a push is kept where the push was made, and added to
 the next one: error feedback, as 1-bit SGD has it from step to step (Seide et al., Interspeech 2014). So the sum of what
 shards have added is the sum of what was learned, but for what the last push left over. A parameter is rounded in
 pieces that stay in the processor's cache, beginning with the parameter, so that no bit depends on what it is sent with.
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from spantrain.core.outer.layers import PIECE_NUMBERS, ParameterSpec
-from spantrain.core.plan import WireFormat
-from spantrain.formats.blockwise import decode, encode
+from spantrain.formats.registry import WireFormat
 
 
 def round_push(
@@ -44,7 +43,7 @@ def round_push(
         wanted = (flat[0][numbers] - flat[1][numbers]).float()
         if before is not None:
             wanted.add_(before[numbers])
-        _write(wanted, row, wire_format)
+        wire_format.codec.write(wanted, row)
         torch.sub(wanted, _read(row, wire_format, wanted.numel(), spec), out=over[numbers])
         over[numbers].nan_to_num_(0.0, 0.0, 0.0)
     return sent
@@ -60,30 +59,15 @@ def unrounded(spec: ParameterSpec, wire_format: WireFormat, sent: Tensor, out: T
 
 def _pieces(spec: ParameterSpec, sent: Tensor, wire_format: WireFormat) -> Iterator[tuple[slice, Tensor]]:
     """Yield pieces: where their numbers are in the parameter, and what is sent of them."""
-    whole, bytes_at = spec.numbers, 0
+    whole, at = spec.numbers, 0
     sent = sent.view(-1)
     for begin in range(0, whole, PIECE_NUMBERS):
         numbers = slice(begin, min(begin + PIECE_NUMBERS, whole))
-        if wire_format is WireFormat.BFLOAT16:
-            yield numbers, sent[numbers]
-            continue
-        size_bytes = wire_format.packed_bytes(numbers.stop - begin)
-        yield numbers, sent[bytes_at : bytes_at + size_bytes]
-        bytes_at += size_bytes
-
-
-def _write(numbers: Tensor, row: Tensor, wire_format: WireFormat) -> None:
-    if wire_format is WireFormat.BFLOAT16:
-        row.copy_(numbers)
-        return
-    codes_bytes = wire_format.code_bytes(numbers.numel())
-    encode(numbers.unsqueeze(0), wire_format, row[:codes_bytes].unsqueeze(0), row[codes_bytes:].unsqueeze(0))
+        entries = wire_format.codec.entries(numbers.stop - begin)
+        yield numbers, sent[at : at + entries]
+        at += entries
 
 
 def _read(row: Tensor, wire_format: WireFormat, numbers: int, spec: ParameterSpec) -> Tensor:
     """Return the numbers of a piece in float32, after they have been what the parameter's type lets them be."""
-    if wire_format is WireFormat.BFLOAT16:
-        return row.float()
-    codes_bytes = wire_format.code_bytes(numbers)
-    found = decode(row[:codes_bytes].unsqueeze(0), row[codes_bytes:].unsqueeze(0), wire_format, numbers).squeeze(0)
-    return found.to(getattr(torch, spec.dtype)).float()
+    return wire_format.codec.read(row, numbers).to(getattr(torch, spec.dtype)).float()

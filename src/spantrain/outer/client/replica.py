@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ProtocolError
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.parameters import LiveParameters, ModelParameters
 from spantrain.outer.client.push_rounding import round_push
 from spantrain.outer.shard.numerics import Tensors, pseudo_gradient

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.events import Ticket
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.updates.guard import GuardSettings, GuardState
 

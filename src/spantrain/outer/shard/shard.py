@@ -21,8 +21,8 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
-from spantrain.core.plan import WireFormat
 from spantrain.errors import ConfigError, ProtocolError
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.push_rounding import unrounded
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.shard.numerics import (

@@ -1,12 +1,12 @@
 """The wire format of a cut: tensors rounded on their way to the neighbouring stage, where a plan asks for it.
 
-Under `bfloat16` float32 tensors are sent as bfloat16. Under `float16`, `int8` and `int4` a tensor of floating-point
-numbers is sent as rows of bytes, one for each sample, so that a message can be cut between any two samples:
+A format may send float32 tensors as another type (`formats.codec.CastCodec`), or a tensor of floating-point numbers
+as rows of bytes, one for each sample, so that a message can be cut between any two samples:
 
-    codes | scales (`formats.blockwise`) | sizes of the sample's dimensions, int32 | their count | the type it had
+    codes | scales (`formats.codec`) | sizes of the sample's dimensions, int32 | their count | the type it had
 
 A tensor of bytes is put into rows too, as it is, so that rows are known from other tensors; all others are sent as they
-are, and so are those that would take no fewer bytes in rows. `WireFormat.forward_bytes` counts all of this. Sums of
+are, and so are those that would take no fewer bytes in rows. `Unit.forward_bytes` counts all of this. Sums of
 gradients over replicas and of shared parameters never pass a cut's format.
 """
 
@@ -15,9 +15,9 @@ import math
 import torch
 from torch import Tensor
 
-from spantrain.core.plan import ROUNDED_DTYPES, WireFormat, frame_bytes
 from spantrain.errors import ProtocolError
-from spantrain.formats.blockwise import decode, encode
+from spantrain.formats.codec import ROUNDED_DTYPES, WireCodec, frame_bytes
+from spantrain.formats.registry import WireFormat
 
 Tensors = tuple[Tensor, ...]
 
@@ -27,11 +27,9 @@ _DTYPES = (torch.uint8, *(getattr(torch, name) for name in ROUNDED_DTYPES))
 
 def for_wire(tensors: Tensors, wire_format: WireFormat) -> Tensors:
     """Return tensors as they are sent; the first dimension of each is its samples, before and after."""
-    if wire_format is WireFormat.NATIVE:
-        return tensors
-    if wire_format is WireFormat.BFLOAT16:
-        return tuple(tensor.to(torch.bfloat16) if tensor.dtype is torch.float32 else tensor for tensor in tensors)
-    return tuple(_in_rows(tensor, wire_format) for tensor in tensors)
+    if not wire_format.codec.in_rows:
+        return wire_format.codec.send(tensors)
+    return tuple(_in_rows(tensor, wire_format.codec) for tensor in tensors)
 
 
 def from_wire(tensors: Tensors, wire_format: WireFormat, device: torch.device | None = None) -> Tensors:
@@ -43,11 +41,9 @@ def from_wire(tensors: Tensors, wire_format: WireFormat, device: torch.device | 
     Raises:
         ProtocolError: a row is not as long as it says.
     """
-    if wire_format is WireFormat.NATIVE:
-        return tensors
-    if wire_format is WireFormat.BFLOAT16:
-        return tuple(tensor.float() if tensor.dtype is torch.bfloat16 else tensor for tensor in tensors)
-    return tuple(_from_rows(tensor, wire_format, device or tensor.device) for tensor in tensors)
+    if not wire_format.codec.in_rows:
+        return wire_format.codec.receive(tensors)
+    return tuple(_from_rows(tensor, wire_format.codec, device or tensor.device) for tensor in tensors)
 
 
 class ErrorFeedback:
@@ -70,59 +66,60 @@ class ErrorFeedback:
 
     def for_wire(self, tensors: Tensors, wire_format: WireFormat) -> Tensors:
         """Return gradients as they are sent; see `for_wire` outside."""
-        if wire_format.block_numbers is None:
+        codec = wire_format.codec
+        if codec.block_numbers is None:
             return for_wire(tensors, wire_format)
-        return tuple(self._in_rows(number, tensor, wire_format) for number, tensor in enumerate(tensors))
+        return tuple(self._in_rows(number, tensor, codec) for number, tensor in enumerate(tensors))
 
-    def _in_rows(self, number: int, tensor: Tensor, wire_format: WireFormat) -> Tensor:
-        if not _is_rounded(tensor, wire_format):
-            return _in_rows(tensor, wire_format)
+    def _in_rows(self, number: int, tensor: Tensor, codec: WireCodec) -> Tensor:
+        if not _is_rounded(tensor, codec):
+            return _in_rows(tensor, codec)
         wanted = tensor.detach().reshape(tensor.shape[0], -1).float()
-        rows = _empty_rows(tensor, wire_format)
+        rows = _empty_rows(tensor, codec)
         left = self._left.get(number)
         for sample in range(wanted.shape[0]):
             one = wanted[sample : sample + 1]
             if left is not None:
                 one = one + left
-            codes, scales = _parts(rows[sample : sample + 1], tensor, wire_format)
-            encode(one, wire_format, codes, scales)
+            codes, scales = _parts(rows[sample : sample + 1], tensor, codec)
+            codec.encode(one, codes, scales)
             # Of what is not finite nothing is left over.
-            left = (one - decode(codes, scales, wire_format, one.shape[1])).nan_to_num_(0.0, 0.0, 0.0)
+            left = (one - codec.decode(codes, scales, one.shape[1])).nan_to_num_(0.0, 0.0, 0.0)
         if left is not None:
             self._left[number] = left
         return rows
 
 
-def _in_rows(tensor: Tensor, wire_format: WireFormat) -> Tensor:
+def _in_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
     samples = tensor.shape[0]
     if tensor.dtype is torch.uint8:
         return torch.cat((tensor.reshape(samples, -1), _frames(tensor, samples)), dim=1)
-    if not _is_rounded(tensor, wire_format):
+    if not _is_rounded(tensor, codec):
         return tensor
-    rows = _empty_rows(tensor, wire_format)
-    encode(tensor.detach().reshape(samples, -1).float(), wire_format, *_parts(rows, tensor, wire_format))
+    rows = _empty_rows(tensor, codec)
+    codec.encode(tensor.detach().reshape(samples, -1).float(), *_parts(rows, tensor, codec))
     return rows
 
 
-def _is_rounded(tensor: Tensor, wire_format: WireFormat) -> bool:
+def _is_rounded(tensor: Tensor, codec: WireCodec) -> bool:
     """Return whether a tensor's numbers are sent in rows: if that takes fewer bytes."""
     if tensor.dtype not in _DTYPES[1:]:
         return False
     numbers = math.prod(tensor.shape[1:])
-    return wire_format.row_bytes(numbers, tensor.dim() - 1) < numbers * tensor.element_size()
+    return codec.row_bytes(numbers, tensor.dim() - 1) < numbers * tensor.element_size()
 
 
-def _empty_rows(tensor: Tensor, wire_format: WireFormat) -> Tensor:
+def _empty_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
     """Return rows for a tensor with nothing but what they end with."""
-    length = wire_format.row_bytes(math.prod(tensor.shape[1:]), tensor.dim() - 1)
+    length = codec.row_bytes(math.prod(tensor.shape[1:]), tensor.dim() - 1)
     rows = torch.empty(tensor.shape[0], length, dtype=torch.uint8, device=tensor.device)
     rows[:, length - frame_bytes(tensor.dim() - 1) :] = _frames(tensor, tensor.shape[0])
     return rows
 
 
-def _parts(rows: Tensor, tensor: Tensor, wire_format: WireFormat) -> tuple[Tensor, Tensor]:
+def _parts(rows: Tensor, tensor: Tensor, codec: WireCodec) -> tuple[Tensor, Tensor]:
     """Return where in rows the codes and the scales of a tensor are."""
-    scales_at = wire_format.code_bytes(math.prod(tensor.shape[1:]))
+    scales_at = codec.code_bytes(math.prod(tensor.shape[1:]))
     return rows[:, :scales_at], rows[:, scales_at : rows.shape[1] - frame_bytes(tensor.dim() - 1)]
 
 
@@ -133,20 +130,20 @@ def _frames(tensor: Tensor, samples: int) -> Tensor:
     return torch.cat((sizes, what)).to(tensor.device).expand(samples, -1)
 
 
-def _from_rows(rows: Tensor, wire_format: WireFormat, device: torch.device) -> Tensor:
+def _from_rows(rows: Tensor, codec: WireCodec, device: torch.device) -> Tensor:
     if rows.dtype is not torch.uint8:
         return rows
     shape, dtype = _read_frame(rows)
     numbers, frame = math.prod(shape), frame_bytes(len(shape))
     frame_at = rows.shape[1] - frame
-    wanted = numbers + frame if dtype is torch.uint8 else wire_format.row_bytes(numbers, len(shape))
+    wanted = numbers + frame if dtype is torch.uint8 else codec.row_bytes(numbers, len(shape))
     if rows.shape[1] != wanted:
-        raise ProtocolError(f"rows of {shape} as {wire_format.value}: {rows.shape[1]} bytes long, wanted {wanted}")
+        raise ProtocolError(f"rows of {shape} as {codec.name}: {rows.shape[1]} bytes long, wanted {wanted}")
     rows = rows.to(device)
     if dtype is torch.uint8:
         return rows[:, :frame_at].reshape(-1, *shape)
-    scales_at = wire_format.code_bytes(numbers)
-    found = decode(rows[:, :scales_at], rows[:, scales_at:frame_at], wire_format, numbers)
+    scales_at = codec.code_bytes(numbers)
+    found = codec.decode(rows[:, :scales_at], rows[:, scales_at:frame_at], numbers)
     return found.reshape(-1, *shape).to(dtype)
 
 

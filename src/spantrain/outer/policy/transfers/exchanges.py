@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from spantrain.core.outer.commands import Move
 from spantrain.core.outer.events import Progress, Ticket, Transfer, Way
 from spantrain.core.outer.layers import ShardLayout
-from spantrain.core.plan import WireFormat
+from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.policy.transfers.transfers import TransferSchedule
 

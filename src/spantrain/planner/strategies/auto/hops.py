@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.plan import WireFormat
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion
 from spantrain.cost.network import NetworkCost
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.strategies.auto.weights import Weights
 
 Array = NDArray[np.float64]
@@ -86,8 +86,8 @@ class HopCosts:
         before = [units[max(point - 1, 0)] for point in self._grid]
         return {
             form: (
-                np.array([float(form.forward_bytes(unit)) for unit in before]),
-                np.array([float(form.backward_bytes(unit)) for unit in before]),
+                np.array([float(unit.forward_bytes(form)) for unit in before]),
+                np.array([float(unit.backward_bytes(form)) for unit in before]),
             )
             for form in {WireFormat.NATIVE, self._wire_format}
         }

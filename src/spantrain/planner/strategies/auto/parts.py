@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.action import Op
-from spantrain.core.plan import StateSharding, WireFormat
+from spantrain.core.plan import StateSharding
 from spantrain.core.span import apportion
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, WHOLE, Division, MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.sum_models import own_sum_s
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.in_flight import in_flight_bytes
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import Array, Batch, HopCosts, Part

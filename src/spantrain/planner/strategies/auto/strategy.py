@@ -31,8 +31,9 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
-from spantrain.core.plan import Plan, StateSharding, WireFormat
+from spantrain.core.plan import Plan, StateSharding
 from spantrain.errors import InfeasiblePlanError
+from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.tables import Tables
 from spantrain.planner.explain import infeasible
 from spantrain.planner.request import Objective, PlanRequest, Proposal, Restriction
