@@ -41,7 +41,7 @@ def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path,
     made = replace(
         profile.provenance,
         spantrain_version=VERSION,
-        torch_version=torch.VERSION,
+        torch_version=torch.__version__,
         method="compute: emulated; links: testbed",
     )
     profile = replace(profile, provenance=made)
