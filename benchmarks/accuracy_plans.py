@@ -12,8 +12,7 @@ from spantrain.core.profile import UnitTiming
 from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.schedule.dispatch.limits import minimum_in_flight
-from spantrain.schedule.layout import Layout
+from spantrain.schedule.layout import CutLayout, minimum_in_flight
 
 BUSY_S = 1.5
 """Seconds that the busiest device of each plan computes in a step."""
@@ -196,7 +195,7 @@ class PlanMaker:
         cuts = min(combinations(range(1, units), len(self._case.stages) - 1), key=self._busiest_s)
         speed = _SLOW * self._busiest_s(cuts) / BUSY_S
         plan = self._plan(cuts, replace(self._cluster, emulated_speed=speed), [self._case.batch] * len(self._sizes))
-        needed = [max(row) for row in minimum_in_flight(Layout.of(plan))]
+        needed = [max(row) for row in minimum_in_flight(CutLayout.of(plan))]
         room = round(self._case.room * self._case.batch)
         return replace(self._plan(cuts, plan.cluster, [max(room, least) for least in needed]), generation=generation)
 

@@ -36,7 +36,7 @@ from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
 from spantrain.planner.engine.predict import costs_of
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.adaptive import simulate_adapting, used_links
 
 _BEGIN, _END = 0.25, 0.85
@@ -104,7 +104,7 @@ def _static_choices(case: Case) -> dict[str, Plan]:
     """Return the plans that are best on some network whose links all give the same, each with its name."""
     plans = {
         f"{schedule}, micro-batches of {size}": case.equal(schedule, size)
-        for schedule in SCHEDULE_NAMES
+        for schedule in schedule_names()
         for size in SIZES
     }
     plans |= {f"ours for links at {left:.0%}": case.ours_for(left) for left in _LEVELS}

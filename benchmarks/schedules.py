@@ -30,8 +30,8 @@ from pathlib import Path
 from schedule_cases import NOMINAL, Case, cases, made_up_case, with_limits
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
-from spantrain.schedule.dispatch.limits import check_limits
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import check_limits
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.exhaustive import shortest
@@ -77,13 +77,13 @@ class Entry:
 def measure(case: Case) -> Entry:
     """Simulate a case under all schedules."""
     run = _Runner(case)
-    free = {name: run(case.plan, name).pipeline_s for name in SCHEDULE_NAMES}
+    free = {name: run(case.plan, name).pipeline_s for name in schedule_names()}
     free[PLAIN] = free["critical-path"]
     free["critical-path"] = run(with_hints(case.plan, case.costs, effort=EFFORT), "critical-path").pipeline_s
     held = run(case.plan, "1f1b").peak_in_flight
     limits = [[held[replica.devices[0]] for replica in stage.replicas] for stage in case.plan.stages]
     limited = with_limits(case.plan, limits)
-    within = {name: run(limited, name).pipeline_s for name in SCHEDULE_NAMES}
+    within = {name: run(limited, name).pipeline_s for name in schedule_names()}
     same = run(with_hints(limited, case.costs, effort=EFFORT), "critical-path")
     within["critical-path"] = same.pipeline_s
     chosen = run(taper(limited, case.costs, effort=EFFORT), "critical-path")
@@ -157,7 +157,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, object]:
         values = [ratio(entry) for entry in of]
         return {"mean": statistics.fmean(values), "worst": max(values)} if values else {}
 
-    names = [*SCHEDULE_NAMES, PLAIN]
+    names = [*schedule_names(), PLAIN]
     return {
         "cases": len(entries),
         "of_devices": sum(entry.of_devices for entry in entries),
@@ -252,7 +252,7 @@ def plot(entries: Sequence[Entry], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     share = [(k + 1) / len(entries) for k in range(len(entries))]
-    for name in [*SCHEDULE_NAMES, PLAIN]:
+    for name in [*schedule_names(), PLAIN]:
         left.plot(sorted(entry.seconds[name] / entry.bound_s for entry in entries), share, label=name)
     left.set(
         xlabel="seconds over the lower bound", ylabel="part of the cases", title="no memory limit", xlim=(0.99, 2.5)

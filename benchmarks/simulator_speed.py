@@ -23,7 +23,7 @@ from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network.sending import Transfer
@@ -188,7 +188,7 @@ def main() -> None:
     small = Case(stages=8, replicas=1, micro_batches=64)
     held = [
         show(f"8 stages, 64 micro-batches, {name}", timed(small, name, options.repeats), BOUND_SMALL_S)
-        for name in SCHEDULE_NAMES
+        for name in schedule_names()
     ]
     show("  with memory over time, critical-path", timed(small, "critical-path", options.repeats, memory=True))
     held.append(growth(options.repeats))

@@ -19,8 +19,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.schedule.dispatch.recut import halved
+from spantrain.schedule.registry import make_policy
 
 DEVICE, BEFORE, AFTER = "s1r0", "s0r0", "s2r0"
 SAMPLES, SIZE = 128, 8

@@ -26,6 +26,7 @@ from spantrain.planner.job import JobSpec
 from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, write_manifest, write_marker
 from spantrain.runtime.checkpoint.saver import step_folder
 from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.schedule.registry import splits_backward
 
 JOB = TrainJob(steps=2)
 
@@ -67,7 +68,7 @@ def test_another_schedule_makes_another_plan(plan_path, tmp_path):
     planned = read_plan(plan_path)
     request = new_run(plan_path, JOB, tmp_path / "run", functions=(), schedule="gpipe")
     assert request.plan == replace(planned, schedule="gpipe", hints=None, prediction=None)
-    assert not request.plan.splits_backward
+    assert not splits_backward(request.plan.schedule)
     own = new_run(plan_path, JOB, tmp_path / "run", functions=(), schedule=planned.schedule)
     assert own.plan == planned == under_schedule(planned, None)
 

@@ -22,7 +22,7 @@ from spantrain.core.trace import Flow, Trace
 from spantrain.cost.memory import MemoryCost
 from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import costs_of, predict
-from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.registry import make_policy
 from spantrain.sim.replay import task_of
 
 SCHEDULE = "critical-path"

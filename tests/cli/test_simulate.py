@@ -24,7 +24,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 
 PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))
 
@@ -66,7 +66,7 @@ def test_all_schedules_with_their_figures(spantrain, plan, plan_path, laptop_pro
     ended = spantrain("simulate", plan_path, "--schedule", "all", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)["schedules"]
-    assert tuple(found) == SCHEDULE_NAMES
+    assert tuple(found) == schedule_names()
     ran = {name: entry for name, entry in found.items() if not entry["reason"]}
     assert {"critical-path", "compact", "1f1b"} <= ran.keys()
     for entry in ran.values():
@@ -86,7 +86,7 @@ def test_all_schedules_with_their_figures(spantrain, plan, plan_path, laptop_pro
 def test_the_table_names_schedules_and_devices(spantrain, plan, plan_path):
     ended = spantrain("simulate", plan_path, "--schedule", "all")
     assert ended.code == 0, ended.err
-    for word in (*SCHEDULE_NAMES, *plan.devices, "over the bound", "$", " J"):
+    for word in (*schedule_names(), *plan.devices, "over the bound", "$", " J"):
         assert word in ended.out
 
 
@@ -104,7 +104,9 @@ def test_the_plans_own_schedule_and_a_trace_with_memory(spantrain, plan, plan_pa
 
 
 def request(plan, profile, limit: int, *schedules: str) -> SimulateRequest:
-    return SimulateRequest(plan=plan, profile=profile, schedules=schedules or SCHEDULE_NAMES, memory_limit_bytes=limit)
+    return SimulateRequest(
+        plan=plan, profile=profile, schedules=schedules or schedule_names(), memory_limit_bytes=limit
+    )
 
 
 def test_bytes_become_in_flight_limits_that_are_kept(plan, laptop_profile):

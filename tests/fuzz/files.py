@@ -36,7 +36,7 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.planner.engine.predict import predict, with_best_order
 from spantrain.runtime.checkpoint.manifest import Manifest
-from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.registry import make_policy
 from spantrain.sim.replay import task_of
 
 CLUSTER = """\

@@ -16,9 +16,8 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units
 from spantrain.models.units import parameter_names, tie_parameters
-from spantrain.schedule.dispatch.limits import minimum_in_flight
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import CutLayout, minimum_in_flight
+from spantrain.schedule.registry import schedule_names
 
 KIND = DeviceKind(
     name="test-kind",
@@ -77,7 +76,7 @@ def plan_of(
 
 def with_limits(plan: Plan, slack: int) -> Plan:
     """The plan with in-flight limits as small as can run, and some more."""
-    needed = minimum_in_flight(Layout.of(plan))
+    needed = minimum_in_flight(CutLayout.of(plan))
     stages = tuple(
         replace(
             stage,
@@ -107,7 +106,7 @@ def random_plans(draw: st.DrawFn, families: tuple[str, ...]) -> Plan:
     edges = sorted({0, count, *inner})
     shares = [draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)) for _ in range(len(edges) - 1)]
     spans = [draw(random_spans(total)) for _ in range(len(edges) - 1)]
-    plan = plan_of(spec, edges, shares, spans, draw(st.sampled_from(SCHEDULE_NAMES)))
+    plan = plan_of(spec, edges, shares, spans, draw(st.sampled_from(schedule_names())))
     if plan.schedule in ("compact", "critical-path"):
         plan = with_limits(plan, draw(st.sampled_from([0, 1, total])))
     return plan

@@ -28,8 +28,7 @@ from spantrain.runtime.step.feed import SampledFeed
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import Recorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint

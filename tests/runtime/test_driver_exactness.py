@@ -26,9 +26,7 @@ from spantrain.runtime.step.feed import SampledFeed
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import Recorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
 from spantrain.sim.search.search import SearchEffort, with_hints
@@ -219,7 +217,7 @@ def test_random_recuts_in_mid_step_leave_gradients_as_they_are(data, plans, refe
     check(plan, reference, steps=2, restless=data.draw(st.integers(0, 99)))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_steps_follow_each_other(schedule, make_plan, spec_of, reference):
     """Several steps without a barrier between them: early messages of the next step are kept apart."""
     spans = [[Span(0, 2), Span(2, 4), Span(4, 6)], [Span(0, 3), Span(3, 6)], [Span(0, 2), Span(2, 6)]]

@@ -10,7 +10,7 @@ from made_up_runs import OldWeights, OneProcess
 from made_up_sessions import train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 
 BATCH = 6
 JOB = TrainJob(steps=7, seed=5, learning_rate=0.02, warmup_steps=3, max_grad_norm=0.5, staleness=1, adapter="off")
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_does_what_the_first_one_did(plan, 
     assert later.losses == pytest.approx(whole.losses[3:], rel=1e-6)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_any_schedule(schedule, plan):
     even = replace(plan, stages=tuple(replace(s, micro_batches=tuple(SPANS[0])) for s in plan.stages))
     ran = train_in_threads(replace(even, schedule=schedule), JOB)

@@ -32,8 +32,7 @@ from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import Recorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork
 from spantrain.runtime.worker.user_functions import with_own_functions
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.models

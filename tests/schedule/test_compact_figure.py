@@ -6,7 +6,7 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.registry import make_policy
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 

@@ -7,7 +7,7 @@ from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.dispatch.machine import DispatchPolicy, ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.registry import make_policy
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 

@@ -9,23 +9,24 @@ from hypothesis import strategies as st
 from spantrain.core.action import Action
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import PlanError, ScheduleError, UsageError
-from spantrain.schedule.check import check_orders, check_replica_order
-from spantrain.schedule.layout import Layout, forward_counts, windows
-from spantrain.schedule.orders import static_orders
-from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, STATIC_SCHEDULES, check_schedule
+from spantrain.schedule.layout import CutLayout, forward_counts, windows
+from spantrain.schedule.orders import check_orders, check_replica_order
+from spantrain.schedule.registry import check_schedule, schedule_names, schedules, static_orders
 from spantrain.schedule.render.text import format_orders
 
+STATIC_SCHEDULES = [name for name, schedule in schedules().items() if schedule.orders]
 
-def layout(*sizes: int, total: int = 8, limits: tuple[int, ...] = ()) -> Layout:
+
+def layout(*sizes: int, total: int = 8, limits: tuple[int, ...] = ()) -> CutLayout:
     cuts = tuple(equal_spans(total, size) for size in sizes)
-    return Layout(
+    return CutLayout(
         micro_batches=cuts,
         spans=tuple((cut,) for cut in cuts),
         limits=tuple((limit,) for limit in limits or (total,) * len(sizes)),
     )
 
 
-def short(schedule: str, where: Layout) -> list[str]:
+def short(schedule: str, where: CutLayout) -> list[str]:
     """Return each stage's order as letters with the number of the first sample."""
     return [" ".join(f"{a.op.value}{a.span.lo}" for a in row[0]) for row in static_orders(schedule, where)]
 
@@ -77,7 +78,7 @@ def test_what_zero_bubble_orders_hold(stages: int) -> None:
     assert most_held("zb", where) == [2 * stages - 1] * stages
 
 
-def most_held(schedule: str, where: Layout) -> list[int]:
+def most_held(schedule: str, where: CutLayout) -> list[int]:
     change = {"F": 1, "I": 0, "B": -1, "W": -1}
     return [
         max(accumulate(change[action.op.value] * action.span.size for action in row[0]))
@@ -123,7 +124,7 @@ def test_orders_run_or_are_refused(data: st.DataObject, sizes: list[int], total:
                 static_orders(schedule, where)
 
 
-def possible(where: Layout) -> bool:
+def possible(where: CutLayout) -> bool:
     least = windows(where, forward_counts(where, lambda _stage, span: span.hi))
     return all(need[0] <= limit[0] for need, limit in zip(least, where.limits, strict=True))
 
@@ -165,14 +166,14 @@ def test_the_checker_finds_orders_that_stop() -> None:
 
 
 def test_names_are_sorted_described_and_checked() -> None:
-    assert SCHEDULE_NAMES == ("1f1b", "1f1b-asteroid", "compact", "critical-path", "gpipe", "zb", "zb-h1")
-    assert all(DESCRIPTIONS[name] for name in SCHEDULE_NAMES)
+    assert schedule_names() == ("1f1b", "1f1b-asteroid", "compact", "critical-path", "gpipe", "zb", "zb-h1")
+    assert all(schedules()[name].description for name in schedule_names())
     with pytest.raises(UsageError, match="did you mean 'critical-path'"):
         check_schedule("critical_path")
 
 
 def test_micro_batches_must_rise() -> None:
     cut = (Span(4, 8), Span(0, 4))
-    where = Layout(micro_batches=(cut,), spans=((cut,),), limits=((8,),))
+    where = CutLayout(micro_batches=(cut,), spans=((cut,),), limits=((8,),))
     with pytest.raises(PlanError, match="rising"):
         static_orders("gpipe", where)

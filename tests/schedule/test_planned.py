@@ -12,8 +12,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
 from spantrain.schedule.dispatch.machine import DispatchPolicy, ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.schedule.registry import make_policy, replica_tasks
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 

@@ -8,7 +8,7 @@ from spantrain.core.messages import Finished, Recut, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
+from spantrain.schedule.registry import make_policy
 
 
 def policy_of(schedule: str = "compact"):

@@ -8,23 +8,23 @@ import pytest
 from spantrain.app.simulation.schedule import EvenPipeline, show_even
 from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.schedule.check import check_orders
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.orders import Orders
-from spantrain.schedule.registry import SCHEDULE_NAMES, STATIC_SCHEDULES
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.orders import Orders, check_orders
+from spantrain.schedule.registry import schedule_names, schedules
 from spantrain.schedule.render.text import format_orders, parse_orders
 
 GOLDEN = Path(__file__).parent / "golden"
 PIPELINE = EvenPipeline(stages=4, micro_batches=6, transfer_s=1.0, latency_s=0.5)
 """Of the golden files; orders that are decided at run time depend on its times."""
-LAYOUT = Layout(micro_batches=(equal_spans(6, 1),) * 4, spans=((equal_spans(6, 1),),) * 4, limits=((6,),) * 4)
+STATIC_SCHEDULES = [name for name, schedule in schedules().items() if schedule.orders]
+LAYOUT = CutLayout(micro_batches=(equal_spans(6, 1),) * 4, spans=((equal_spans(6, 1),),) * 4, limits=((6,),) * 4)
 
 
 def golden(schedule: str) -> str:
     return (GOLDEN / f"{schedule}.txt").read_text()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_golden_orders(schedule: str) -> None:
     orders = show_even(schedule, PIPELINE).orders
     assert format_orders(orders) + "\n" == golden(schedule)

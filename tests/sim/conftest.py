@@ -8,8 +8,7 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.schedule.dispatch.limits import minimum_in_flight
-from spantrain.schedule.layout import Layout
+from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.sim.costs import TableCosts
 
 
@@ -32,7 +31,7 @@ def plans_of(draw: st.DrawFn) -> Plan:
     for _ in range(draw(st.integers(1, 4))):
         shares = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
         rows.append((draw(cuts(total)), [float(share) for share in shares], [total] * len(shares)))
-    needed = minimum_in_flight(Layout.of(plan_of(rows)))
+    needed = minimum_in_flight(CutLayout.of(plan_of(rows)))
     slack = draw(st.sampled_from([0, 1, 3, total]))
     return plan_of(
         [

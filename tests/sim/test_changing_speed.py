@@ -8,9 +8,7 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -162,7 +160,7 @@ def test_every_policy_hears_its_own_devices_clock(make_plan) -> None:
     assert replica.ended_s == clock.now_s == 2.0 * len(replica.order)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_clocks_that_differ_change_nothing(schedule, make_plan) -> None:
     plan = make_plan([(equal_spans(4, 1), [1.0], [4])] * 2)
     true = simulate(plan, two_stages(0.5), schedule=schedule)

@@ -5,7 +5,7 @@ import pytest
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
-from spantrain.schedule.render.timeline import render_trace
+from spantrain.schedule.render.text import render_trace
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate

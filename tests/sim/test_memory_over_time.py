@@ -10,7 +10,7 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import UsageError
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 
@@ -84,7 +84,7 @@ def test_all_that_is_held_is_freed_and_activations_are_the_samples_in_flight(dat
         for index, stage in enumerate(plan.stages)
         for device in stage.devices
     }
-    for schedule in SCHEDULE_NAMES:
+    for schedule in schedule_names():
         options = SimulationOptions(held_sizes=held, trace=False)
         result = simulate(plan, table, steps=2, schedule=schedule, options=options)
         for device, memory in result.memory.items():

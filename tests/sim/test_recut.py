@@ -13,10 +13,9 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Coverage, Span, equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.schedule.dispatch.limits import minimum_in_flight
 from spantrain.schedule.dispatch.recut import halved
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import CutLayout, minimum_in_flight
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.search import SearchEffort, with_hints
@@ -42,7 +41,7 @@ def test_any_recut_of_any_plan_under_any_schedule(data, plans, table_costs) -> N
     plan: Plan = data.draw(plans)
     costs: TableCosts = data.draw(table_costs(plan))
     seed = data.draw(st.integers(0, 2**16))
-    for schedule in SCHEDULE_NAMES:
+    for schedule in schedule_names():
         local = {
             replica.devices[0]: RestlessLocal(seed + index)
             for index, stage in enumerate(plan.stages)
@@ -73,7 +72,7 @@ def test_any_recut_of_a_planned_order(data, plans, table_costs) -> None:
 def test_finer_micro_batches_need_no_more_room_anywhere(data, plans) -> None:
     """What re-cutting in mid-step rests on."""
     plan: Plan = data.draw(plans)
-    layout = Layout.of(plan)
+    layout = CutLayout.of(plan)
     before = minimum_in_flight(layout)
     stage = data.draw(st.integers(0, len(plan.stages) - 1))
     row = list(layout.spans[stage])

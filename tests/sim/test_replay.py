@@ -13,8 +13,7 @@ from spantrain.core.decisions import Decision, DeviceDecisions, event_of, event_
 from spantrain.core.messages import Arrived, Finished, Run, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import make_policy, schedule_names
 from spantrain.sim.replay import compare_all, replay, simulated_order, task_of
 
 SPANS = equal_spans(12, 2)
@@ -71,7 +70,7 @@ GAPS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    device=st.sampled_from(PLAN.devices), schedule=st.sampled_from(SCHEDULE_NAMES), gaps=GAPS, steps=st.integers(1, 2)
+    device=st.sampled_from(PLAN.devices), schedule=st.sampled_from(schedule_names()), gaps=GAPS, steps=st.integers(1, 2)
 )
 def test_fresh_policies_and_the_simulated_replica_agree(device, schedule, gaps, steps):
     log = live_log(device, schedule, gaps, steps=steps)

@@ -10,9 +10,8 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
-from spantrain.schedule.dispatch.limits import minimum_in_flight
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import CutLayout, minimum_in_flight
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.bounds.rounds import one_machine_bound_s
 from spantrain.sim.costs import TableCosts
@@ -33,7 +32,7 @@ def alike_plans(draw: st.DrawFn) -> Plan:
     total = spans[-1].hi
     free = plan_of([(spans, row, [total] * len(row)) for row in shares])
     slack = draw(st.sampled_from([0, 2, total]))
-    needed = minimum_in_flight(Layout.of(free))
+    needed = minimum_in_flight(CutLayout.of(free))
     return plan_of(
         [(spans, row, [max(1, least + slack) for least in own]) for row, own in zip(shares, needed, strict=True)]
     )
@@ -45,7 +44,7 @@ def test_no_schedule_is_under_it_whatever_replicas_and_limits(data, table_costs)
     plan = data.draw(alike_plans())
     costs: TableCosts = data.draw(table_costs(plan))
     bound_s = pipeline_bound_s(plan, costs)
-    for schedule in SCHEDULE_NAMES:
+    for schedule in schedule_names():
         for split in (None, True):
             options = SimulationOptions(trace=False, split_backward=split)
             result = simulate(plan, costs, steps=1, schedule=schedule, options=options)

@@ -11,9 +11,9 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans, tapered_sizes
 from spantrain.errors import PlanError
-from spantrain.schedule.check import check_orders
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.orders import check_orders
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -57,7 +57,7 @@ def test_hints_work_for_any_plan_and_are_never_slower_than_the_plain_rule(data, 
     other: TableCosts = data.draw(table_costs(plan))
     result = simulate(hinted, other, steps=2, schedule="critical-path")
     ran = [[result.orders[replica.devices[0]] for replica in stage.replicas] for stage in plan.stages]
-    check_orders(ran, Layout.of(plan))
+    check_orders(ran, CutLayout.of(plan))
 
 
 @pytest.mark.parametrize("limits", [[4, 3, 2, 1], [4, 4, 4, 4], [12, 12, 12, 12]])
@@ -65,7 +65,7 @@ def test_with_the_same_memory_it_is_never_slower_than_any_schedule(make_plan, li
     plan, costs = pipeline(make_plan, 4, 12, limits)
     hinted = with_hints(plan, costs)
     own_s = simulated_s(hinted, costs)
-    for schedule in SCHEDULE_NAMES:
+    for schedule in schedule_names():
         try:
             assert own_s <= step_s(plan, costs, schedule) + 1e-9, schedule
         except PlanError:

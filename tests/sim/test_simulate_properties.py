@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from spantrain.core.plan import Plan
 from spantrain.core.span import Coverage, Span
 from spantrain.errors import ScheduleError
-from spantrain.schedule.check import check_orders
-from spantrain.schedule.dispatch.limits import check_limits
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.layout import CutLayout, check_limits
+from spantrain.schedule.orders import check_orders
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
@@ -36,9 +35,9 @@ def test_every_schedule_does_all_work_within_memory_and_no_faster_than_possible(
     )
     assert check_limits(plan) == []
     bound_s = pipeline_bound_s(plan, costs)
-    for schedule in SCHEDULE_NAMES:
+    for schedule in schedule_names():
         result = simulate(plan, costs, steps=2, schedule=schedule, options=options)
-        check_orders(by_replica(plan, result), Layout.of(plan))
+        check_orders(by_replica(plan, result), CutLayout.of(plan))
         for stage in plan.stages:
             for replica in stage.replicas:
                 assert result.peak_in_flight[replica.devices[0]] <= replica.in_flight_limit

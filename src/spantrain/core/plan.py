@@ -14,14 +14,6 @@ from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.core.units import ModelSpec
 from spantrain.formats.registry import WireFormat
 
-_WHOLE_BACKWARD = ("1f1b", "1f1b-asteroid", "gpipe")
-"""Schedules that go back in B alone."""
-
-
-def splits_backward(schedule: str) -> bool:
-    """Return whether a schedule goes back in I and W on all stages but the first, and so may put W off."""
-    return schedule not in _WHOLE_BACKWARD
-
 
 class StateSharding(StrEnum):
     """What a stage's replicas divide among themselves in the place of each holding it whole."""
@@ -201,11 +193,6 @@ class Plan:
         unknown = sorted(set(devices) - known)
         if unknown:
             raise ValueError(f"devices that the cluster does not have: {unknown}; it has {sorted(known)}")
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether its schedule goes back in I and W."""
-        return splits_backward(self.schedule)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
 from spantrain.formats.registry import WireFormat
+from spantrain.schedule.registry import splits_backward
 
 OPTIMIZER_STATE_RATIO = {"sgd": 0.0, "momentum": 1.0, "adamw": 2.0}
 """Bytes of optimizer state for one byte of float32 parameters."""
@@ -61,7 +62,7 @@ class Division:
     recompute: tuple[int, ...] = ()
     """Indices of units that are run again in the backward pass."""
     splits: bool = False
-    """Whether the schedule may put W off (`core.plan.splits_backward`)."""
+    """Whether the schedule may put W off (`schedule.registry.splits_backward`)."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -333,7 +334,7 @@ def _divisions(plan: Plan) -> Iterator[tuple[str, Division]]:
                         wire_before=before,
                         wire_behind=stage.wire_format,
                         recompute=stage.recompute,
-                        splits=plan.splits_backward,
+                        splits=splits_backward(plan.schedule),
                     ),
                 )
         before = stage.wire_format

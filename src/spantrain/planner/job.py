@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from spantrain.core.plan import splits_backward
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.errors import PlanError
+from spantrain.schedule.registry import splits_backward
 
 _MOST_MICRO_BATCHES = 256
 

@@ -1,8 +1,14 @@
-"""The spans and limits of a plan, and how far forwards must run ahead of each backward.
+"""The spans and limits of a plan: how far forwards run ahead of each backward, and who sends which samples to whom.
 
 Stages may cut the batch into different micro-batches. A coarse micro-batch of one stage then needs several of its
 neighbours', so a replica must be able to run, and hold, more than the span that it next wants to go back.
 `forward_counts` follows these needs through the whole pipeline.
+
+In-flight limits that would stop the pipeline are found before it runs. A replica goes back on a span when the next
+stage has gone back on all micro-batches that share samples with it; those may reach further, and need further
+forwards of the stages before them, and so on down to the last stage. Policies take the oldest samples first and keep
+room for older forwards, so a pipeline never stops as long as every replica may hold, from any own span on, what these
+micro-batches reach: `minimum_in_flight`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 
@@ -19,7 +26,7 @@ Counts = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CutLayout:
     """Who works on which samples, in which order, and may hold how many."""
 
     micro_batches: tuple[tuple[Span, ...], ...]
@@ -30,7 +37,7 @@ class Layout:
     """In-flight limit in samples, by stage and replica."""
 
     @classmethod
-    def of(cls, plan: Plan) -> "Layout":
+    def of(cls, plan: Plan) -> "CutLayout":
         """Take the layout out of a plan."""
         return cls(
             micro_batches=tuple(stage.micro_batches for stage in plan.stages),
@@ -75,7 +82,7 @@ class Layout:
         return tuple(tuple(sorted(span.lo for span in spans)) for spans in self.micro_batches)
 
 
-def forward_counts(layout: Layout, wanted: Callable[[int, Span], int]) -> Counts:
+def forward_counts(layout: CutLayout, wanted: Callable[[int, Span], int]) -> Counts:
     """Return, for each own span, how many own spans a replica must have forwarded before its backward can come.
 
     `wanted(stage, span)` is how far, as a sample number, the schedule itself wants forwards to have run before the
@@ -98,7 +105,9 @@ def _how_many(starts: Sequence[int], targets: Sequence[int]) -> tuple[int, ...]:
     return tuple(bisect_left(starts, target) for target in targets)
 
 
-def _reach(layout: Layout, stage: int, wanted: Callable[[int, Span], int], after: dict[Span, int]) -> dict[Span, int]:
+def _reach(
+    layout: CutLayout, stage: int, wanted: Callable[[int, Span], int], after: dict[Span, int]
+) -> dict[Span, int]:
     """Return the sample up to which a stage must have forwarded, for each of its spans; `after` is the next stage's."""
     spans = layout.stage_spans[stage]
     starts = [span.lo for span in spans]
@@ -111,7 +120,7 @@ def _reach(layout: Layout, stage: int, wanted: Callable[[int, Span], int], after
     return reach
 
 
-def windows(layout: Layout, counts: Counts) -> tuple[tuple[int, ...], ...]:
+def windows(layout: CutLayout, counts: Counts) -> tuple[tuple[int, ...], ...]:
     """Return, by stage and replica, the most samples held at once when backwards wait for `counts` forwards."""
     return tuple(
         tuple(_window(own, ahead) for own, ahead in zip(replicas, counted, strict=True))
@@ -123,3 +132,80 @@ def _window(own: Sequence[Span], ahead: Sequence[int]) -> int:
     """Return the most samples of spans k up to `ahead[k]`."""
     samples = list(accumulate((span.size for span in own), initial=0))
     return max((samples[end] - samples[k] for k, end in enumerate(ahead)), default=0)
+
+
+def minimum_in_flight(layout: CutLayout) -> tuple[tuple[int, ...], ...]:
+    """Return, by stage and replica, the samples that it must be able to hold; own micro-batches by rising sample.
+
+    With the same micro-batches everywhere this is the largest own one:
+
+    >>> from spantrain.core.span import equal_spans
+    >>> def layout(*sizes):
+    ...     cuts = tuple(equal_spans(16, size) for size in sizes)
+    ...     return CutLayout(micro_batches=cuts, spans=tuple((cut,) for cut in cuts), limits=((16,),) * len(cuts))
+    >>> minimum_in_flight(layout(4, 4)), minimum_in_flight(layout(2, 8, 4))
+    (((4,), (4,)), ((8,), (8,), (4,)))
+    """
+    return windows(layout, forward_counts(layout, lambda _stage, span: span.hi))
+
+
+def check_limits(plan: Plan) -> list[str]:
+    """Return what would stop the pipeline; nothing if it can run."""
+    layout = CutLayout.of(plan)
+    if not layout.rising:
+        wrong = [str(stage) for stage, spans in enumerate(layout.micro_batches) if list(spans) != sorted(spans)]
+        return [f"stage {', '.join(wrong)}: micro-batches must be in order of rising sample"]
+    return [
+        f"stage {stage}, replica {plan.stages[stage].replicas[replica].devices[0]}: in-flight limit "
+        f"{layout.limits[stage][replica]} samples, but the micro-batches of the other stages need it to hold {needed}; "
+        "allow it more, or make the coarser micro-batches smaller"
+        for stage, row in enumerate(minimum_in_flight(layout))
+        for replica, needed in enumerate(row)
+        if layout.limits[stage][replica] < needed
+    ]
+
+
+Routes = tuple[tuple[str, Span], ...]
+
+
+class Router:
+    """Cuts what a replica produces, or needs, along the micro-batches of the neighbouring stage's replicas.
+
+    Devices are named by the leader of their replica. A piece is a part of one micro-batch of its receiver, in rising
+    order, so that a receiver with finer micro-batches starts before all of a coarse one has come.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._stage_of = {device: index for index, stage in enumerate(plan.stages) for device in stage.devices}
+        self._owned: list[list[tuple[Span, str]]] = [
+            sorted(
+                (span, replica.devices[0])
+                for number, replica in enumerate(stage.replicas)
+                for span in stage.replica_spans(number)
+            )
+            for stage in plan.stages
+        ]
+        self._starts = [[span.lo for span, _ in owned] for owned in self._owned]
+        self._ends = [[span.hi for span, _ in owned] for owned in self._owned]
+
+    def destinations(self, device: str, direction: Direction, span: Span) -> Routes:
+        """Return which devices get which samples of a span that a device has finished F (or I or B) on.
+
+        Forward: replicas of the next stage; backward: of the stage before. Empty at the pipeline's ends.
+        """
+        return self._neighbours(self._stage_of[device] + (1 if direction is Direction.FORWARD else -1), span)
+
+    def sources(self, device: str, direction: Direction, span: Span) -> Routes:
+        """Return which devices send which samples of a span to a device, in which pieces at most."""
+        return self._neighbours(self._stage_of[device] + (-1 if direction is Direction.FORWARD else 1), span)
+
+    def _neighbours(self, stage: int, span: Span) -> Routes:
+        if not 0 <= stage < len(self._owned):
+            return ()
+        start = bisect_right(self._ends[stage], span.lo)
+        end = bisect_left(self._starts[stage], span.hi)
+        owned = self._owned[stage]
+        own, device = owned[start]
+        if own.lo <= span.lo and span.hi <= own.hi:
+            return ((device, span),)
+        return tuple((device, Span(max(own.lo, span.lo), min(own.hi, span.hi))) for own, device in owned[start:end])

@@ -1,39 +1,28 @@
-"""Static orders: what each replica does, from first to last, known before the step begins."""
+"""Orders as data: what each replica does, from first to last.
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+What static schedules (`schedule.static`) make them of, and a check that an order, planned or executed, does all work
+once, within memory, and can run.
+"""
 
-from spantrain.core.action import Action, Op
-from spantrain.core.span import Span
-from spantrain.errors import PlanError
-from spantrain.schedule.layout import Counts, Layout, forward_counts, windows
-from spantrain.schedule.registry import STATIC_SCHEDULES
+from collections.abc import Callable, Sequence
+
+from spantrain.core.action import Action, Op, requires
+from spantrain.core.span import Coverage, Span
+from spantrain.errors import PlanError, ScheduleError
+from spantrain.schedule.layout import Counts, CutLayout, forward_counts, windows
 
 Orders = tuple[tuple[tuple[Action, ...], ...], ...]
 """By stage and replica."""
 
 
-def _each_in_turn(left: int) -> int:
+def each_in_turn(left: int) -> int:
     """K_p = P − p: with no time between stages, the first gradient comes just then."""
     return left
 
 
-def _twice_the_way(left: int) -> int:
+def twice_the_way(left: int) -> int:
     """K_p = 2 (P − p) − 1: there and back. Asteroid, section 3.2; the warm-up of the zero-bubble order as well."""
     return 2 * left - 1
-
-
-_WARM_UP: Mapping[str, Callable[[int], int]] = MappingProxyType(
-    {"1f1b": _each_in_turn, "1f1b-asteroid": _twice_the_way, "zb-h1": _each_in_turn, "zb": _twice_the_way}
-)
-"""Micro-batches that a stage forwards before its first backward, by the number of stages from it to the last."""
-
-_WEIGHT_LAG_PER_STAGE: Mapping[str, int] = MappingProxyType({"zb-h1": 1, "zb": 2})
-"""By how many micro-batches more than the stage before a stage's W is behind its I.
-
-So every stage holds as many micro-batches as the first one: P with `zb-h1`, 2 P − 1 with `zb`.
-"""
 
 
 def interleave(stage: int, spans: Sequence[Span], counts: Sequence[int], *, split: bool = False) -> tuple[Action, ...]:
@@ -53,63 +42,37 @@ def interleave(stage: int, spans: Sequence[Span], counts: Sequence[int], *, spli
     return tuple(order)
 
 
-def defer_weights(order: Sequence[Action], *, lag: int, limit: int) -> tuple[Action, ...]:
-    """Move every W of an order behind the I that comes `lag` micro-batches later; earlier where memory is short.
-
-    A forward that would hold more than `limit` samples gets its room from the oldest W. Fixed places, as in the
-    original zero-bubble order: what W fills is decided before the step, not when a hole appears.
-
-    >>> order = interleave(2, [Span(0, 2), Span(2, 4), Span(4, 6)], [1, 2, 3], split=True)
-    >>> " ".join(map(str, defer_weights(order, lag=1, limit=6)))
-    '2F[0:2] 2I[0:2] 2F[2:4] 2I[2:4] 2W[0:2] 2F[4:6] 2I[4:6] 2W[2:4] 2W[4:6]'
-    >>> " ".join(map(str, defer_weights(order, lag=2, limit=2)[:4]))
-    '2F[0:2] 2I[0:2] 2W[0:2] 2F[2:4]'
-    """
-    moved: list[Action] = []
-    waiting = deque(action for action in order if action.op is Op.BACKWARD_WEIGHT)
-    behind: deque[Action] = deque()  # those whose I has run
-    held = 0
-    for action in order:
-        while behind and action.op is Op.FORWARD and held + action.span.size > limit:
-            held -= behind[0].span.size
-            moved.append(behind.popleft())
-        if action.op is not Op.BACKWARD_WEIGHT:
-            moved.append(action)
-        if action.op is Op.FORWARD:
-            held += action.span.size
-        elif action.op is Op.BACKWARD:
-            held -= action.span.size
-        elif action.op is Op.BACKWARD_INPUT:
-            behind.append(waiting.popleft())
-        if len(behind) > lag:
-            held -= behind[0].span.size
-            moved.append(behind.popleft())
-    return (*moved, *behind)
+def in_turn(layout: CutLayout, counts: Counts, *, split: bool) -> Orders:
+    """Return the order of every replica by the forwards before each of its backwards."""
+    return tuple(
+        tuple(interleave(stage, own, ahead, split=split) for own, ahead in zip(spans, counted, strict=True))
+        for stage, (spans, counted) in enumerate(zip(layout.spans, counts, strict=True))
+    )
 
 
-def warm_up_counts(layout: Layout, warm_up: Sequence[int]) -> Counts:
+def warm_up_counts(layout: CutLayout, by_stages_left: Callable[[int], int]) -> Counts:
     """Return the forwards before each backward of an order that, once warm, takes one of each in turn.
 
-    `warm_up` has the micro-batches that a stage forwards before its first backward. Where that would hold more samples
-    than a limit allows, stages from there on warm up less. Stages with other micro-batches warm up more where the
-    stages after them need it to start.
+    `by_stages_left` gives, by the number of stages from a stage to the last, the micro-batches that it forwards before
+    its first backward. Where that would hold more samples than a limit allows, stages from there on warm up less.
+    Stages with other micro-batches warm up more where the stages after them need it to start.
 
     Raises:
         PlanError: a limit is so small that no order can run.
     """
-    warm_up = list(warm_up)
+    warm_up = [by_stages_left(left) for left in range(layout.num_stages, 0, -1)]
     while True:
         counts = forward_counts(layout, _micro_batches_ahead(layout, warm_up))
-        tight = _first_over_limit(layout, counts)
+        tight = first_over_limit(layout, counts)
         if tight is None:
             return counts
         largest = max(warm_up[tight:])
         if largest == 1:
-            raise PlanError(_too_small(layout, counts, tight))
+            raise PlanError(too_small(layout, counts, tight))
         warm_up[tight:] = [min(count, largest - 1) for count in warm_up[tight:]]
 
 
-def _micro_batches_ahead(layout: Layout, warm_up: Sequence[int]) -> Callable[[int, Span], int]:
+def _micro_batches_ahead(layout: CutLayout, warm_up: Sequence[int]) -> Callable[[int, Span], int]:
     ordered = [sorted(spans) for spans in layout.micro_batches]
 
     def wanted(stage: int, span: Span) -> int:
@@ -120,38 +83,7 @@ def _micro_batches_ahead(layout: Layout, warm_up: Sequence[int]) -> Callable[[in
     return wanted
 
 
-def gpipe_counts(layout: Layout) -> Counts:
-    """Return the forwards before each backward of GPipe: all of them, or all of a round where memory is short.
-
-    Rounds are as few as the in-flight limits allow; each holds whole micro-batches of the last stage. Backwards run
-    in the order of the forwards: every stage has all its activations by then, so that either direction ends at the
-    same time, and with rising order the next round's forwards find the oldest samples released first.
-
-    Raises:
-        PlanError: a limit is so small that no order can run.
-    """
-    ends = [span.hi for span in sorted(layout.micro_batches[-1])]
-    counts: Counts = ()
-    for per_round in range(len(ends), 0, -1):
-        boundaries = sorted({ends[min(k + per_round, len(ends)) - 1] for k in range(0, len(ends), per_round)})
-        counts = forward_counts(layout, _round_end(layout.num_stages - 1, boundaries, alone=per_round == 1))
-        if _first_over_limit(layout, counts) is None:
-            return counts
-    tight = _first_over_limit(layout, counts)
-    assert tight is not None
-    raise PlanError(_too_small(layout, counts, tight))
-
-
-def _round_end(last_stage: int, boundaries: Sequence[int], *, alone: bool) -> Callable[[int, Span], int]:
-    def wanted(stage: int, span: Span) -> int:
-        if stage < last_stage or alone:
-            return span.hi
-        return next(end for end in boundaries if end >= span.hi)
-
-    return wanted
-
-
-def _first_over_limit(layout: Layout, counts: Counts) -> int | None:
+def first_over_limit(layout: CutLayout, counts: Counts) -> int | None:
     """Return the first stage that would hold more samples than it may."""
     for stage, held in enumerate(windows(layout, counts)):
         if any(size > limit for size, limit in zip(held, layout.limits[stage], strict=True)):
@@ -159,7 +91,8 @@ def _first_over_limit(layout: Layout, counts: Counts) -> int | None:
     return None
 
 
-def _too_small(layout: Layout, counts: Counts, stage: int) -> str:
+def too_small(layout: CutLayout, counts: Counts, stage: int) -> str:
+    """Return that the limits of a stage are too small for an order, as a message."""
     needed = windows(layout, counts)[stage]
     return (
         f"stage {stage}: in-flight limits {list(layout.limits[stage])} samples are too small, the micro-batches "
@@ -167,35 +100,104 @@ def _too_small(layout: Layout, counts: Counts, stage: int) -> str:
     )
 
 
-def static_orders(schedule: str, layout: Layout, *, split: bool | None = None) -> Orders:
-    """Return the order of every replica, by stage and replica.
+_PARTS = {
+    Op.FORWARD: ("forward",),
+    Op.BACKWARD: ("backward_input", "backward_weight"),
+    Op.BACKWARD_INPUT: ("backward_input",),
+    Op.BACKWARD_WEIGHT: ("backward_weight",),
+}
+_ALL_PARTS = ("forward", "backward_input", "backward_weight")
 
-    `split` True: all backwards as I and W; False: none; None: as the schedule has it. That is whole backwards, but for
-    `zb-h1` and `zb` only on stage 0, where W follows I at once and nobody waits for I.
+
+def check_replica_order(actions: Sequence[Action], spans: Sequence[Span], limit: int) -> None:
+    """Check that one replica does F, and B or I and W, of each own span once, and holds no more than it may.
 
     Raises:
-        PlanError: micro-batches are not in rising order, or a limit is so small that no order can run.
+        ScheduleError: it does not; the message names the action.
+
+    >>> check_replica_order([Action.parse("0F[0:4]"), Action.parse("0B[0:4]")], [Span(0, 4)], limit=4)
+    >>> check_replica_order([Action.parse("0F[0:4]"), Action.parse("0I[0:4]")], [Span(0, 4)], limit=4)
+    Traceback (most recent call last):
+    spantrain.errors.ScheduleError: span [0:4] has no backward_weight: 0F[0:4] 0I[0:4]
     """
-    assert schedule in STATIC_SCHEDULES, schedule
-    if not layout.rising:
-        raise PlanError(f"schedule {schedule} needs the micro-batches of every stage by rising sample")
-    warm_up = _WARM_UP.get(schedule)
-    if warm_up is None:
-        counts = gpipe_counts(layout)
-    else:
-        counts = warm_up_counts(layout, [warm_up(left) for left in range(layout.num_stages, 0, -1)])
-    return tuple(
-        tuple(
-            _order(schedule, stage, own, ahead, limit, split=split)
-            for own, ahead, limit in zip(layout.spans[stage], counts[stage], layout.limits[stage], strict=True)
+    own = set(spans)
+    missing = {(part, span) for part in _ALL_PARTS for span in own}
+    held = 0
+    for number, action in enumerate(actions):
+        where = f"action {number}, {action}"
+        if action.span not in own:
+            raise ScheduleError(f"{where}: the replica's micro-batches are {' '.join(map(str, spans))}")
+        for part in _PARTS[action.op]:
+            if (part, action.span) not in missing:
+                raise ScheduleError(f"{where}: its {part} was done before")
+            missing.remove((part, action.span))
+        if action.op is Op.FORWARD:
+            held += action.span.size
+        elif action.op is not Op.BACKWARD_INPUT:
+            held -= action.span.size
+        if held > limit:
+            raise ScheduleError(f"{where}: {held} samples held, the limit is {limit}")
+    if missing:
+        part, span = min(missing, key=lambda entry: (entry[1], _ALL_PARTS.index(entry[0])))
+        raise ScheduleError(f"span {span} has no {part}: {' '.join(map(str, actions))}")
+
+
+def check_orders(orders: Sequence[Sequence[Sequence[Action]]], layout: CutLayout) -> None:
+    """Check the orders of all replicas, by stage and replica: each by itself, then that together they can run.
+
+    They are run without times: a replica does its next action when all that `core.action.requires` names is there.
+
+    Raises:
+        ScheduleError: they are wrong or stop; the message names the action that fails, or where each replica stops.
+    """
+    shape, wanted = [len(row) for row in orders], [len(row) for row in layout.spans]
+    if shape != wanted:
+        raise ScheduleError(f"the order has {shape} replicas by stage, the plan has {wanted}")
+    for stage, row in enumerate(orders):
+        for replica, order in enumerate(row):
+            wrong = next((action for action in order if action.stage != stage), None)
+            if wrong is not None:
+                raise ScheduleError(f"{wrong} is in the order of stage {stage}, replica {replica}")
+            try:
+                check_replica_order(order, layout.spans[stage][replica], layout.limits[stage][replica])
+            except ScheduleError as error:
+                raise ScheduleError(f"stage {stage}, replica {replica}: {error}") from error
+    _replay(orders)
+
+
+def _replay(orders: Sequence[Sequence[Sequence[Action]]]) -> None:
+    num_stages = len(orders)
+    done = {(part, stage): Coverage() for part in ("forward", "backward_input") for stage in range(num_stages)}
+    queues = [list(reversed(order)) for row in orders for order in row]
+    moved = True
+    while moved:
+        moved = False
+        for queue in queues:
+            while queue and _blocked_by(queue[-1], num_stages, done) is None:
+                action = queue.pop()
+                for part in set(_PARTS[action.op]) - {"backward_weight"}:
+                    _add(done[part, action.stage], action)
+                moved = True
+    stuck = [queue[-1] for queue in queues if queue]
+    if stuck:
+        raise ScheduleError(
+            "the order stops: "
+            + "; ".join(f"{action} waits for {_blocked_by(action, num_stages, done)}" for action in stuck)
         )
-        for stage in range(layout.num_stages)
-    )
 
 
-def _order(
-    schedule: str, stage: int, spans: Sequence[Span], counts: Sequence[int], limit: int, *, split: bool | None
-) -> tuple[Action, ...]:
-    lag = _WEIGHT_LAG_PER_STAGE.get(schedule, 0) * stage
-    apart = lag > 0 if split is None else split
-    return defer_weights(interleave(stage, spans, counts, split=apart), lag=lag, limit=limit)
+def _add(coverage: Coverage, action: Action) -> None:
+    try:
+        coverage.add(action.span)
+    except ValueError as error:
+        raise ScheduleError(f"{action}: another replica of the stage has done some of its samples, {error}") from error
+
+
+def _blocked_by(action: Action, num_stages: int, done: dict[tuple[str, int], Coverage]) -> str | None:
+    """Return what an action still needs: activations are forwards of the stage before, gradients I of the next."""
+    made_by = {"activation": "forward", "output_gradient": "backward_input"}
+    for value, stage in requires(action, num_stages):
+        coverage = done[made_by.get(value, value), stage]
+        if not coverage.contains(action.span):
+            return f"{value} of stage {stage} (has {coverage})"
+    return None

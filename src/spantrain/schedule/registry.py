@@ -1,37 +1,167 @@
-"""Names of the schedules, and a line on each."""
+"""Schedules by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 import difflib
+import pkgutil
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from spantrain.errors import UsageError
+from spantrain.core.plan import Plan
+from spantrain.errors import PlanError, UsageError
+from spantrain.schedule import static
+from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
+from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.orders import Orders
+from spantrain.schedule.registered import RegisteredSchedule
 
-DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "1f1b": "static: P - p forwards warm up stage p, then one full backward and one forward in turn",
-        "1f1b-asteroid": "static: 1f1b with 2 (P - p) - 1 forwards to warm up (Asteroid)",
-        "compact": "at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
-        "critical-path": "at run time: backwards of inputs first, then forwards, weights into the holes; or as planned",
-        "gpipe": "static: all forwards, then all full backwards",
-        "zb": "static: warms up as 1f1b-asteroid; weights apart, at fixed places (the original zero-bubble order, H2)",
-        "zb-h1": "static: warms up as 1f1b; weights apart, at fixed places, no stage holds more than 1f1b's first one",
-    }
-)
-SCHEDULE_NAMES = tuple(sorted(DESCRIPTIONS))
-STATIC_SCHEDULES = ("1f1b", "1f1b-asteroid", "gpipe", "zb", "zb-h1")
+ENTRY_POINTS = "spantrain.schedules"
+"""The group of entry points of which each names a `RegisteredSchedule`, by that schedule's own name."""
 
 
-def check_schedule(name: str) -> str:
-    """Return the name if there is such a schedule.
+@cache
+def own_schedules() -> Mapping[str, RegisteredSchedule]:
+    """Return the schedules of this package, sorted by name: those decided at run time, and all of `schedule.static`."""
+    found = list(RUN_TIME_SCHEDULES)
+    for module in pkgutil.iter_modules(static.__path__, f"{static.__name__}."):
+        found += import_module(module.name).SCHEDULES
+    return MappingProxyType({schedule.name: schedule for schedule in sorted(found, key=lambda entry: entry.name)})
+
+
+@cache
+def schedules() -> Mapping[str, RegisteredSchedule]:
+    """Return all schedules by name: ours first, then those of installed packages, each sorted by name.
+
+    Raises:
+        UsageError: a package's schedule cannot be loaded, is none, or has the name of one that is there already.
+    """
+    found = dict(own_schedules())
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        if entry.name in found:
+            raise UsageError(f"{_where(entry)}: there is a schedule of this name already; remove one of the packages")
+        found[entry.name] = _loaded(entry)
+    return MappingProxyType(found)
+
+
+def _loaded(entry: EntryPoint) -> RegisteredSchedule:
+    try:
+        schedule = entry.load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{_where(entry)} cannot be loaded: {error}; mend or remove that package") from error
+    if not isinstance(schedule, RegisteredSchedule):
+        raise UsageError(f"{_where(entry)} is a {type(schedule).__name__}, not a RegisteredSchedule; mend that package")
+    if schedule.name != entry.name:
+        raise UsageError(f"{_where(entry)} calls itself {schedule.name!r}; mend that package")
+    return schedule
+
+
+def _where(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist else "an unknown package"
+    return f"schedule {entry.name!r} of {package} ({entry.value})"
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the names of all schedules."""
+    return tuple(schedules())
+
+
+def schedule_named(name: str) -> RegisteredSchedule:
+    """Return the schedule of a name.
 
     Raises:
         UsageError: there is none; the message has the names and a near match.
+    """
+    known = schedules()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(f"unknown schedule {name!r}; {hint}choose one of {', '.join(known)}")
+
+
+def check_schedule(name: str) -> str:
+    """Return the name if there is such a schedule; else as `schedule_named`.
 
     >>> check_schedule("compact")
     'compact'
     """
-    if name in SCHEDULE_NAMES:
-        return name
-    near = difflib.get_close_matches(name, SCHEDULE_NAMES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown schedule {name!r}; {hint}choose one of {', '.join(SCHEDULE_NAMES)}")
+    return schedule_named(name).name
+
+
+def splits_backward(name: str) -> bool:
+    """Return whether a schedule goes back in I and W on all stages but the first, and so may put W off."""
+    return schedule_named(name).splits_backward
+
+
+def static_orders(name: str, layout: CutLayout, *, split: bool | None = None) -> Orders:
+    """Return the order of every replica, by stage and replica.
+
+    `split` True: all backwards as I and W; False: none; None: as the schedule has it. That is whole backwards, but for
+    `zb-h1` and `zb` only on stage 0, where W follows I at once and nobody waits for I.
+
+    Raises:
+        PlanError: micro-batches are not in rising order, or a limit is so small that no order can run.
+    """
+    orders = schedule_named(name).orders
+    assert orders is not None, f"{name} is decided at run time"
+    if not layout.rising:
+        raise PlanError(f"schedule {name} needs the micro-batches of every stage by rising sample")
+    return orders(layout, split)
+
+
+def make_policy(name: str, task: ReplicaTask) -> Machine:
+    """Return the decision machine of one replica.
+
+    Raises:
+        UsageError: there is no such schedule.
+        PlanError: the in-flight limit is too small for a static order.
+    """
+    policy = schedule_named(name).policy
+    if policy is not None:
+        return policy(task)
+    if task.order or not task.spans:
+        return StaticDispatch(task, task.order)
+    # As if all stages had this replica's micro-batches and limit. Only what follows the stage matters; its spans may
+    # have gaps, which other replicas fill.
+    layout = CutLayout(
+        micro_batches=(task.spans,) * task.num_stages,
+        spans=((task.spans,),) * task.num_stages,
+        limits=((task.in_flight_limit,),) * task.num_stages,
+    )
+    return StaticDispatch(task, static_orders(name, layout, split=task.split_backward)[task.stage][0])
+
+
+def replica_tasks(
+    plan: Plan, *, schedule: str | None = None, split_backward: bool | None = None
+) -> tuple[tuple[ReplicaTask, ...], ...]:
+    """Return the task of every replica, by stage and replica; static orders are found from the whole plan.
+
+    `schedule` takes the place of the plan's own. `critical-path` follows the plan's hints, unless `split_backward`
+    says something else than they do.
+
+    Raises:
+        UsageError: there is no such schedule.
+        PlanError: an in-flight limit is too small for a static order; or the hints are of another plan.
+    """
+    name = plan.schedule if schedule is None else schedule
+    layout = CutLayout.of(plan)
+    orders = static_orders(name, layout, split=split_backward) if schedule_named(name).orders else None
+    tasks = tuple(
+        tuple(
+            ReplicaTask(
+                stage=stage,
+                num_stages=layout.num_stages,
+                spans=own,
+                in_flight_limit=layout.limits[stage][replica],
+                split_backward=split_backward,
+                order=orders[stage][replica] if orders else (),
+            )
+            for replica, own in enumerate(layout.spans[stage])
+        )
+        for stage in range(layout.num_stages)
+    )
+    if name == "critical-path" and plan.hints is not None and split_backward is None:
+        return with_hints(tasks, plan.hints, layout)
+    return tasks

@@ -16,7 +16,7 @@ from spantrain.cost.contention import StageRings, sum_slowdowns
 from spantrain.cost.fairness import Uses
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import scarce_links
-from spantrain.schedule.dispatch.routing import Router
+from spantrain.schedule.layout import Router
 from spantrain.sim.network.sending import Transfer
 
 

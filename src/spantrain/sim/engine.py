@@ -14,10 +14,8 @@ from spantrain.core.trace import Trace
 from spantrain.cost.memory import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.routing import Router
-from spantrain.schedule.dispatch.tasks import replica_tasks
-from spantrain.schedule.registry import check_schedule
+from spantrain.schedule.layout import Router
+from spantrain.schedule.registry import check_schedule, make_policy, replica_tasks
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
 from spantrain.sim.memory import DeviceMemory, MemoryLog

@@ -14,8 +14,7 @@ from spantrain.core.messages import Event, Finished, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
-from spantrain.schedule.dispatch.tasks import replica_tasks
+from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.sim.clock import VirtualClock
 
 _CONTEXT = 3

@@ -14,9 +14,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
-from spantrain.schedule.dispatch.policies import make_policy
 from spantrain.schedule.dispatch.two_steps import TwoSteps
-from spantrain.schedule.registry import check_schedule
+from spantrain.schedule.registry import check_schedule, make_policy
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult
 from spantrain.sim.replica import SimulatedReplica, World

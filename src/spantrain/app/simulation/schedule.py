@@ -14,9 +14,8 @@ from spantrain.core.span import equal_spans
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError, ScheduleError
-from spantrain.schedule.check import check_orders
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.orders import Orders
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.orders import Orders, check_orders
 from spantrain.schedule.registry import check_schedule
 from spantrain.schedule.render.text import parse_orders
 from spantrain.sim.bounds.bound import pipeline_bound_s
@@ -127,17 +126,17 @@ def check_order_file(path: Path, plan_path: Path | None = None) -> Orders:
     text = read_text(path, remedy="write one with `spantrain schedule show NAME --order FILE`")
     try:
         orders = parse_orders(text)
-        layout = _layout_of(orders) if plan_path is None else Layout.of(read_plan(plan_path))
+        layout = _layout_of(orders) if plan_path is None else CutLayout.of(read_plan(plan_path))
         check_orders(orders, layout)
     except ScheduleError as error:
         raise PlanError(f"{path}: {error}; mend the order") from error
     return orders
 
 
-def _layout_of(orders: Orders) -> Layout:
+def _layout_of(orders: Orders) -> CutLayout:
     """Return the layout in which an order has nothing missing but what it leaves half done."""
     spans = tuple(tuple(tuple(sorted({action.span for action in order})) for order in row) for row in orders)
-    return Layout(
+    return CutLayout(
         micro_batches=tuple(tuple(sorted({span for own in row for span in own})) for row in spans),
         spans=spans,
         limits=tuple(tuple(sum(span.size for span in own) for own in row) for row in spans),

@@ -23,8 +23,7 @@ from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_o
 from spantrain.cost.money import Money, money_of_step
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.predict import with_best_order
-from spantrain.schedule.dispatch.limits import check_limits, minimum_in_flight
-from spantrain.schedule.layout import Layout
+from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 from spantrain.schedule.render.perfetto import perfetto_json
 from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import ProfileCosts
@@ -211,7 +210,7 @@ class _Case:
 
     def _tightened(self, plan: Plan, result: SimulationResult, over: Iterable[str]) -> Plan:
         """Return the plan with lower limits where too much was held: of those that sent it, or of the device itself."""
-        needed = minimum_in_flight(Layout.of(plan))
+        needed = minimum_in_flight(CutLayout.of(plan))
         limits = [[replica.in_flight_limit for replica in stage.replicas] for stage in plan.stages]
         for device in over:
             stage, number = plan.place(device)

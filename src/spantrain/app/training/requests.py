@@ -16,7 +16,7 @@ from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.trainable import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.worker.user_functions import with_own_functions
-from spantrain.schedule.dispatch.limits import check_limits
+from spantrain.schedule.layout import check_limits
 
 _MOST_SHOWN = 120
 """Characters of a value in a message: a transformers configuration has kilobytes."""

@@ -8,7 +8,7 @@ import typer
 from spantrain.cli.options import Json, print_json
 from spantrain.config.files.text_files import check_can_write, write_atomically
 from spantrain.errors import ConfigError
-from spantrain.schedule.registry import DESCRIPTIONS, SCHEDULE_NAMES, check_schedule
+from spantrain.schedule.registry import check_schedule, own_schedules, schedule_named
 
 if TYPE_CHECKING:
     from spantrain.app.simulation.schedule import ShownSchedule
@@ -25,7 +25,7 @@ _WIDEST = 160
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(SCHEDULE_NAMES)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(own_schedules())}, or a package's.")],
     stages: Annotated[int | None, typer.Option(help="Equal stages; F, I, W take 1 s each.", min=1, max=128)] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches of a step.", min=1, max=1024)] = None,
     transfer: Annotated[float | None, typer.Option(help="Seconds that a micro-batch keeps a link busy.")] = None,
@@ -131,10 +131,10 @@ def _cell_s(*seconds: float) -> float | None:
 
 
 def _print(shown: "ShownSchedule", cell_s: float | None) -> None:
-    from spantrain.schedule.render.timeline import render_trace
+    from spantrain.schedule.render.text import render_trace
 
     cells = round(shown.pipeline_s / cell_s) if cell_s else _WIDEST
-    typer.echo(f"{shown.schedule} ({DESCRIPTIONS[shown.schedule]})")
+    typer.echo(f"{shown.schedule} ({schedule_named(shown.schedule).description})")
     typer.echo(f"{_headline(shown)}\n")
     typer.echo(render_trace(shown.trace, width=max(1, min(cells, _WIDEST))))
     typer.echo("\nstage  bubble  most samples held")

@@ -16,7 +16,7 @@ from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes
 from spantrain.errors import ConfigError
-from spantrain.schedule.registry import SCHEDULE_NAMES, check_schedule
+from spantrain.schedule.registry import check_schedule, schedule_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,7 +95,7 @@ def _run(
 
 
 def _schedules(name: str) -> tuple[str, ...]:
-    return SCHEDULE_NAMES if name == "all" else (check_schedule(name),)
+    return schedule_names() if name == "all" else (check_schedule(name),)
 
 
 def _optimizer_state(optimizer: str) -> str:

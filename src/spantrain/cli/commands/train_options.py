@@ -8,7 +8,7 @@ import typer
 from spantrain.cli.options import MAX_SAMPLES
 from spantrain.core.job import ADAPTERS, LARGEST_NUMBER
 from spantrain.formats.registry import WireFormat
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import own_schedules
 
 PlanPath = Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")]
 Model = Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")]
@@ -21,7 +21,9 @@ RunFolder = Annotated[Path | None, typer.Option("--out", help="Folder of the run
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove the run that --out holds, and nothing else.")]
 ResumeRun = Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")]
 OtherPlan = Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")]
-Schedule = Annotated[str | None, typer.Option(help=f"{', '.join(SCHEDULE_NAMES)}; default: the plan's.")]
+Schedule = Annotated[
+    str | None, typer.Option(help=f"{', '.join(own_schedules())}, or a package's; default: the plan's.")
+]
 Optimizer = Annotated[str, typer.Option(help="adamw or sgd.")]
 LearningRate = Annotated[float, typer.Option(help="After the warm-up.")]
 LrSchedule = Annotated[str, typer.Option(help="constant; cosine or linear: down to zero at --decay-steps.")]

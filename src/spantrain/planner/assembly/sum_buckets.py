@@ -15,6 +15,7 @@ from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.sums import DEFAULT_BUCKET_BYTES, SumModel
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sum_models import sum_options
+from spantrain.schedule.registry import splits_backward
 
 _ALWAYS_BYTES = 2 * DEFAULT_BUCKET_BYTES
 """Copies of buckets that are not counted as memory."""
@@ -41,7 +42,7 @@ def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, 
     tried = [replace(stage, sums=sums) for sums in options]
     if len(tried) == 1:
         return tried[0]
-    op = Op.BACKWARD_WEIGHT if plan.splits_backward and index else Op.BACKWARD
+    op = Op.BACKWARD_WEIGHT if splits_backward(plan.schedule) and index else Op.BACKWARD
     works = _works(stage, op, costs)
     return min(tried, key=lambda option: _summed_s(option, op, works, costs))
 

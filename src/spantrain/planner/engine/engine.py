@@ -35,7 +35,7 @@ from spantrain.planner.engine.trainable import only_to_compare
 from spantrain.planner.job import JobSpec
 from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
-from spantrain.schedule.registry import SCHEDULE_NAMES
+from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
 _BOUNDARIES = 6
@@ -227,7 +227,7 @@ class _Planning:
     def _other_schedules(self, proposal: Proposal) -> Iterator[Proposal]:
         """Yield a plan made for the job's schedule with each other one; a paper's own schedule stays."""
         if proposal.plan.schedule == self._job.schedule:
-            for name in SCHEDULE_NAMES:
+            for name in schedule_names():
                 if name != self._job.schedule:
                     yield replace(proposal, plan=replace(proposal.plan, schedule=name))
 

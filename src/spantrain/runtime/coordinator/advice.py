@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.errors import PlanError
 from spantrain.runtime.worker.worker_protocol import StepReport
-from spantrain.schedule.dispatch.limits import check_limits
+from spantrain.schedule.layout import check_limits
 
 Reports = Mapping[str, StepReport]
 _AT_ONCE_S = 3e-3

@@ -69,7 +69,7 @@ def _load() -> None:
     import spantrain.runtime.gradients.optimizer
     import spantrain.runtime.step.feed
     import spantrain.runtime.worker.worker_protocol
-    import spantrain.schedule.dispatch.planned  # noqa: F401
+    import spantrain.schedule.dispatch.policies  # noqa: F401
 
     assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from spantrain.runtime.step.recorder import Recorder
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
 from spantrain.schedule.dispatch.machine import DispatchPolicy
-from spantrain.schedule.dispatch.routing import Router
+from spantrain.schedule.layout import Router
 from spantrain.transport.mailbox.interface import MailboxLike, Message
 
 _POLL_S = 0.25

@@ -5,18 +5,115 @@ Its state is plain data and the same events give the same commands. What the clo
 machine with a planned order: that measures how long it has waited.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from spantrain.core.action import Action, Op
+from spantrain.core.hints import DispatchHints, PlannedOrder
+from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchState, Machine, ReplicaTask
-from spantrain.schedule.dispatch.planned import PlannedDispatch
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.orders import static_orders
-from spantrain.schedule.registry import STATIC_SCHEDULES, check_schedule
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.orders import check_orders
+from spantrain.schedule.registered import RegisteredSchedule
+
+_PATIENCE = 2.0
+"""How many times the planned seconds a device waits for an action before it does something else."""
 
 
-class _StaticDispatch(Machine):
+def actions_of(planned: PlannedOrder, task: ReplicaTask) -> tuple[Action, ...]:
+    """Return the actions of a planned order, each kind by rising own micro-batch.
+
+    Raises:
+        ValueError: it has more actions of a kind than there are micro-batches.
+
+    >>> from spantrain.core.span import Span
+    >>> task = ReplicaTask(stage=1, num_stages=2, spans=(Span(0, 4), Span(4, 6)), in_flight_limit=6)
+    >>> " ".join(map(str, actions_of(PlannedOrder(ops="FFIIWW"), task)))
+    '1F[0:4] 1F[4:6] 1I[0:4] 1I[4:6] 1W[0:4] 1W[4:6]'
+    """
+    taken = dict.fromkeys("FBIW", 0)
+    actions = []
+    for letter in planned.ops:
+        if taken[letter] == len(task.spans):
+            raise ValueError(f"stage {task.stage}: {letter} comes more than {len(task.spans)} times in {planned.ops}")
+        actions.append(Action(task.stage, Op(letter), task.spans[taken[letter]]))
+        taken[letter] += 1
+    return tuple(actions)
+
+
+class PlannedDispatch(Machine):
+    """Follows an order that was found when planning: the next action if it is ready, else the first behind it that is.
+
+    Only where the plan says that waiting pays does it wait, and not much longer than planned: a link that has become
+    slow costs no more than that. What runs early never hinders what it overtook: backwards take no memory, and forwards
+    leave room for older ones. So a pipeline that can run in the planned order can run however messages come.
+    """
+
+    def __init__(self, task: ReplicaTask, planned: PlannedOrder) -> None:
+        super().__init__(task, split="I" in planned.ops)
+        actions = actions_of(planned, task)
+        self._planned = [(action.op, self._index[action.span]) for action in actions]
+        self._planned_waits = {wait.position: _PATIENCE * wait.seconds for wait in planned.waits}
+        self._follow(self._planned, self._planned_waits)
+
+    def _follow(self, sequence: list[tuple[Op, int]], waits: Mapping[int, float]) -> None:
+        self._sequence, self._waits = sequence, waits
+        self._position = {step: number for number, step in enumerate(sequence)}
+        self._next = 0
+        self._taken = bytearray(len(sequence))
+        self._idle_since: tuple[int, float] | None = None
+
+    def _begin(self, step: int, now_s: float) -> None:
+        super()._begin(step, now_s)
+        self._follow(self._planned, self._planned_waits)
+
+    def _renumber(self, change: Renumbering) -> None:
+        """Go on with the same order; of what replaces a micro-batch, only the first piece is worth waiting for."""
+        sequence: list[tuple[Op, int]] = []
+        waits: dict[int, float] = {}
+        taken = bytearray()
+        for position, step in enumerate(self._sequence):
+            pieces = recut_order([step], change)
+            if pieces and position in self._waits:
+                waits[len(sequence)] = self._waits[position]
+            sequence += pieces
+            taken += bytes([self._taken[position]]) * len(pieces)
+        self._follow(sequence, waits)
+        self._taken = taken
+
+    def _choose(self, state: DispatchState, now_s: float) -> tuple[Op, int, str] | None:
+        while self._next < len(self._sequence) and self._taken[self._next]:
+            self._next += 1
+        found = min(self._could_run(state), default=None)
+        if found is None or (found != self._next and self._worth_waiting(now_s)):
+            return None
+        self._taken[found] = 1
+        op, index = self._sequence[found]
+        if found == self._next:
+            return op, index, f"action {found + 1} of {len(self._sequence)} in the planned order"
+        late, which = self._sequence[self._next]
+        return op, index, f"{self._actions[late][which]} is late; the next planned action that is ready"
+
+    def _could_run(self, state: DispatchState) -> list[int]:
+        """Return the positions of what is ready: of each kind, the oldest micro-batch."""
+        return [
+            self._position[op, ready[0]]
+            for op, ready in self._ready.items()
+            if ready and (op is not Op.FORWARD or self._fits(state, ready[0]))
+        ]
+
+    def _worth_waiting(self, now_s: float) -> bool:
+        """Whether to go on waiting for the next planned action."""
+        patience_s = self._waits.get(self._next)
+        if patience_s is None:
+            return False
+        if self._idle_since is None or self._idle_since[0] != self._next:
+            self._idle_since = (self._next, now_s)
+        return now_s - self._idle_since[1] <= patience_s
+
+
+class StaticDispatch(Machine):
     """Runs a fixed order, each action as soon as it can."""
 
     def __init__(self, task: ReplicaTask, order: Sequence[Action]) -> None:
@@ -47,7 +144,7 @@ class _StaticDispatch(Machine):
         return op, index, f"action {self._position} of {len(self._order)} in the order"
 
 
-class _RuleDispatch(Machine):
+class RuleDispatch(Machine):
     """Runs the first kind of work, in order of preference, that is ready; the oldest samples first."""
 
     def __init__(self, task: ReplicaTask, preference: Sequence[Op], *, split: bool) -> None:
@@ -69,43 +166,62 @@ class _RuleDispatch(Machine):
         return None
 
 
-def _preference(schedule: str, task: ReplicaTask) -> tuple[Op, ...]:
-    """Return the order in which a replica prefers ready work.
-
-    `compact` (SpanTrain 3.3.1): forwards, then backwards of inputs, then weights into the holes. `critical-path`:
-    backwards of inputs first, since the stages before wait for them; not on stage 0, which nobody waits for: it sends
-    forwards as early as its memory allows. A pipeline of one stage goes back first, to hold the least. With a planned
-    order (`core.hints`) `critical-path` follows that.
-    """
+def _by_rule(task: ReplicaTask, *, forwards_first: bool) -> RuleDispatch:
     backward = (Op.BACKWARD_INPUT, Op.BACKWARD)
-    forward_first = schedule == "compact" or (task.stage == 0 and task.num_stages > 1)
-    first = (Op.FORWARD, *backward) if forward_first else (*backward, Op.FORWARD)
-    return (*first, Op.BACKWARD_WEIGHT)
+    first = (Op.FORWARD, *backward) if forwards_first else (*backward, Op.FORWARD)
+    split = task.stage > 0 if task.split_backward is None else task.split_backward
+    return RuleDispatch(task, (*first, Op.BACKWARD_WEIGHT), split=split)
 
 
-def make_policy(schedule: str, task: ReplicaTask) -> Machine:
-    """Return the decision machine of one replica.
+def _compact(task: ReplicaTask) -> Machine:
+    return _by_rule(task, forwards_first=True)
+
+
+def _critical_path(task: ReplicaTask) -> Machine:
+    """Return what follows the planned order (`core.hints`); without one, what goes back first.
+
+    The stages before wait for backwards of inputs. Nobody waits for stage 0: it sends forwards as early as its memory
+    allows. A pipeline of one stage goes back first, to hold the least.
+    """
+    if task.planned is not None:
+        return PlannedDispatch(task, task.planned)
+    return _by_rule(task, forwards_first=task.stage == 0 and task.num_stages > 1)
+
+
+RUN_TIME_SCHEDULES = (
+    RegisteredSchedule(
+        name="compact",
+        description="at run time: forwards first, then backwards of inputs, weights into the holes (SpanTrain 3.3.1)",
+        splits_backward=True,
+        policy=_compact,
+    ),
+    RegisteredSchedule(
+        name="critical-path",
+        description="at run time: backwards of inputs first, then forwards, weights into the holes; or as planned",
+        splits_backward=True,
+        policy=_critical_path,
+    ),
+)
+
+
+def with_hints(
+    tasks: tuple[tuple[ReplicaTask, ...], ...], hints: DispatchHints, layout: CutLayout
+) -> tuple[tuple[ReplicaTask, ...], ...]:
+    """Return the tasks with the planned orders in them.
 
     Raises:
-        UsageError: there is no such schedule.
-        PlanError: the in-flight limit is too small for a static order.
+        PlanError: the hints are of another plan.
     """
-    if check_schedule(schedule) in STATIC_SCHEDULES:
-        return _StaticDispatch(task, task.order or _order_alone(schedule, task))
-    if schedule == "critical-path" and task.planned is not None:
-        return PlannedDispatch(task, task.planned)
-    split = task.stage > 0 if task.split_backward is None else task.split_backward
-    return _RuleDispatch(task, _preference(schedule, task), split=split)
-
-
-def _order_alone(schedule: str, task: ReplicaTask) -> tuple[Action, ...]:
-    """Return the static order when all stages have this replica's micro-batches and limit."""
-    if not task.spans:
-        return ()
-    # Only what follows the stage matters; a replica's spans may have gaps, which other replicas fill.
-    layout = Layout(
-        micro_batches=(task.spans,) * task.num_stages,
-        spans=((task.spans,),) * task.num_stages,
-        limits=((task.in_flight_limit,),) * task.num_stages,
+    hinted = tuple(
+        tuple(replace(task, planned=planned) for task, planned in zip(row, orders, strict=True))
+        for row, orders in zip(tasks, hints.orders, strict=True)
     )
-    return static_orders(schedule, layout, split=task.split_backward)[task.stage][0]
+    try:
+        orders = [[actions_of(task.planned, task) for task in row if task.planned] for row in hinted]
+        check_orders(orders, layout)
+    except (ValueError, ScheduleError) as error:
+        raise PlanError(
+            f"the plan's hints do not fit its micro-batches and in-flight limits: {error}; plan again, or take `hints` "
+            "out of the plan"
+        ) from error
+    return hinted

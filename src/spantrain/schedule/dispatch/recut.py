@@ -1,7 +1,7 @@
 """Other micro-batches in mid-step: what may be cut how, and what becomes of the numbers of a replica's micro-batches.
 
 A replica may cut finer what has not begun, and put together again what it cut, up to the micro-batches of its plan. So
-it never needs to hold more than the plan has found room for (`schedule.dispatch.limits`: finer micro-batches of any
+it never needs to hold more than the plan has found room for (`schedule.layout`: finer micro-batches of any
 stage need no more of any other), and no static order gets a dependency that it did not have. (SpanTrain 3.4 resizes
 micro-batches during a step without saying what keeps neighbours from waiting for each other; coarser ones than planned
 are left to the next step here, where the whole plan is checked.)

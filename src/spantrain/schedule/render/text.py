@@ -1,9 +1,10 @@
-"""A whole order as text that parses back: a line per replica, its actions in order."""
+"""Text: a whole order, which parses back, and timelines of what each device did when."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from spantrain.core.action import Action
+from spantrain.core.trace import Interval, Trace
 from spantrain.errors import UsageError
 from spantrain.schedule.orders import Orders
 
@@ -27,7 +28,7 @@ def format_orders(orders: Sequence[Sequence[Sequence[Action]]]) -> str:
 def parse_orders(text: str) -> Orders:
     """Read what `format_orders` wrote; empty lines, and lines that start with `#`, say nothing.
 
-    Only the form is checked here; `schedule.check.check_orders` says whether the order does all work and can run.
+    Only the form is checked here; `schedule.orders.check_orders` says whether the order does all work and can run.
 
     Raises:
         UsageError: a line has another form, or stages or replicas do not follow each other; the line is named.
@@ -60,3 +61,66 @@ def _actions(text: str, number: int) -> tuple[Action, ...]:
         return tuple(Action.parse(word) for word in text.split())
     except ValueError as error:
         raise UsageError(f"order, line {number}: {error}") from error
+
+
+_IDLE = "."
+
+
+def render_trace(trace: Trace, *, width: int = 72, step: int | None = None) -> str:
+    """Return one row per device over a line of equal times: F, B, I, W, `*` for other work, `.` for waiting.
+
+    A cell shows what runs for most of it. `step` None means the last one.
+
+    >>> from spantrain.core.span import Span
+    >>> def ran(device, text, start_s):
+    ...     return Interval(device=device, lane="compute", name=text, step=0, start_s=start_s, end_s=start_s + 1)
+    >>> trace = Trace(intervals=(
+    ...     ran("edge", "0F[0:2]", 0), ran("edge", "0F[2:4]", 1), ran("edge", "0B[0:2]", 4),
+    ...     ran("edge", "0B[2:4]", 6), ran("cloud", "1F[0:2]", 1), ran("cloud", "1I[0:2]", 2),
+    ...     ran("cloud", "1F[2:4]", 3), ran("cloud", "1I[2:4]", 4), ran("cloud", "1W[0:2]", 5),
+    ...     ran("cloud", "1W[2:4]", 6)), flows=(), clock="virtual")
+    >>> print(render_trace(trace, width=7))
+    edge   FF..B.B
+    cloud  .FIFIWW
+           0 s to 7 s, 1 s a cell
+    """
+    from_all = [interval for interval in trace.intervals if interval.lane == "compute"]
+    if not from_all:
+        return "nothing was computed"
+    chosen = max(interval.step for interval in from_all) if step is None else step
+    intervals = [interval for interval in from_all if interval.step == chosen]
+    if not intervals:
+        return f"step {chosen} is not in the trace"
+    start_s = min(interval.start_s for interval in intervals)
+    end_s = max(interval.end_s for interval in intervals)
+    cell_s = (end_s - start_s) / width or 1.0
+    devices = list(dict.fromkeys(interval.device for interval in intervals))
+    margin = max(len(device) for device in devices) + 2
+    rows = [
+        device.ljust(margin) + _row((i for i in intervals if i.device == device), start_s, cell_s, width)
+        for device in devices
+    ]
+    return "\n".join([*rows, " " * margin + f"{start_s:g} s to {end_s:g} s, {cell_s:.4g} s a cell"])
+
+
+def _row(intervals: Iterable[Interval], start_s: float, cell_s: float, width: int) -> str:
+    filled: list[dict[str, float]] = [{} for _ in range(width)]
+    for interval in intervals:
+        lo, hi = (interval.start_s - start_s) / cell_s, (interval.end_s - start_s) / cell_s
+        for cell in range(int(lo), min(int(hi) + 1, width)):
+            part = min(hi, cell + 1) - max(lo, cell)
+            letter = _letter(interval.name)
+            filled[cell][letter] = filled[cell].get(letter, 0.0) + part
+    return "".join(_shown(cell) for cell in filled)
+
+
+def _shown(cell: dict[str, float]) -> str:
+    shares = {_IDLE: 1.0 - sum(cell.values()), **cell}
+    return max(shares, key=lambda letter: shares[letter])
+
+
+def _letter(name: str) -> str:
+    try:
+        return Action.parse(name).op.value
+    except ValueError:
+        return "*"

@@ -13,7 +13,7 @@ from functools import cache
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.schedule.dispatch.routing import Router
+from spantrain.schedule.layout import Router
 from spantrain.sim.bounds.rounds import Round, Work, rounds_bound_s
 from spantrain.sim.costs import StepCosts, tied_sums
 from spantrain.sim.network.sending import Transfer

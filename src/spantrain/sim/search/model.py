@@ -6,7 +6,7 @@ from functools import cache
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.schedule.dispatch.routing import Router
+from spantrain.schedule.layout import Router
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.network.sums import sum_behind_s
 

@@ -12,8 +12,8 @@ from spantrain.core.action import Action, Op
 from spantrain.core.hints import DispatchHints, PlannedOrder, PlannedWait
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError
-from spantrain.schedule.layout import Layout
-from spantrain.schedule.orders import static_orders
+from spantrain.schedule.layout import CutLayout
+from spantrain.schedule.registry import schedules, static_orders
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
@@ -23,8 +23,6 @@ from spantrain.sim.search.model import StepModel, model_of
 from spantrain.sim.search.run import Orders, Outcome, run_orders, run_ranks
 
 _PLAIN = "the plain rule"
-_IMPROVED = ("1f1b", "1f1b-asteroid", "zb", "zb-h1")
-"""Static schedules that a search starts from."""
 _SMALL, _NODES_PER_RUN = 200, 10
 """Actions of a step that branch and bound is tried on, and its nodes for a simulation that is allowed."""
 _WORTH = 1e-4
@@ -105,7 +103,7 @@ class _Search:
     def __init__(self, plan: Plan, costs: StepCosts, effort: SearchEffort) -> None:
         self._plan = plan
         self._costs = costs
-        self._layout = Layout.of(plan)
+        self._layout = CutLayout.of(plan)
         spans = sum(len(own) for row in self._layout.spans for own in row)
         self.runs = effort.runs(3 * spans) if self._layout.rising else 0
         """Simulations that are allowed; 0: the plan is not one to search for."""
@@ -155,8 +153,8 @@ class _Search:
             _Found(name=name, split=split, outcome=run_ranks(model, rank_by_part(model, preference)))
             for name, preference in _rules(model).items()
         ]
-        for schedule in _IMPROVED:
-            orders = self._static(schedule, model)
+        for schedule, registered in schedules().items():
+            orders = self._static(schedule, model) if registered.is_improved else None
             if orders is not None:
                 found.append(_Found(name=schedule, split=split, outcome=run_orders(model, orders)))
         return found

@@ -6,7 +6,7 @@ from dataclasses import replace
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, tapered_sizes
 from spantrain.errors import ProfileError
-from spantrain.schedule.dispatch.limits import check_limits
+from spantrain.schedule.layout import check_limits
 from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, with_hints

@@ -16,6 +16,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.auto.score import Score, Scorer
 from spantrain.planner.strategies.baselines.ddp import data_parallel
+from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)
 _PARTS = {
@@ -80,7 +81,9 @@ class _Ways:
         if stage.state_sharding is sharding:
             return None
         replicas: list[Replica] = []
-        division = Division(state_sharding=sharding, replicas=len(stage.replicas), splits=plan.splits_backward)
+        division = Division(
+            state_sharding=sharding, replicas=len(stage.replicas), splits=splits_backward(plan.schedule)
+        )
         for number, replica in enumerate(stage.replicas):
             sizes = [span.size for span in stage.replica_spans(number)]
             limit = self._memory.in_flight_limit_for(

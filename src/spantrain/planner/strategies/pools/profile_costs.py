@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage, splits_backward
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import Division, MemoryCost
@@ -21,6 +21,7 @@ from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.auto.weights import weights_of
 from spantrain.planner.strategies.pools.costs import Array, Hop
 from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+from spantrain.schedule.registry import splits_backward
 
 _MEBIBYTE = 2**20
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
