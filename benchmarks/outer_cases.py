@@ -9,7 +9,7 @@ a line of 10 Gbit/s each.
 from dataclasses import dataclass
 
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain_studies.outer.case import Line, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
+from spantrain_studies.outer.case import MemberLine, OuterCase, SimulatedCluster, SimulatedShard, equal_layers
 
 MODEL_BYTES, BLOCKS, TOKENS_PER_STEP, INNER_STEPS = 4 * 1_240_000_000, 16, 32_768, 64
 STEP_S = 6 * MODEL_BYTES / 4 * TOKENS_PER_STEP / (0.4 * 989e12)
@@ -49,8 +49,10 @@ def case_of(
     scale = scale or Scale()
     step_s = STEP_S * scale.seconds_part
     latency_s = LATENCY_S / 2 * scale.seconds_part
-    lines = [Line(bandwidth_bytes_per_s=gbit * GBIT * scale.bandwidth_part, latency_s=latency_s) for gbit in lines_gbit]
-    server = Line(bandwidth_bytes_per_s=FAST_LINE_GBIT * GBIT * scale.bandwidth_part, latency_s=latency_s)
+    lines = [
+        MemberLine(bandwidth_bytes_per_s=gbit * GBIT * scale.bandwidth_part, latency_s=latency_s) for gbit in lines_gbit
+    ]
+    server = MemberLine(bandwidth_bytes_per_s=FAST_LINE_GBIT * GBIT * scale.bandwidth_part, latency_s=latency_s)
     clusters = [
         SimulatedCluster(name=f"c{k}", step_s=step_s * part, line=line)
         for k, (part, line) in enumerate(zip(step_parts, lines, strict=True))

@@ -24,7 +24,7 @@ from outer_cases import FAST_LINE_GBIT, GBIT, Scale
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import WorkerError
 from spantrain.testbed.testbed import Testbed
-from spantrain_studies.outer.case import Line, OuterCase
+from spantrain_studies.outer.case import MemberLine, OuterCase
 from spantrain_studies.outer.methods import METHODS
 from spantrain_studies.outer.result import ClusterFigures, OuterResult
 
@@ -112,7 +112,7 @@ def network_of(case: OuterCase) -> Cluster:
     hosts_of = {_HUB: (_MASTER, *(shard.name for shard in case.shards))}
     hosts_of |= {cluster.name: (cluster.name,) for cluster in case.clusters}
     part = LIVE_SCALE.bandwidth_part
-    hub = Line(
+    hub = MemberLine(
         bandwidth_bytes_per_s=FAST_LINE_GBIT * GBIT * part * len(case.shards), latency_s=case.shards[0].line.latency_s
     )
     lines = {_HUB: hub, **{cluster.name: cluster.line for cluster in case.clusters}}

@@ -29,8 +29,8 @@ import torch
 from outer_shard_run import Conductor, Row, Start, a_layout, raw_rate, used_between
 from results import save
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.core.outer.commands import Combine, Commit, Measure, Restore, Stage, Weight
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.commands import Combine, Commit, Measure, PushWeight, Restore, StageVersion
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import TestbedError
 from spantrain.outer.policy.settings import OuterSettings
@@ -51,7 +51,7 @@ def middle(rows: Sequence[Row]) -> Row:
     return {what: statistics.median(row[what] for row in rows) for what in rows[0]}
 
 
-def measured(conductor: Conductor, way: Way, runs: int, **how: Any) -> Row:
+def measured(conductor: Conductor, way: TransferWay, runs: int, **how: Any) -> Row:
     """Move all layers some times, and once before; return medians: the rate, and what processes used by gigabyte."""
     size_bytes = conductor.layout.size_bytes * len(conductor.workers)
     found = []
@@ -60,14 +60,14 @@ def measured(conductor: Conductor, way: Way, runs: int, **how: Any) -> Row:
         seconds, tickets = conductor.move_all(way, **how)
         used = used_between(before, conductor.usage().values(), size_bytes)
         found.append({"bytes_per_s": size_bytes / seconds, **used})
-        conductor.forget(tickets.values() if way is Way.PUSH else ())
+        conductor.forget(tickets.values() if way is TransferWay.PUSH else ())
     return middle(found[1:])
 
 
 def both_ways(conductor: Conductor, runs: int) -> Row:
     """Return the figures of pushes and of pulls."""
     conductor.seed()
-    return {way.value: measured(conductor, way, runs) for way in Way}
+    return {way.value: measured(conductor, way, runs) for way in TransferWay}
 
 
 def loopback(layout: ShardLayout, runs: int) -> list[Row]:
@@ -144,10 +144,10 @@ def ablation(layout: ShardLayout, runs: int, latency_s: float) -> list[Row]:
         if found:
             with Conductor(layout, ["a", "b"], start=found[0], address=found[1]) as conductor:
                 for scheduled in (True, False):
-                    row = measured(conductor, Way.PUSH, runs, scheduled=scheduled, slots=1)
+                    row = measured(conductor, TransferWay.PUSH, runs, scheduled=scheduled, slots=1)
                     rows.append({"idea": "schedule (2 workers, 2 shards, links)", "on": scheduled, **row})
                 for slots in (2, 1):
-                    row = measured(conductor, Way.PUSH, runs, slots=slots)
+                    row = measured(conductor, TransferWay.PUSH, runs, slots=slots)
                     rows.append({"idea": "next layer queued while one moves (links)", "on": slots == 2, **row})
     one_frame = LayerLimits(window_bytes=LayerLimits().frame_bytes)
     cases = (
@@ -158,7 +158,7 @@ def ablation(layout: ShardLayout, runs: int, latency_s: float) -> list[Row]:
     )
     for idea, on, limits in cases:
         with Conductor(layout, ["a"], encrypted=False, limits=limits) as conductor:
-            rows.append({"idea": idea, "on": on, **measured(conductor, Way.PUSH, runs)})
+            rows.append({"idea": idea, "on": on, **measured(conductor, TransferWay.PUSH, runs)})
     return rows
 
 
@@ -221,8 +221,8 @@ def one_update(shard: OuterShard, layout: ShardLayout, number: int, pushes: int)
             for k in range(len(layout.layers)):
                 shard.take(ticket, k, layers[ticket].pop(k))
 
-    weights = tuple(Weight(push=ticket, part=1 / pushes) for ticket in tickets)
-    stage = Stage(shard="s0", update=own, version=2 + number, scale=0.5, parameters=None, reason=why)
+    weights = tuple(PushWeight(push=ticket, part=1 / pushes) for ticket in tickets)
+    stage = StageVersion(shard="s0", update=own, version=2 + number, scale=0.5, parameters=None, reason=why)
     took = {"take": timed(take)}
     shard.on_command(Measure(shard="s0", update=own, pushes=tickets, reason=why))
     combine = Combine(shard="s0", update=own, weights=weights, reason=why)
@@ -245,9 +245,9 @@ def memory(layout: ShardLayout, runs: int) -> list[Row]:
         before = conductor.usage(layout.shards)
         conductor.seed()
         for _ in range(runs):
-            _, tickets = conductor.move_all(Way.PUSH)
+            _, tickets = conductor.move_all(TransferWay.PUSH)
             conductor.update(list(tickets.values()))
-            conductor.move_all(Way.PULL)
+            conductor.move_all(TransferWay.PULL)
         after = conductor.usage(layout.shards)
     for name in layout.shards:
         own_bytes = sum(layout.layers[k].size_bytes for k in layout.layers_of(name))
@@ -277,8 +277,8 @@ def loopback_table(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         name, bound = "curve" if row["encrypted"] else "plain", LOOPBACK_BOUNDS[row["encrypted"]]
-        least = min(row[way.value]["bytes_per_s"] for way in Way)
-        for way in Way:
+        least = min(row[way.value]["bytes_per_s"] for way in TransferWay)
+        for way in TransferWay:
             times = row[way.value]["cpu_s_per_gb"] / row["raw"]["cpu_s_per_gb"]
             lines.append(
                 f"loopback {name} {way.value}: {told_rate(row[way.value])}, {times:.2f} times ZeroMQ's processor time, "
@@ -294,9 +294,9 @@ def shaped_table(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         name = f"1 Gbit/s {'curve' if row['encrypted'] else 'plain'}, {row['model_bytes'] / 1e6:.0f} MB"
-        lines += [f"{name}: {way.value} {told_rate(row[way.value], LINE_BYTES_PER_S)}" for way in Way]
+        lines += [f"{name}: {way.value} {told_rate(row[way.value], LINE_BYTES_PER_S)}" for way in TransferWay]
         lines.append(f"{name}: ZeroMQ alone {told_rate(row['raw'], LINE_BYTES_PER_S)}")
-        least = min(row[way.value]["bytes_per_s"] for way in Way) / LINE_BYTES_PER_S
+        least = min(row[way.value]["bytes_per_s"] for way in TransferWay) / LINE_BYTES_PER_S
         lines.append(verdict(f"at least {LINE_BOUND:.0%} of the line", least >= LINE_BOUND))
     return lines
 

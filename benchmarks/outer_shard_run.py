@@ -14,16 +14,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.core.outer.commands import Combine, Commit, Forget, Measure, Move, OuterCommand, Stage, Weight
+from spantrain.core.outer.commands import Combine, Commit, Forget, Measure, Move, OuterCommand, PushWeight, StageVersion
 from spantrain.core.outer.events import (
     Committed,
+    LayerTransfer,
     MeanCombined,
     Moved,
     NormsMeasured,
     Staged,
     Ticket,
-    Transfer,
-    Way,
+    TransferWay,
 )
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.outer.link.codec import decode_event, encode_command, encode_value
@@ -168,12 +168,12 @@ class Conductor(ExitStack):
     # Layers.
 
     def move_all(
-        self, way: Way, *, workers: Sequence[str] = (), slots: int = 2, scheduled: bool = True
+        self, way: TransferWay, *, workers: Sequence[str] = (), slots: int = 2, scheduled: bool = True
     ) -> tuple[float, dict[str, Ticket]]:
         """Have workers push or pull all layers at once; return the seconds that took, and the tickets."""
         tickets = {name: self.ticket() for name in workers or self.workers}
         transfers = [
-            Transfer(
+            LayerTransfer(
                 ticket=ticket, cluster=name, worker=name, layer=k, shard=self.layout.shard_of(k),
                 size_bytes=layer.size_bytes,
             )
@@ -219,12 +219,12 @@ class Conductor(ExitStack):
     def update(self, pushes: Sequence[Ticket], *, first: bool = False) -> float:
         """Make a version of pushes; return the seconds of all its steps."""
         why, update, number = "the benchmark", self.ticket(), self.version + 1
-        weights = tuple(Weight(push=push, part=1 / len(pushes)) for push in pushes)
+        weights = tuple(PushWeight(push=push, part=1 / len(pushes)) for push in pushes)
         seconds = self._all(Measure(shard="", update=update, pushes=tuple(pushes), reason=why), NormsMeasured)
         if not first:
             seconds += self._all(Combine(shard="", update=update, weights=weights, reason=why), MeanCombined)
         parameters = pushes[0] if first else None
-        stage = Stage(shard="", update=update, version=number, scale=0.5, parameters=parameters, reason=why)
+        stage = StageVersion(shard="", update=update, version=number, scale=0.5, parameters=parameters, reason=why)
         seconds += self._all(stage, Staged)
         commit = Commit(shard="", version=number, update=update, keep=(), reason=why)
         seconds += self._all(commit, Committed)
@@ -233,7 +233,7 @@ class Conductor(ExitStack):
 
     def seed(self) -> None:
         """Have the first worker bring the first parameters."""
-        _, tickets = self.move_all(Way.PUSH, workers=self.workers[:1])
+        _, tickets = self.move_all(TransferWay.PUSH, workers=self.workers[:1])
         self.update(list(tickets.values()), first=True)
 
     def usage(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
@@ -244,15 +244,15 @@ class Conductor(ExitStack):
 class _Scheduled:
     """As the master orders them."""
 
-    def __init__(self, shards: Sequence[str], transfers: Sequence[Transfer], slots: int) -> None:
+    def __init__(self, shards: Sequence[str], transfers: Sequence[LayerTransfer], slots: int) -> None:
         self._schedule = TransferSchedule(dict.fromkeys(shards, slots), slots)
         self._schedule.add(transfers)
 
-    def begin(self) -> Sequence[Transfer]:
+    def begin(self) -> Sequence[LayerTransfer]:
         """Return what to move now."""
         return self._schedule.begin()
 
-    def end(self, transfer: Transfer) -> None:
+    def end(self, transfer: LayerTransfer) -> None:
         """Note that one has arrived."""
         self._schedule.end(transfer)
 
@@ -260,14 +260,14 @@ class _Scheduled:
 class _InOrder:
     """Each worker goes through the layers in order, whatever the others do."""
 
-    def __init__(self, transfers: Sequence[Transfer], slots: int) -> None:
+    def __init__(self, transfers: Sequence[LayerTransfer], slots: int) -> None:
         self._slots = slots
-        self._waiting: Mapping[str, deque[Transfer]] = defaultdict(deque)
+        self._waiting: Mapping[str, deque[LayerTransfer]] = defaultdict(deque)
         for transfer in transfers:
             self._waiting[transfer.worker].append(transfer)
         self._running: dict[str, int] = defaultdict(int)
 
-    def begin(self) -> Sequence[Transfer]:
+    def begin(self) -> Sequence[LayerTransfer]:
         """Return what to move now."""
         begun = []
         for worker, line in self._waiting.items():
@@ -276,7 +276,7 @@ class _InOrder:
                 begun.append(line.popleft())
         return begun
 
-    def end(self, transfer: Transfer) -> None:
+    def end(self, transfer: LayerTransfer) -> None:
         """Note that one has arrived."""
         self._running[transfer.worker] -= 1
 

@@ -22,7 +22,7 @@ import torch
 import zmq
 
 from spantrain.core.outer.commands import Move
-from spantrain.core.outer.events import Moved, OuterEvent, Transfer, TransferLost, Way
+from spantrain.core.outer.events import LayerTransfer, Moved, OuterEvent, TransferLost, TransferWay
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.link.codec import decode_command, decode_value, encode_event
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
@@ -123,7 +123,7 @@ class Worker:
     def __init__(self, name: str, encrypted: bool, limits: LayerLimits) -> None:
         self.keys = KeyPair.generate() if encrypted else None
         self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=limits)
-        self.moves: dict[LayerKey, Transfer] = {}
+        self.moves: dict[LayerKey, LayerTransfer] = {}
         self.layout: ShardLayout | None = None
         self.tensors: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -138,7 +138,7 @@ class Worker:
         transfer = command.transfer
         key = LayerKey(ticket=transfer.ticket, way=command.way, layer=transfer.layer)
         self.moves[key] = transfer
-        if command.way is Way.PUSH:
+        if command.way is TransferWay.PUSH:
             self.wire.send(transfer.shard, key, self.tensors[transfer.layer])
         else:
             assert self.layout is not None
@@ -146,7 +146,7 @@ class Worker:
 
     def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: ARG002
         """Tell the conductor."""
-        say(event=encode_event(Moved(way=Way.PULL, transfer=self.moves.pop(key))), at_s=time.monotonic())
+        say(event=encode_event(Moved(way=TransferWay.PULL, transfer=self.moves.pop(key))), at_s=time.monotonic())
 
     def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
         """The shard tells."""

@@ -18,8 +18,8 @@ from outer_cases import FAST_LINE_GBIT, INNER_STEPS, SHARDS, SPEEDS, STEP_S, cas
 from results import save
 from spantrain.sim.network.sending import Arrived
 from spantrain_studies.outer.bodies import PlainBodies
-from spantrain_studies.outer.case import Line, OuterCase
-from spantrain_studies.outer.lines import Lines
+from spantrain_studies.outer.case import MemberLine, OuterCase
+from spantrain_studies.outer.lines import LineNetwork
 from spantrain_studies.outer.world import OuterSimulation
 
 FRAGMENTS = (1, 2, 4)
@@ -39,7 +39,7 @@ class Carried:
     """When its last byte had left."""
 
 
-class WatchedLines(Lines):
+class WatchedLines(LineNetwork):
     """Lines that remember what they carried."""
 
     def __init__(self, simulation: OuterSimulation) -> None:
@@ -126,7 +126,7 @@ def _target(one: Carried) -> str:
 def slower(case: OuterCase, times: int) -> OuterCase:
     """Return a case all of whose lines are so many times as slow."""
 
-    def line_of(line: Line) -> Line:
+    def line_of(line: MemberLine) -> MemberLine:
         return replace(line, bandwidth_bytes_per_s=line.bandwidth_bytes_per_s / times)
 
     return replace(

@@ -18,7 +18,7 @@ from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, weighted_mean
 from spantrain.outer.shard.snapshots import MemorySnapshots
-from spantrain_studies.outer.case import Line, OuterCase, SimulatedCluster, SimulatedShard
+from spantrain_studies.outer.case import MemberLine, OuterCase, SimulatedCluster, SimulatedShard
 from spantrain_studies.outer.methods import simulate_method
 from spantrain_studies.outer.result import OuterResult
 
@@ -142,7 +142,7 @@ def case_of(run: Run, start: Mapping[str, Tensor]) -> OuterCase:
     """Return who trains over which lines."""
     layers = layers_of(start)
     size_bytes = sum(layer.size_bytes for layer in layers)
-    line = Line(bandwidth_bytes_per_s=size_bytes / run.push_steps, latency_s=0.05)
+    line = MemberLine(bandwidth_bytes_per_s=size_bytes / run.push_steps, latency_s=0.05)
     settings = OuterSettings(
         grace_s=run.grace * run.inner_steps, clip_norm=run.clip_norm, ahead=run.ahead, lost_after_s=100.0
     )

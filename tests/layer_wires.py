@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from patience import PATIENCE_S
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.layers.format import (
@@ -114,7 +114,7 @@ class Wires(contextlib.ExitStack):
         return (shard, *opened)
 
 
-def a_key(layer: int = 0, *, way: Way = Way.PUSH, number: int = 1) -> LayerKey:
+def a_key(layer: int = 0, *, way: TransferWay = TransferWay.PUSH, number: int = 1) -> LayerKey:
     return LayerKey(ticket=Ticket(1, number), way=way, layer=layer)
 
 

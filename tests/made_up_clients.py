@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import untag_command
-from spantrain.core.outer.events import Way, tag_event
+from spantrain.core.outer.events import TransferWay, tag_event
 from spantrain.core.outer.layers import Layer
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.link.link import MasterWelcome
@@ -274,11 +274,11 @@ class MadeUpWire:
             return
         transfer = next(
             one for way, one in server.master.transfers
-            if way is Way.PUSH and (one.ticket, one.layer) == (key.ticket, key.layer)
+            if way is TransferWay.PUSH and (one.ticket, one.layer) == (key.ticket, key.layer)
         )  # fmt: skip
         server.shards[peer, k].take(key.ticket, key.layer, tensors, transfer.wire_format)
         self.of.session.sent(peer, key)
-        server._tell(on.Moved(way=Way.PUSH, transfer=transfer))
+        server._tell(on.Moved(way=TransferWay.PUSH, transfer=transfer))
 
     def forget(self, ticket: Any) -> None:
         pass

@@ -8,7 +8,7 @@ from made_up_outer import layers_of
 from made_up_outer_members import Content, MadeUpCluster, MadeUpShard
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import OuterEvent, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
 from spantrain.transport.mailbox.interface import PeerAddress
@@ -103,7 +103,7 @@ class LinkedShard(_Linked):
     def heard(self, command: Any) -> None:
         assert self.memory
         if isinstance(command, do.Move):
-            if command.way is Way.PULL:
+            if command.way is TransferWay.PULL:
                 content = self.memory.can_restore()[command.version]
                 self.hall.clusters[command.transfer.cluster].got(command.transfer, command.version, content)
         elif isinstance(command, do.Restore) and command.source not in self.memory.can_restore():
@@ -111,10 +111,10 @@ class LinkedShard(_Linked):
         else:
             self.link.tell(*self.memory.on_command(command))
 
-    def got(self, transfer: Transfer, content: Content) -> None:
+    def got(self, transfer: LayerTransfer, content: Content) -> None:
         assert self.memory
         self.memory.pushes.setdefault(transfer.ticket, {})[transfer.layer] = content
-        self.link.tell(on.Moved(way=Way.PUSH, transfer=transfer))
+        self.link.tell(on.Moved(way=TransferWay.PUSH, transfer=transfer))
 
 
 class LinkedCluster(_Linked):
@@ -123,7 +123,7 @@ class LinkedCluster(_Linked):
     def __init__(self, hall: Hall, name: str) -> None:
         super().__init__(hall, name)
         self.cluster = MadeUpCluster(name, ({name: WHOLE},))
-        self.early: list[tuple[Transfer, int, Content]] = []
+        self.early: list[tuple[LayerTransfer, int, Content]] = []
         """Layers of a pull that the master has not told this cluster of yet."""
         hall.clusters[name] = self
 
@@ -152,7 +152,7 @@ class LinkedCluster(_Linked):
             else:
                 self.link.tell(one)
 
-    def got(self, transfer: Transfer, version: int, content: Content) -> None:
+    def got(self, transfer: LayerTransfer, version: int, content: Content) -> None:
         pull = self.cluster.client.pull
         if pull and pull.pull >= transfer.ticket:
             self.say(self.cluster.got_layer(0, transfer, version, content))

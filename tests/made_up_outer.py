@@ -9,7 +9,7 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import untag_command
-from spantrain.core.outer.events import Way, tag_event, untag_event
+from spantrain.core.outer.events import TransferWay, tag_event, untag_event
 from spantrain.core.outer.layers import Layer, ParameterSpec
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
@@ -102,7 +102,7 @@ class MadeUpWorld:
         if isinstance(inner, do.Save):
             return []
         if isinstance(inner, do.Move):
-            names = [inner.transfer.shard if inner.way is Way.PULL else inner.transfer.cluster]
+            names = [inner.transfer.shard if inner.way is TransferWay.PULL else inner.transfer.cluster]
         else:
             names = [getattr(inner, end) for end in ("cluster", "shard", "member") if hasattr(inner, end)]
         return [name for name in names if (name, number) in self.attached]
@@ -127,7 +127,7 @@ class MadeUpWorld:
             else:
                 self.lines[f"up {name}"].append(one)
 
-    def _fragment_of(self, transfer: on.Transfer) -> int:
+    def _fragment_of(self, transfer: on.LayerTransfer) -> int:
         return transfer.ticket.number % self.fragments
 
     def _heard(self, name: str, message: Any) -> list[Any]:
@@ -153,20 +153,20 @@ class MadeUpWorld:
             case do.Restore() if command.source not in memory.can_restore():
                 self.connect(name)
                 return []
-            case do.Move(way=Way.PULL):
+            case do.Move(way=TransferWay.PULL):
                 content = memory.can_restore()[command.version]
                 self.lines[command.transfer.cluster].append((command.transfer, command.version, content))
                 return []
         return [tag_event(number, event) for event in memory.on_command(command)]
 
-    def _took_layer(self, name: str, transfer: on.Transfer, content: Content, spoiled: bool) -> Any:
+    def _took_layer(self, name: str, transfer: on.LayerTransfer, content: Content, spoiled: bool) -> Any:
         number = self._fragment_of(transfer)
         memory = self.memories[name][number]
         memory.pushes.setdefault(transfer.ticket, {})[transfer.layer] = content
         if spoiled:
             memory.spoiled.add(transfer.ticket)
             self.left_out_of[number].update(content)
-        return tag_event(number, on.Moved(way=Way.PUSH, transfer=transfer))
+        return tag_event(number, on.Moved(way=TransferWay.PUSH, transfer=transfer))
 
     def start_master(self) -> None:
         """Start it from what was saved last; every connection is new."""
@@ -272,7 +272,7 @@ class MadeUpWorld:
 
 def _is_layer_of(name: str, message: Any) -> bool:
     """Whether a message is a layer that comes from a member or goes to it."""
-    if not (isinstance(message, tuple) and isinstance(message[0], on.Transfer)):
+    if not (isinstance(message, tuple) and isinstance(message[0], on.LayerTransfer)):
         return False
     return name in (message[0].cluster, message[0].shard)
 

@@ -85,7 +85,7 @@ class MadeUpShard:
                 self.means[command.update] = self._added(learned)
                 squares = tuple(1.0 for _ in self.layers)
                 return [on.MeanCombined(shard=self.name, update=command.update, squares=squares)]
-            case do.Stage():
+            case do.StageVersion():
                 self.staged = (command.version, self._next(command))
                 return [on.Staged(shard=self.name, update=command.update)]
             case do.Commit():
@@ -102,7 +102,7 @@ class MadeUpShard:
                 return [on.Restored(shard=self.name, version=command.version, versions=tuple(self.can_restore()))]
         return []
 
-    def _next(self, command: do.Stage) -> Content:
+    def _next(self, command: do.StageVersion) -> Content:
         if command.parameters:
             (content,) = {*self.pushes[command.parameters].values()}
             return content
@@ -197,7 +197,7 @@ class MadeUpCluster:
         if not part.can_ask():
             return []
         part.payload = part.learned
-        progress = tuple(on.Progress(lease=lease, upto=upto) for lease, upto in sorted(self.reached.items()))
+        progress = tuple(on.ChunkProgress(lease=lease, upto=upto) for lease, upto in sorted(self.reached.items()))
         told = () if number else progress
         return self._do(number, part.client.ask(tokens=len(part.learned), progress=told, ends_round=ends_round))
 
@@ -221,10 +221,10 @@ class MadeUpCluster:
         part = self.parts[number]
         return part.start | part.payload if parameters else part.payload
 
-    def sent_layer(self, number: int, transfer: on.Transfer) -> list[Any]:
+    def sent_layer(self, number: int, transfer: on.LayerTransfer) -> list[Any]:
         return self._do(number, self.parts[number].client.sent(transfer))
 
-    def got_layer(self, number: int, transfer: on.Transfer, version: int, content: Content) -> list[Any]:
+    def got_layer(self, number: int, transfer: on.LayerTransfer, version: int, content: Content) -> list[Any]:
         part = self.parts[number]
         if part.client.pull and part.client.pull.pull == transfer.ticket:
             assert version == part.client.pull.version

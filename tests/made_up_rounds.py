@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import Way
+from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.layers import Layer, ParameterSpec
 from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.master import OuterMaster
@@ -89,12 +89,12 @@ class MadeUpRounds:
                 self.refused.append(command.reason)
             case do.StartPull():
                 self.base[command.cluster] = command.version
-            case do.Move(way=Way.PUSH):
+            case do.Move(way=TransferWay.PUSH):
                 return self._move_up(command)
-            case do.Move(way=Way.PULL):
+            case do.Move(way=TransferWay.PULL):
                 layer = self.shards[command.transfer.shard].give(command.version, command.transfer.layer)
                 self.start[command.transfer.cluster] |= layer
-                return [on.Moved(way=Way.PULL, transfer=command.transfer)]
+                return [on.Moved(way=TransferWay.PULL, transfer=command.transfer)]
             case _ if hasattr(command, "shard"):
                 answer = self.shards[command.shard].on_command(command)
                 return [answer] if answer else []
@@ -106,7 +106,7 @@ class MadeUpRounds:
         names = [one.name for one in self.layout.layers[transfer.layer].parameters]
         self.shards[transfer.shard].take(transfer.ticket, transfer.layer, {name: tensors[name] for name in names})
         self._left[transfer.ticket] -= 1
-        moved = on.Moved(way=Way.PUSH, transfer=transfer)
+        moved = on.Moved(way=TransferWay.PUSH, transfer=transfer)
         if self._left[transfer.ticket]:
             return [moved]
         return [moved, on.PushSent(cluster=transfer.cluster, push=transfer.ticket)]

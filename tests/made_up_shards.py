@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import SendLayer, SkipPush, UseVersion
-from spantrain.core.outer.events import Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, TransferWay
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
 from spantrain.outer.policy.client import OuterClient
 from spantrain.outer.policy.layout import divide
@@ -34,21 +34,21 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class FakeLink:
-    """A shard's link that hands all to the household's one thread."""
+    """A shard's link that hands all to the supervisor's one thread."""
 
-    def __init__(self, household: "Household", name: str, facts: MemberFacts, listener: LinkListener) -> None:
-        self.household, self.name, self.facts, self.listener = household, name, facts, listener
+    def __init__(self, supervisor: "LocalOuterRun", name: str, facts: MemberFacts, listener: LinkListener) -> None:
+        self.supervisor, self.name, self.facts, self.listener = supervisor, name, facts, listener
         self.closed = False
 
     def start(self) -> None:
-        self.household.inbox.put(("join", self))
+        self.supervisor.inbox.put(("join", self))
 
     def tell(self, *events: Any) -> None:
         if not self.closed:
-            self.household.inbox.put(("tell", (self, events)))
+            self.supervisor.inbox.put(("tell", (self, events)))
 
     def register_again(self, reason: str) -> None:
-        self.household.inbox.put(("join", self))
+        self.supervisor.inbox.put(("join", self))
 
     def close(self) -> None:
         self.closed = True
@@ -57,13 +57,13 @@ class FakeLink:
 class FakeCluster:
     """A cluster of one process: the real policy and the real wire, and tensors that are what they are told to be."""
 
-    def __init__(self, household: "Household", name: str) -> None:
-        self.household, self.name = household, name
-        layers = tuple(range(len(household.layout.layers)))
+    def __init__(self, supervisor: "LocalOuterRun", name: str) -> None:
+        self.supervisor, self.name = supervisor, name
+        layers = tuple(range(len(supervisor.layout.layers)))
         self.client = OuterClient(name, {name: layers})
-        self.keys = KeyPair.generate() if household.encrypted else None
-        self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=household.limits)
-        self.moves: dict[LayerKey, Transfer] = {}
+        self.keys = KeyPair.generate() if supervisor.encrypted else None
+        self.wire = LayerWire(name=name, bind="", keypair=self.keys, listener=self, limits=supervisor.limits)
+        self.moves: dict[LayerKey, LayerTransfer] = {}
         self.pushed: Tensors = {}
         self.came: dict[str, torch.Tensor] = {}
         self.used: list[int] = []
@@ -88,20 +88,20 @@ class FakeCluster:
                 case UseVersion():
                     self.used.append(one.version)
                 case _:
-                    self.household.inbox.put(("event", one))
+                    self.supervisor.inbox.put(("event", one))
 
-    def _send(self, transfer: Transfer) -> None:
-        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+    def _send(self, transfer: LayerTransfer) -> None:
+        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PUSH, layer=transfer.layer)
         self.moves[key] = transfer
-        names = [one.name for one in self.household.layout.layers[transfer.layer].parameters]
+        names = [one.name for one in self.supervisor.layout.layers[transfer.layer].parameters]
         self.wire.send(transfer.shard, key, {name: self.pushed[name] for name in names})
 
     def commanded(self, command: Any) -> None:
-        if isinstance(command, do.Move) and command.way is Way.PULL:
+        if isinstance(command, do.Move) and command.way is TransferWay.PULL:
             transfer = command.transfer
-            key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+            key = LayerKey(ticket=transfer.ticket, way=TransferWay.PULL, layer=transfer.layer)
             self.moves[key] = transfer
-            self.wire.expect(transfer.shard, key, self.household.layout.layers[transfer.layer].parameters)
+            self.wire.expect(transfer.shard, key, self.supervisor.layout.layers[transfer.layer].parameters)
         elif isinstance(command, do.RegisterAgain):
             self.say(self.client.registered())
         else:
@@ -110,19 +110,19 @@ class FakeCluster:
     # From the wire's threads.
 
     def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:
-        self.household.inbox.put(("arrived", (self, key, tensors)))
+        self.supervisor.inbox.put(("arrived", (self, key, tensors)))
 
     def sent(self, peer: str, key: LayerKey) -> None:
-        self.household.inbox.put(("sent", (self, key)))
+        self.supervisor.inbox.put(("sent", (self, key)))
 
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:
-        self.household.inbox.put(("lost", (self, key, reason)))
+        self.supervisor.inbox.put(("lost", (self, key, reason)))
 
     def died(self, fault: str) -> None:
         raise AssertionError(fault)
 
 
-class Household(contextlib.ExitStack):
+class LocalOuterRun(contextlib.ExitStack):
     """A master, its shards and clusters; all that is said goes through one queue, which `until` empties."""
 
     def __init__(

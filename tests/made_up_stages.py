@@ -41,7 +41,7 @@ class StagesServer(MadeUpServer):
             else:
                 self._lose(command.way, command.transfer, "not connected")
 
-    def _lose(self, way: on.Way, transfer: on.Transfer, reason: str) -> None:
+    def _lose(self, way: on.TransferWay, transfer: on.LayerTransfer, reason: str) -> None:
         self.post(lambda: self._tell(on.TransferLost(way=way, transfer=transfer, reason=reason)))
 
     def cut(self, cluster: str) -> None:

@@ -15,7 +15,7 @@ import torch
 import zmq
 
 from patience import PATIENCE_S
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.link.codec import decode_value, encode_value
@@ -116,7 +116,7 @@ class Hostile:
             self.sockets[0].send(message)
 
     def open_many(self) -> None:
-        key = LayerKey(ticket=Ticket(1, 1), way=Way.PUSH, layer=0)
+        key = LayerKey(ticket=Ticket(1, 1), way=TransferWay.PUSH, layer=0)
         many = tuple(ParameterSpec(name=f"{k}", shape=(1,)) for k in range(8192))
         for number in range(1, 5):
             self.sockets[1].send(encode_opening(Opening(number=number, key=key, parameters=many)))

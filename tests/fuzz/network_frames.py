@@ -11,7 +11,7 @@ from fuzz.messages import altered, packed
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
@@ -23,7 +23,7 @@ LIMIT_BYTES = 2**20
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(0, 8))
 TENSORS = (torch.zeros(4, 3), torch.zeros(0, 2), torch.tensor([True]), torch.zeros((), dtype=torch.int64))
 SPECS = (ParameterSpec(name="0.weight", shape=(3, 2)), ParameterSpec(name="0.bias", shape=(3,), dtype="bfloat16"))
-OPENING = layers.Opening(number=3, key=LayerKey(ticket=Ticket(1, 2), way=Way.PUSH, layer=4), parameters=SPECS)
+OPENING = layers.Opening(number=3, key=LayerKey(ticket=Ticket(1, 2), way=TransferWay.PUSH, layer=4), parameters=SPECS)
 GREETING = wire.Greeting(
     name="a", session=5, peer_session=6, epoch=1, connection=0, connections=4, done=((3, (5, 6)), (0, ())),
     first=(1, 1), granted_bytes=2**20,

@@ -22,7 +22,7 @@ from spantrain.outer.link.codec import decode_command, decode_event
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.report import status_of
-from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.master.service import MasterService
 from spantrain.outer.pipeline.worker import StageWorker
 from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.rule import OuterRule
@@ -99,7 +99,7 @@ def _note(connection: Any, seen: Mapping[str, list[Any]], fetched: "Counter[int]
 
 
 def _master(case: list[tuple[str, Any]], _folder: Path) -> object:
-    desk = MasterDesk(_CONFIG, _NoFiles(_CONFIG), 0.0)  # type: ignore[arg-type]
+    service = MasterService(_CONFIG, _NoFiles(_CONFIG), 0.0)  # type: ignore[arg-type]
     numbers: dict[str, int] = {}
     batches: Counter[str] = Counter()
     fetched: Counter[int] = Counter()
@@ -110,7 +110,7 @@ def _master(case: list[tuple[str, Any]], _folder: Path) -> object:
         ("evil", on.ClusterRegistered(cluster="evil", workers={"evil": WHOLE})),
     ]
     for name, one in facts.items():
-        numbers[name], _ = desk.enter(0.0, name, one)
+        numbers[name], _ = service.enter(0.0, name, one)
     refused: list[SpanTrainError] = []
     seen: dict[str, list[Any]] = {field: [] for field in _SEEN}
     for now_s, (name, event) in enumerate([*first, *case]):
@@ -118,19 +118,19 @@ def _master(case: list[tuple[str, Any]], _folder: Path) -> object:
             told = event if now_s < len(first) else decode_event(_filled_in(event, seen))
             if name in numbers:
                 batches[name] += 1
-                desk.tell(0.1 * now_s, name, numbers[name], batches[name], [told])
+                service.tell(0.1 * now_s, name, numbers[name], batches[name], [told])
         except SpanTrainError as error:
             refused.append(error)
         for member in numbers:
-            connection = desk.connections.get(member)
+            connection = service.connections.get(member)
             if connection is None:
-                numbers[member], _ = desk.enter(0.1 * now_s, member, facts[member])
+                numbers[member], _ = service.enter(0.1 * now_s, member, facts[member])
                 batches[member] = 0
             else:
                 _note(connection, seen, fetched)
         if now_s % 4 == 3:
-            desk.tick(0.1 * now_s)
-    encode({"status": status_of(desk, address="h:1", now_s=100.0).to_plain()}, limit_bytes=2**23)
+            service.tick(0.1 * now_s)
+    encode({"status": status_of(service, address="h:1", now_s=100.0).to_plain()}, limit_bytes=2**23)
     if refused:
         raise refused[-1]
     return None

@@ -11,7 +11,7 @@ import torch
 
 from fuzz.target import Target
 from spantrain.core.messages import MessageKey
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
@@ -174,7 +174,9 @@ _SPECS = (
 
 
 def _a_key(chance: Random) -> LayerKey:
-    return LayerKey(ticket=Ticket(1, chance.randrange(2)), way=chance.choice(list(Way)), layer=chance.randrange(2))
+    return LayerKey(
+        ticket=Ticket(1, chance.randrange(2)), way=chance.choice(list(TransferWay)), layer=chance.randrange(2)
+    )
 
 
 def _number(chance: Random) -> int:

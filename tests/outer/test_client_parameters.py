@@ -18,7 +18,7 @@ from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.replica import ClusterCopy
 
 
-class Desk:
+class SharedTensors:
     """Where the threads of a cluster meet, as its processes do."""
 
     def __init__(self, size: int) -> None:
@@ -36,20 +36,20 @@ class Desk:
 class ThreadRanks:
     """One thread of a cluster (`client_ranks.Ranks`)."""
 
-    def __init__(self, desk: Desk, rank: int) -> None:
-        self._desk, self.rank, self.size = desk, rank, desk.size
+    def __init__(self, service: SharedTensors, rank: int) -> None:
+        self._service, self.rank, self.size = service, rank, service.size
 
     def gather(self, text: str) -> list[str]:
-        return self._desk.gather(self.rank, text)
+        return self._service.gather(self.rank, text)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
-        return list(self._desk.gather(self.rank, list(numbers))[0])
+        return list(self._service.gather(self.rank, list(numbers))[0])
 
     def total(self, number: int) -> int:
-        return sum(self._desk.gather(self.rank, number))
+        return sum(self._service.gather(self.rank, number))
 
     def share(self, tensor: Tensor) -> None:
-        tensor.copy_(self._desk.gather(self.rank, tensor.clone())[0])
+        tensor.copy_(self._service.gather(self.rank, tensor.clone())[0])
 
     def carry(self, tensor: Tensor, source: int, target: int) -> None:
         raise AssertionError("nothing is held by some of the processes alone here")
@@ -60,11 +60,11 @@ class ThreadRanks:
 
 def cluster(tensors: Sequence[dict[str, Tensor]], work: Callable[[ClusterCopy], Any]) -> list[Any]:
     """Have each thread begin with its tensors, and do something; return what came of it, or what was raised."""
-    desk = Desk(len(tensors))
+    service = SharedTensors(len(tensors))
 
     def member(rank: int) -> Any:
         try:
-            return work(ClusterCopy(ModelParameters(tensors[rank], ThreadRanks(desk, rank))))
+            return work(ClusterCopy(ModelParameters(tensors[rank], ThreadRanks(service, rank))))
         except UsageError as error:
             return str(error)
 

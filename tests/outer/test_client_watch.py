@@ -12,7 +12,7 @@ import torch
 from made_up_outer import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Ticket, Transfer
+from spantrain.core.outer.events import LayerTransfer, Ticket
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.client.session import ClientSession
@@ -134,8 +134,8 @@ def test_what_it_waits_for_is_named():
     loop = Loop()
     session, push = loop.session, Ticket(1, 1)
 
-    def transfer(ticket: Ticket, layer: int) -> Transfer:
-        return Transfer(ticket=ticket, cluster="a", worker="a", layer=layer, shard=f"s{layer}", size_bytes=4)
+    def transfer(ticket: Ticket, layer: int) -> LayerTransfer:
+        return LayerTransfer(ticket=ticket, cluster="a", worker="a", layer=layer, shard=f"s{layer}", size_bytes=4)
 
     assert session.waits_for() == "its round to end"
     session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)

@@ -42,7 +42,7 @@ PLAIN = {
         on.Lease, number=counts, cluster=st.text(max_size=4), chunk=counts, data_pass=counts,
         begin=st.integers(0, 9), end=st.integers(10, 99),
     ),
-    do.Weight: st.builds(do.Weight, push=tickets, part=st.floats(1e-9, 1.0)),
+    do.PushWeight: st.builds(do.PushWeight, push=tickets, part=st.floats(1e-9, 1.0)),
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(kind))
     assert is_dataclass(kind)
     parts = {name: values_of(hint) for name, hint in get_type_hints(kind).items()}
-    if kind is do.Stage:
+    if kind is do.StageVersion:
         parts |= {"scale": st.floats(0, 1), "part": st.floats(1e-9, 1.0)}
     return st.builds(kind, **parts)
 

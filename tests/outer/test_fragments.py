@@ -8,7 +8,7 @@ import torch
 from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Way
+from spantrain.core.outer.events import TransferWay
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.numerics import nesterov
@@ -80,7 +80,7 @@ def test_synchronous_clusters_are_diloco_by_the_fragment():
 
 
 @pytest.mark.parametrize("fault", ["cluster", "master", "shard"])
-@pytest.mark.parametrize("phase", [do.StartPush, do.Move, do.AcceptPush, do.Stage, do.StartPull])
+@pytest.mark.parametrize("phase", [do.StartPush, do.Move, do.AcceptPush, do.StageVersion, do.StartPull])
 @pytest.mark.parametrize("struck", [0, 1])
 def test_a_fault_in_an_exchange_of_one_fragment_loses_and_doubles_nothing(fault, phase, struck):
     model = small_model()
@@ -131,7 +131,7 @@ def test_a_push_that_is_lost_leaves_the_other_fragment_alone():
 
         def passes(tagged) -> bool:
             number, command = do.untag_command(tagged)
-            return not (number == 0 and isinstance(command, do.Move) and command.way is Way.PUSH)
+            return not (number == 0 and isinstance(command, do.Move) and command.way is TransferWay.PUSH)
 
         server.do(lambda: setattr(server, "hook", passes))
         for number in range(16):

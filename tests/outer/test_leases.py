@@ -4,9 +4,9 @@ import pytest
 
 from made_up_clients import MadeUpServer, at_once, small_model
 from patience import PATIENCE_S
-from spantrain.core.outer.events import Lease, Progress
+from spantrain.core.outer.events import ChunkProgress, Lease
 from spantrain.errors import UsageError
-from spantrain.outer.client.leases import ChunkOrder, LeasedChunks, Span
+from spantrain.outer.client.leases import ChunkOrder, ChunkSpan, LeasedChunks
 from spantrain.outer.policy.chunks import ChunkState
 
 
@@ -21,10 +21,10 @@ def test_samples_are_handed_out_in_order_and_told_when_trained_on():
     assert [(one.chunk, one.begin, one.end) for one in chunks.hand_out(12)] == [(0, 0, 10), (1, 4, 6)]
     assert chunks.progress == ()
     chunks.train(11)
-    assert chunks.progress == (Progress(lease=0, upto=10), Progress(lease=1, upto=5))
+    assert chunks.progress == (ChunkProgress(lease=0, upto=10), ChunkProgress(lease=1, upto=5))
     chunks.train(None)
     assert chunks.progress[1].upto == 6
-    chunks.count((Progress(lease=0, upto=10), Progress(lease=1, upto=5)))
+    chunks.count((ChunkProgress(lease=0, upto=10), ChunkProgress(lease=1, upto=5)))
     assert chunks.numbers == (1,)
     assert chunks.left == 4
 
@@ -57,7 +57,7 @@ def test_what_others_have_by_now_is_dropped():
     chunks.hand_out(15)
     chunks.train(None)
     chunks.keep((1,))
-    assert chunks.progress == (Progress(lease=1, upto=5),)
+    assert chunks.progress == (ChunkProgress(lease=1, upto=5),)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -65,11 +65,13 @@ def test_places_in_chunks_are_the_samples_that_the_master_counts(seed):
     state = ChunkState.of(37, 5)
     order = ChunkOrder(37, 5, seed=seed)
     for data_pass in (0, 1):
-        spans = [Span(chunk=k, data_pass=data_pass, begin=0, end=size) for k, size in enumerate(state.chunk_samples)]
+        spans = [
+            ChunkSpan(chunk=k, data_pass=data_pass, begin=0, end=size) for k, size in enumerate(state.chunk_samples)
+        ]
         assert sorted(order.indices(spans)) == list(range(37))
     if seed is not None:
         first, again, next_pass = (
-            ChunkOrder(37, 5, seed=seed).indices((Span(chunk=2, data_pass=k, begin=0, end=7),)) for k in (0, 0, 1)
+            ChunkOrder(37, 5, seed=seed).indices((ChunkSpan(chunk=2, data_pass=k, begin=0, end=7),)) for k in (0, 0, 1)
         )
         assert first == again != next_pass
 

@@ -10,7 +10,7 @@ from made_up_masters import CONFIG, MasterRun, seeded, train_a_little
 from made_up_outer import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import Ticket, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, Ticket, TransferWay
 from spantrain.errors import ProtocolError, UsageError
 from spantrain.outer.link.codec import encode_event, encode_value
 from spantrain.outer.link.link import ask_status
@@ -47,7 +47,7 @@ def test_a_wrong_token_is_refused_and_said(run: MasterRun, tmp_path_factory: pyt
 
 
 def events_of_others() -> list[Any]:
-    one = Transfer(ticket=Ticket(1, 1), cluster="a", worker="a", layer=0, shard="s0", size_bytes=4)
+    one = LayerTransfer(ticket=Ticket(1, 1), cluster="a", worker="a", layer=0, shard="s0", size_bytes=4)
     return [
         on.PushAsked(cluster="a", base_version=0, tokens=9),
         on.ClusterRegistered(cluster="a", workers={"a": WHOLE}),
@@ -55,9 +55,9 @@ def events_of_others() -> list[Any]:
         on.ClusterLeft(cluster="a"),
         on.ShardLost(shard="s0", reason="I say so"),
         on.Committed(shard="s0", version=9, versions=(9,)),
-        on.Moved(way=Way.PUSH, transfer=one),
-        on.Moved(way=Way.PULL, transfer=one),
-        on.TransferLost(way=Way.PULL, transfer=one, reason="I say so"),
+        on.Moved(way=TransferWay.PUSH, transfer=one),
+        on.Moved(way=TransferWay.PULL, transfer=one),
+        on.TransferLost(way=TransferWay.PULL, transfer=one, reason="I say so"),
         on.Ticked(),
     ]
 

@@ -10,7 +10,7 @@ import torch
 from made_up_clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Way
+from spantrain.core.outer.events import TransferWay
 from spantrain.errors import UsageError
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.policy.rule import OuterRule
@@ -88,8 +88,8 @@ def test_a_cluster_without_a_master_trains_alone_and_joins_later():
 
 
 PHASES = (
-    do.Welcome, do.StartPush, (do.Move, Way.PUSH), do.CheckPush, do.AcceptPush, do.Measure, do.Combine, do.Stage,
-    do.Commit, do.StartPull, (do.Move, Way.PULL),
+    do.Welcome, do.StartPush, (do.Move, TransferWay.PUSH), do.CheckPush, do.AcceptPush, do.Measure, do.Combine,
+    do.StageVersion, do.Commit, do.StartPull, (do.Move, TransferWay.PULL),
 )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ class Fault:
 
     def __init__(self, server: MadeUpServer, what: str, phase: Any) -> None:
         self.server, self.what, self.phase = server, what, phase
-        to_shards = phase in (do.CheckPush, do.Measure, do.Stage, do.Commit)
+        to_shards = phase in (do.CheckPush, do.Measure, do.StageVersion, do.Commit)
         self.left = 1 if phase is do.Welcome else 4 if to_shards else 2
 
     def __call__(self, command: Any) -> bool:

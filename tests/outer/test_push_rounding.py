@@ -13,7 +13,7 @@ from made_up_clients import MadeUpServer, alone, close, small_model, train_step
 from made_up_rounds import MadeUpRounds, layers_of, random_tensors
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import PIECE_NUMBERS, Layer, ParameterSpec
 from spantrain.errors import ProtocolError
 from spantrain.formats.registry import WireFormat
@@ -214,7 +214,7 @@ def test_a_training_loop_with_rounded_pushes_ends_where_it_would(wire_format, fa
         server = stack.enter_context(MadeUpServer(settings=settings))
 
         def hook(command: Any) -> bool:
-            if isinstance(command, do.Move) and command.way is Way.PUSH:
+            if isinstance(command, do.Move) and command.way is TransferWay.PUSH:
                 moves.append(command.transfer)
             if fault and isinstance(command, fault) and len(moves) > 2 and not struck[0]:
                 struck[0] = True

@@ -63,7 +63,7 @@ def test_a_version_that_is_being_pulled_stays_until_it_need_not(rounds):
             names = [one.name for one in rounds.layout.layers[layer].parameters]
             shard.take(update, layer, {name: random_tensors(version)[name] for name in names})
         shard.on_command(
-            do.Stage(shard="s0", update=update, version=version, scale=1.0, parameters=update, reason="test")
+            do.StageVersion(shard="s0", update=update, version=version, scale=1.0, parameters=update, reason="test")
         )
         shard.on_command(do.Commit(shard="s0", version=version, update=update, keep=keep, reason="test"))
         assert shard.restorable == (*keep, version)

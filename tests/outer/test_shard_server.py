@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from made_up_rounds import MadeUpRounds, random_tensors
-from made_up_shards import Household, threads
+from made_up_shards import LocalOuterRun, threads
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Restored, Ticket, Transfer, TransferLost, Way
+from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay
 from spantrain.outer.shard.snapshot_writer import SnapshotWriter
 from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, to_keep
 
@@ -33,121 +33,121 @@ def reference(rounds):
 
 @pytest.mark.parametrize("encrypted", [True, False], ids=["curve", "plain"])
 def test_rounds_through_sockets_are_those_without_bit_for_bit(tmp_path, encrypted):
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path, encrypted=encrypted) as house:
-        house.seed(random_tensors(0))
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path, encrypted=encrypted) as local:
+        local.seed(random_tensors(0))
         for k in range(3):
-            house.round(pushes(k))
-        for cluster in house.clusters.values():
+            local.round(pushes(k))
+        for cluster in local.clusters.values():
             assert cluster.used == [1, 2, 3, 4]
             assert same(cluster.came, reference(range(3)))
             assert not cluster.skipped
             assert not cluster.lost_layers
-        assert [shard.version for shard in house.shards.values()] == [4, 4]
+        assert [shard.version for shard in local.shards.values()] == [4, 4]
 
 
 def test_all_begin_again_from_snapshots(tmp_path):
     """Shards, then the master, too."""
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
-        house.round(pushes(0))
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        local.round(pushes(0))
         for name in ("s0", "s1"):
-            house.shards[name].close()
-            house.start_shard(name)
-            house.until(lambda name=name: house.shards[name].version == 2)
-        house.round(pushes(1))
-        for shard in house.shards.values():
+            local.shards[name].close()
+            local.start_shard(name)
+            local.until(lambda name=name: local.shards[name].version == 2)
+        local.round(pushes(1))
+        for shard in local.shards.values():
             shard.close()
-        for name in house.layout.shards:
-            house.start_shard(name)
-        house.start_master()
-        house.until(lambda: all(cluster.used[-2:] == [3, 3] for cluster in house.clusters.values()))
-        house.round(pushes(2))
-        for cluster in house.clusters.values():
+        for name in local.layout.shards:
+            local.start_shard(name)
+        local.start_master()
+        local.until(lambda: all(cluster.used[-2:] == [3, 3] for cluster in local.clusters.values()))
+        local.round(pushes(2))
+        for cluster in local.clusters.values():
             assert same(cluster.came, reference(range(3)))
 
 
 def test_a_shard_that_lost_all_takes_the_others_back_to_what_all_have(tmp_path):
     """Nobody saved anything but version 1: a new number for its content, and rounds go on from there."""
     stores = {name: MemorySnapshots() for name in ("s0", "s1")}
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
-        for name, shard in house.shards.items():
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        for name, shard in local.shards.items():
             stores[name].save(shard._memory(0).serving)
-        house.round(pushes(0))
-        for name in house.layout.shards:
-            house.shards[name].close()
-            house.start_shard(name, stores[name])
-        house.start_master()
-        house.until(lambda: all(cluster.used[-1] == 3 for cluster in house.clusters.values()))
-        for cluster in house.clusters.values():
+        local.round(pushes(0))
+        for name in local.layout.shards:
+            local.shards[name].close()
+            local.start_shard(name, stores[name])
+        local.start_master()
+        local.until(lambda: all(cluster.used[-1] == 3 for cluster in local.clusters.values()))
+        for cluster in local.clusters.values():
             assert same(cluster.came, random_tensors(0))
 
 
 def test_layers_of_a_connection_that_ended_are_dropped_and_the_round_is_skipped(tmp_path):
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
-        cluster = house.clusters["a"]
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        cluster = local.clusters["a"]
         cluster.ask(pushes(0)["a"], 10)
-        house.until(lambda: cluster.client.phase.value == "sent")
-        house.links["s1"].register_again("test")
-        house.until(lambda: cluster.skipped)
-        assert house.shards["s1"]._memory(0)._pushes == {}
-        house.until(lambda: any(isinstance(event, Restored) for event in house.heard))
-        house.round(pushes(1))
-        assert [shard.version for shard in house.shards.values()] == [2, 2]
+        local.until(lambda: cluster.client.phase.value == "sent")
+        local.links["s1"].register_again("test")
+        local.until(lambda: cluster.skipped)
+        assert local.shards["s1"]._memory(0)._pushes == {}
+        local.until(lambda: any(isinstance(event, Restored) for event in local.heard))
+        local.round(pushes(1))
+        assert [shard.version for shard in local.shards.values()] == [2, 2]
 
 
 def test_a_snapshot_of_another_model_is_named_and_ends_the_shard(tmp_path):
     other = {name: torch.zeros(7) for name in random_tensors(0)}
     FolderSnapshots(tmp_path / "s1").save(ShardVersion(version=2, parameters=other, velocity=other))
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
         restore = do.Restore(shard="s1", source=2, version=2, reason="test")
-        house.links["s1"].listener.commanded(restore)
-        assert house.shards["s1"].wait(PATIENCE_S)
-        assert "s1: snapshot of version 2" in house.shards["s1"].failure
-        assert "give it a folder of its own" in house.shards["s1"].failure
+        local.links["s1"].listener.commanded(restore)
+        assert local.shards["s1"].wait(PATIENCE_S)
+        assert "s1: snapshot of version 2" in local.shards["s1"].failure
+        assert "give it a folder of its own" in local.shards["s1"].failure
 
 
 def test_what_it_cannot_give_is_told_and_what_it_lacks_makes_it_register_again(tmp_path):
-    with Household(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
-        link = house.links["s0"]
+    with LocalOuterRun(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        link = local.links["s0"]
         told, again = [], []
         link.tell, link.register_again = (lambda *events: told.extend(events)), again.append
         listener = link.listener
         missing = Ticket(1, 77)
-        transfer = Transfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
-        listener.commanded(do.Move(way=Way.PULL, transfer=transfer, version=9, reason="test"))
+        transfer = LayerTransfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
+        listener.commanded(do.Move(way=TransferWay.PULL, transfer=transfer, version=9, reason="test"))
         listener.commanded(do.Measure(shard="s0", update=Ticket(1, 78), pushes=(missing,), reason="test"))
         done = threading.Event()
-        house.shards["s0"]._snapshots.load = lambda version: done.set()
+        local.shards["s0"]._snapshots.load = lambda version: done.set()
         listener.commanded(do.Restore(shard="s0", source=9, version=9, reason="test"))
         assert done.wait(PATIENCE_S)
-        house.shards["s0"].close()
+        local.shards["s0"].close()
         (lost,) = [event for event in told if isinstance(event, TransferLost)]
-        assert (lost.transfer, lost.way) == (transfer, Way.PULL)
+        assert (lost.transfer, lost.way) == (transfer, TransferWay.PULL)
         assert "layer 0 of version 9; it holds" in lost.reason
         assert again[0].startswith("s0: push 1.77 is not held whole")
         assert again[1] == "it does not have what it was told to restore"
 
 
 def test_the_master_is_told_of_a_layer_whose_connection_has_ended(tmp_path):
-    with Household(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
-        told, link = [], house.links["s0"]
+    with LocalOuterRun(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
+        told, link = [], local.links["s0"]
         link.tell = lambda *events: told.extend(one for one in events if isinstance(one, TransferLost))
-        transfer = Transfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
-        link.listener.commanded(do.Move(way=Way.PUSH, transfer=transfer, version=1, reason="test"))
-        house.clusters["a"].wire.close()
-        house.until(lambda: told)
-        assert told == [TransferLost(way=Way.PUSH, transfer=transfer, reason="its connection has ended")]
+        transfer = LayerTransfer(ticket=Ticket(1, 76), cluster="a", worker="a", layer=0, shard="s0", size_bytes=64)
+        link.listener.commanded(do.Move(way=TransferWay.PUSH, transfer=transfer, version=1, reason="test"))
+        local.clusters["a"].wire.close()
+        local.until(lambda: told)
+        assert told == [TransferLost(way=TransferWay.PUSH, transfer=transfer, reason="its connection has ended")]
 
 
 def test_closing_leaves_no_threads(tmp_path):
     before = threads()
-    with Household(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as house:
-        house.seed(random_tensors(0))
+    with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
+        local.seed(random_tensors(0))
     for thread in threads() - before:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

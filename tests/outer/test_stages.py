@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from made_up_stages import Fleet, StagesServer
 from spantrain.core.outer import commands as do
-from spantrain.core.outer.events import Way
+from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 
@@ -69,7 +69,7 @@ def test_two_pipelines_that_are_cut_differently_share_a_model():
         assert second.values == [shared] * 2
 
 
-@pytest.mark.parametrize("way", [Way.PUSH, Way.PULL])
+@pytest.mark.parametrize("way", [TransferWay.PUSH, TransferWay.PULL])
 def test_a_layer_that_one_stage_loses_skips_the_round_for_all(way):
     lost = []
 

@@ -5,7 +5,7 @@ import torch
 
 from made_up_clients import EXACT
 from made_up_rounds import random_tensors
-from made_up_shards import Household
+from made_up_shards import LocalOuterRun
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 
 def test_a_shard_one_of_whose_threads_has_ended_cannot_go_on(tmp_path):
-    with Household(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as house:
-        house.until(lambda: "s0" in house.links)
-        shard = house.shards["s0"]
+    with LocalOuterRun(random_tensors(0), shards=1, clusters="a", folder=tmp_path) as local:
+        local.until(lambda: "s0" in local.links)
+        shard = local.shards["s0"]
         shard.commanded(
             do.Commit(shard="s0", update=Ticket(1, 1), version=9, keep=(), bases=(), reason="a test likes it so")
         )  # never staged

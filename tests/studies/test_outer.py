@@ -10,7 +10,7 @@ from spantrain_studies.outer.bodies import PlainBodies
 from spantrain_studies.outer.case import (
     MASTER,
     Fault,
-    Line,
+    MemberLine,
     OuterCase,
     SimulatedCluster,
     SimulatedShard,
@@ -18,11 +18,11 @@ from spantrain_studies.outer.case import (
 )
 from spantrain_studies.outer.world import OuterSimulation, simulate_outer
 
-LINE = Line(bandwidth_bytes_per_s=1e6, latency_s=0.01)
+LINE = MemberLine(bandwidth_bytes_per_s=1e6, latency_s=0.01)
 MODEL_BYTES = 2_000_000
 
 
-def case_of(*step_s: float, line: Line = LINE, shards: int = 2, **more) -> OuterCase:
+def case_of(*step_s: float, line: MemberLine = LINE, shards: int = 2, **more) -> OuterCase:
     """Clusters `c0` and so on, shards `s0` and so on."""
     settings = {"inner_steps": 10, "steps": 100 * len(step_s), "settings": OuterSettings(grace_s=1.0)} | more
     return OuterCase(
@@ -60,7 +60,7 @@ def test_clusters_alike_end_their_rounds_together(latency_s):
 
 def test_who_has_taken_all_steps_waits_before_it_asks_again_for_what_was_refused():
     """Lines without latency: the second cluster's rest is refused for as long as the first brings the parameters."""
-    slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.0)
+    slow = MemberLine(bandwidth_bytes_per_s=2e5, latency_s=0.0)
     case = case_of(0.3, 0.9, line=slow, shards=1, steps=20, settings=OuterSettings(grace_s=0.0, lost_after_s=3.0))
     case = replace(case, inner_steps=3, shards=(SimulatedShard(name="s0", line=slow),))
     assert simulate_outer(case).tokens_counted == 20
@@ -84,7 +84,7 @@ def test_a_slow_cluster_is_not_waited_for_and_contributes():
     assert found.clusters["c2"].mean_staleness > 2 > found.clusters["c0"].mean_staleness
 
 
-SLOW = Line(bandwidth_bytes_per_s=4e5, latency_s=0.01)
+SLOW = MemberLine(bandwidth_bytes_per_s=4e5, latency_s=0.01)
 """An exchange takes ten steps, as a round does."""
 
 
@@ -111,7 +111,7 @@ def test_nobody_stands_still_for_who_is_gone(member, at_s):
 
 
 def test_copies_are_all_that_a_cluster_stands_still_for():
-    slow = Line(bandwidth_bytes_per_s=2e5, latency_s=0.05)
+    slow = MemberLine(bandwidth_bytes_per_s=2e5, latency_s=0.05)
     found = simulate_outer(case_of(1.0, line=slow, copy_s=0.1))
     alone = found.clusters["c0"]
     copies = 2 * alone.outer_rounds + 1

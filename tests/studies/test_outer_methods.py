@@ -6,7 +6,7 @@ import pytest
 
 from spantrain_studies.outer.case import (
     Fault,
-    Line,
+    MemberLine,
     OuterCase,
     SimulatedCluster,
     SimulatedShard,
@@ -14,7 +14,7 @@ from spantrain_studies.outer.case import (
 )
 from spantrain_studies.outer.methods import METHODS, simulate_method
 
-LINE = Line(bandwidth_bytes_per_s=1e6)
+LINE = MemberLine(bandwidth_bytes_per_s=1e6)
 MODEL_BYTES = 1_000_000
 
 

@@ -10,7 +10,7 @@ from spantrain_studies.outer.bodies import PlainBodies
 from spantrain_studies.outer.case import (
     MASTER,
     Fault,
-    Line,
+    MemberLine,
     OuterCase,
     SimulatedCluster,
     SimulatedShard,
@@ -22,7 +22,7 @@ MODEL_BYTES = 1_000_000
 FEW = settings(deadline=None, max_examples=15)
 
 lines = st.builds(
-    lambda kilobytes, ms: Line(bandwidth_bytes_per_s=1e3 * kilobytes, latency_s=1e-3 * ms),
+    lambda kilobytes, ms: MemberLine(bandwidth_bytes_per_s=1e3 * kilobytes, latency_s=1e-3 * ms),
     st.integers(200, 5000),
     st.integers(0, 100),
 )
@@ -161,10 +161,10 @@ def window_of(order: tuple[str, ...]) -> tuple:
     slots = {name: 0.001 * k for k, name in enumerate(order)}
     case = OuterCase(
         clusters=tuple(
-            SimulatedCluster(name=name, step_s=0.5 + slot, line=Line(bandwidth_bytes_per_s=1e6))
+            SimulatedCluster(name=name, step_s=0.5 + slot, line=MemberLine(bandwidth_bytes_per_s=1e6))
             for name, slot in slots.items()
         ),
-        shards=(SimulatedShard(name="s0", line=Line(bandwidth_bytes_per_s=1e7)),),
+        shards=(SimulatedShard(name="s0", line=MemberLine(bandwidth_bytes_per_s=1e7)),),
         layers=equal_layers(2, MODEL_BYTES),
         inner_steps=10,
         steps=30 * len(order),

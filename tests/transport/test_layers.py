@@ -7,7 +7,7 @@ import torch
 
 from layer_wires import KIB, Wires, a_key, a_layer, patient, same, specs
 from patience import PATIENCE_S
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.errors import ProtocolError
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import Copiers
@@ -24,12 +24,12 @@ def wires(request):
         yield opened
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", list(TransferWay))
 @pytest.mark.parametrize("early", [False, True], ids=["expected first", "sent first"])
 def test_a_layer_arrives_bit_for_bit(wires, way, early):
     shard, worker = wires.met("a")
-    source, target = (worker, shard) if way is Way.PUSH else (shard, worker)
-    names = ("a", "s") if way is Way.PUSH else ("s", "a")
+    source, target = (worker, shard) if way is TransferWay.PUSH else (shard, worker)
+    names = ("a", "s") if way is TransferWay.PUSH else ("s", "a")
     key, layer = a_key(way=way), a_layer()
     calls = [lambda: target.expect(names[0], key, specs(layer)), lambda: source.send(names[1], key, layer)]
     for call in reversed(calls) if early else calls:
@@ -48,7 +48,7 @@ def test_many_layers_both_ways_at_once_from_several_workers(copiers, connections
         for k in range(6):
             for name, worker in zip("ab", workers, strict=True):
                 seed = 10 * k + ord(name)
-                up, down = a_key(k, number=ord(name)), a_key(k, number=ord(name), way=Way.PULL)
+                up, down = a_key(k, number=ord(name)), a_key(k, number=ord(name), way=TransferWay.PULL)
                 shard.expect(name, up, specs(a_layer(seed)))
                 worker.send("s", up, a_layer(seed))
                 worker.expect("s", down, specs(a_layer(seed + 1)))
@@ -56,7 +56,7 @@ def test_many_layers_both_ways_at_once_from_several_workers(copiers, connections
         for k in range(6):
             for name in "ab":
                 seed = 10 * k + ord(name)
-                up, down = a_key(k, number=ord(name)), a_key(k, number=ord(name), way=Way.PULL)
+                up, down = a_key(k, number=ord(name)), a_key(k, number=ord(name), way=TransferWay.PULL)
                 assert same(wires.heard["s"].layer(name, up), a_layer(seed))
                 assert same(wires.heard[name].layer("s", down), a_layer(seed + 1))
         for name in "ab":

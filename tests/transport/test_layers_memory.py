@@ -2,7 +2,7 @@
 
 import pytest
 
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.layers.copiers import ComingLayer
 from spantrain.transport.layers.interface import LayerKey
@@ -10,7 +10,7 @@ from spantrain.transport.layers.pool import BufferPool
 
 
 def coming_layer(granted_bytes):
-    key = LayerKey(ticket=Ticket(1, 1), way=Way.PUSH, layer=0)
+    key = LayerKey(ticket=Ticket(1, 1), way=TransferWay.PUSH, layer=0)
     layer = ComingLayer("a", key, 0, (ParameterSpec(name="w", shape=(100,)),), BufferPool())
     layer.granted_bytes = granted_bytes
     return layer

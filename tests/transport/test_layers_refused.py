@@ -24,7 +24,7 @@ from layer_wires import (
     still_takes,
 )
 from patience import PATIENCE_S
-from spantrain.core.outer.events import Way
+from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.layers.format import (
@@ -236,9 +236,9 @@ def test_a_shard_that_is_started_again_elsewhere_or_at_the_same_place_is_dialled
         again = wires.open("s", bind=bind)
         again.set_peers([wires.address("a")])
         worker.set_peers([wires.address("s")])
-        worker.expect("s", a_key(2, way=Way.PULL), specs(a_layer()))
-        again.send("a", a_key(2, way=Way.PULL), a_layer())
-        assert same(wires.heard["a"].layer("s", a_key(2, way=Way.PULL)), a_layer())
+        worker.expect("s", a_key(2, way=TransferWay.PULL), specs(a_layer()))
+        again.send("a", a_key(2, way=TransferWay.PULL), a_layer())
+        assert same(wires.heard["a"].layer("s", a_key(2, way=TransferWay.PULL)), a_layer())
         wires.heard["a"].whole.clear()
         again.close()
 

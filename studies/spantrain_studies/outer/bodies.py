@@ -202,7 +202,7 @@ class PlainShard:
             case do.Combine():
                 self._means[command.update] = _joined(self._whole(weight.push) for weight in command.weights)
                 return on.MeanCombined(shard=self._name, update=command.update, squares=ones)
-            case do.Stage():
+            case do.StageVersion():
                 self._staged = (command.version, self._next(command))
                 return on.Staged(shard=self._name, update=command.update)
             case do.Commit() | do.Restore():
@@ -221,7 +221,7 @@ class PlainShard:
         (content,) = {*held.values()}
         return content
 
-    def _next(self, command: do.Stage) -> Learned:
+    def _next(self, command: do.StageVersion) -> Learned:
         if command.parameters:
             return self._whole(command.parameters)
         assert self.serving is not None

@@ -19,7 +19,7 @@ MASTER = "master"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class MemberLine:
     """How a member is joined to all others; both directions are alike and do not share."""
 
     bandwidth_bytes_per_s: float
@@ -39,7 +39,7 @@ class SimulatedCluster:
     name: str
     step_s: float
     """Of an inner step, at least."""
-    line: Line
+    line: MemberLine
     gap: float = 0.0
     """A step takes up to this part of `step_s` longer, by chance."""
     begins_s: float = 0.0
@@ -59,7 +59,7 @@ class SimulatedShard:
     """A shard, as the outer optimizer alone has it."""
 
     name: str
-    line: Line
+    line: MemberLine
     command_s: float = 0.0
     """What it computes for each of the four commands of an update."""
 
@@ -134,7 +134,7 @@ class OuterCase:
         return sum(layer.size_bytes for layer in self.layers)
 
     @cached_property
-    def lines(self) -> Mapping[str, Line]:
+    def lines(self) -> Mapping[str, MemberLine]:
         """Of each cluster and shard."""
         return {**{one.name: one.line for one in self.clusters}, **{one.name: one.line for one in self.shards}}
 

@@ -6,7 +6,7 @@ from spantrain.sim.network.sending import Arrived, Transfer
 from spantrain_studies.outer.case import OuterCase
 
 
-class Lines:
+class LineNetwork:
     """Carries messages from line to line; pairs share a line equally."""
 
     def __init__(self, clock: VirtualClock, case: OuterCase) -> None:

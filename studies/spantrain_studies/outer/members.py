@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion, untag_command
-from spantrain.core.outer.events import OuterEvent, Transfer, Way, tag_event
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay, tag_event
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.client import Said
 from spantrain_studies.outer.bodies import ClusterBody, ShardBody
 from spantrain_studies.outer.case import OuterCase, SimulatedCluster, SimulatedShard
 from spantrain_studies.outer.rounds import ClusterRounds
 
-_UPDATE = (do.Measure, do.Combine, do.Stage, do.Commit)
+_UPDATE = (do.Measure, do.Combine, do.StageVersion, do.Commit)
 
 
 class MemberWorld(Protocol):
@@ -34,7 +34,7 @@ class MemberWorld(Protocol):
     def tell(self, member: str, event: OuterEvent) -> None:
         """Send the master an event."""
 
-    def carry(self, way: Way, transfer: Transfer, version: int, content: Any) -> None:
+    def carry(self, way: TransferWay, transfer: LayerTransfer, version: int, content: Any) -> None:
         """Send a layer."""
 
     def connect(self, member: str) -> None:
@@ -109,11 +109,11 @@ class ClusterMember:
             if not self._began:
                 self._go_on()
 
-    def sent(self, number: int, transfer: Transfer) -> None:
+    def sent(self, number: int, transfer: LayerTransfer) -> None:
         """Note that a layer has left."""
         self._say(number, self._parts[number].sent(transfer))
 
-    def got(self, number: int, transfer: Transfer, content: Any) -> None:
+    def got(self, number: int, transfer: LayerTransfer, content: Any) -> None:
         """Take in a layer of a version."""
         self._say(number, self._parts[number].got(transfer, content))
 
@@ -121,7 +121,7 @@ class ClusterMember:
         part = self._parts[number]
         for one in said:
             if isinstance(one, do.SendLayer):
-                self._world.carry(Way.PUSH, one.transfer, 0, part.content(one))
+                self._world.carry(TransferWay.PUSH, one.transfer, 0, part.content(one))
             elif isinstance(one, SkipPush | UseVersion):
                 part.came(one)
             else:
@@ -268,17 +268,17 @@ class ShardMember:
         try:
             content = self._bodies[number].give(command.version, command.transfer.layer)
         except ProtocolError as error:
-            lost = on.TransferLost(way=Way.PULL, transfer=command.transfer, reason=str(error))
+            lost = on.TransferLost(way=TransferWay.PULL, transfer=command.transfer, reason=str(error))
             self._world.tell(self._spec.name, tag_event(number, lost))
         else:
-            self._world.carry(Way.PULL, command.transfer, command.version, content)
+            self._world.carry(TransferWay.PULL, command.transfer, command.version, content)
 
-    def got(self, number: int, transfer: Transfer, content: Any) -> None:
+    def got(self, number: int, transfer: LayerTransfer, content: Any) -> None:
         """Take in a layer of a push."""
         try:
             self._bodies[number].take(transfer.ticket, transfer.layer, content, transfer.wire_format)
         except ProtocolError as error:
-            event: OuterEvent = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
+            event: OuterEvent = on.TransferLost(way=TransferWay.PUSH, transfer=transfer, reason=str(error))
         else:
-            event = on.Moved(way=Way.PUSH, transfer=transfer)
+            event = on.Moved(way=TransferWay.PUSH, transfer=transfer)
         self._world.tell(self._spec.name, tag_event(number, event))

@@ -21,7 +21,7 @@ from typing import Protocol
 from spantrain.sim.clock import VirtualClock
 from spantrain_studies.outer.bodies import Bodies
 from spantrain_studies.outer.case import OuterCase, SimulatedCluster
-from spantrain_studies.outer.lines import Lines
+from spantrain_studies.outer.lines import LineNetwork
 from spantrain_studies.outer.result import ClusterFigures, OuterResult
 from spantrain_studies.outer.world import simulate_outer
 
@@ -78,10 +78,10 @@ def simulate_method(method: str, case: OuterCase, bodies: MethodBodies | None = 
         return simulate_outer(case, bodies)
     if case.faults:
         raise ValueError(f"{method} is simulated without faults only; leave them out, or simulate outer")
-    return _Simulation(method, case, bodies or _NoNumbers()).run()
+    return _MethodSimulation(method, case, bodies or _NoNumbers()).run()
 
 
-class _Cluster:
+class _MethodCluster:
     """What one of them has done."""
 
     def __init__(self, spec: SimulatedCluster) -> None:
@@ -96,12 +96,12 @@ class _Cluster:
         return seconds
 
 
-class _Simulation:
+class _MethodSimulation:
     def __init__(self, method: str, case: OuterCase, bodies: RoundBodies) -> None:
         self._method, self._case, self._bodies = method, case, bodies
         self._clock = VirtualClock()
-        self._lines = Lines(self._clock, case)
-        self._clusters = {one.name: _Cluster(one) for one in case.clusters}
+        self._lines = LineNetwork(self._clock, case)
+        self._clusters = {one.name: _MethodCluster(one) for one in case.clusters}
         self._round_steps = 1 if method == "dp" else case.inner_steps
         self._taken = self._versions = 0
         self._rings = 0
@@ -213,7 +213,7 @@ class _Simulation:
             ideal_tokens_per_s=sum(case.tokens_per_step / one.mean_step_s for one in case.clusters),
         )
 
-    def _figures(self, one: _Cluster, span_s: float) -> ClusterFigures:
+    def _figures(self, one: _MethodCluster, span_s: float) -> ClusterFigures:
         tokens = one.steps * self._case.tokens_per_step
         return ClusterFigures(
             tokens=tokens,

@@ -5,7 +5,7 @@ from typing import Any
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion
-from spantrain.core.outer.events import Transfer
+from spantrain.core.outer.events import LayerTransfer
 from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
 from spantrain.outer.policy.round_steps import RoundSteps
 from spantrain_studies.outer.bodies import ClusterBody
@@ -87,11 +87,11 @@ class ClusterRounds:
         self._round_ended = self._round_ended or self._client.is_to_end(command)
         return self._client.on_command(command)
 
-    def sent(self, transfer: Transfer) -> list[Said]:
+    def sent(self, transfer: LayerTransfer) -> list[Said]:
         """Note that a layer has left."""
         return self._client.sent(transfer)
 
-    def got(self, transfer: Transfer, content: Any) -> list[Said]:
+    def got(self, transfer: LayerTransfer, content: Any) -> list[Said]:
         """Take in a layer of a version."""
         if self._client.pull and self._client.pull.pull == transfer.ticket:
             self._arriving[transfer.layer] = content

@@ -13,12 +13,12 @@ from typing import Any
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import OuterEvent, Ticket, Transfer, Way, untag_event
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, untag_event
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.sim.clock import VirtualClock
 from spantrain_studies.outer.bodies import Bodies, PlainBodies
 from spantrain_studies.outer.case import MASTER, OuterCase
-from spantrain_studies.outer.lines import Lines
+from spantrain_studies.outer.lines import LineNetwork
 from spantrain_studies.outer.members import ClusterMember, ShardMember
 from spantrain_studies.outer.result import ClusterFigures, OuterResult
 
@@ -61,7 +61,7 @@ class OuterSimulation:
     def __init__(self, case: OuterCase, bodies: Bodies) -> None:
         self.case, self._bodies = case, bodies
         self.clock = VirtualClock()
-        self.lines = Lines(self.clock, case)
+        self.lines = LineNetwork(self.clock, case)
         """What carries layers; another may take its place before the run."""
         self._clusters = {one.name: one for one in case.clusters}
         self._shards = {one.name: one for one in case.shards}
@@ -140,9 +140,9 @@ class OuterSimulation:
         delay_s = self.case.lines[member].latency_s
         self.later(delay_s, self._told, member, self._connections[member], event)
 
-    def carry(self, way: Way, transfer: Transfer, version: int, content: Any) -> None:
+    def carry(self, way: TransferWay, transfer: LayerTransfer, version: int, content: Any) -> None:
         """Send a layer."""
-        ends = (transfer.cluster, transfer.shard) if way is Way.PUSH else (transfer.shard, transfer.cluster)
+        ends = (transfer.cluster, transfer.shard) if way is TransferWay.PUSH else (transfer.shard, transfer.cluster)
         connections = [self._connections[end] for end in ends]
         del version
 
@@ -162,10 +162,10 @@ class OuterSimulation:
 
     # What is on its way.
 
-    def _arrived(self, way: Way, transfer: Transfer, content: Any) -> None:
+    def _arrived(self, way: TransferWay, transfer: LayerTransfer, content: Any) -> None:
         cluster, shard = self.members[transfer.cluster], self.members[transfer.shard]
         number = transfer.ticket.number % len(self.case.fragments)
-        if way is Way.PUSH:
+        if way is TransferWay.PUSH:
             assert isinstance(shard, ShardMember)
             assert isinstance(cluster, ClusterMember)
             shard.got(number, transfer, content)
@@ -196,10 +196,10 @@ class OuterSimulation:
                 self.saved = self.master.state
                 return
             case do.Move():
-                member = inner.transfer.shard if inner.way is Way.PULL else inner.transfer.cluster
+                member = inner.transfer.shard if inner.way is TransferWay.PULL else inner.transfer.cluster
             case do.RegisterAgain():
                 member = inner.member
-            case do.Stage(parameters=Ticket()):
+            case do.StageVersion(parameters=Ticket()):
                 self._seeds.add(inner.update)
                 member = inner.shard
             case _:

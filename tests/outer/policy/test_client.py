@@ -4,14 +4,14 @@ import pytest
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import Fate, Ticket, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, PushOutcome, Ticket, TransferWay
 from spantrain.outer.policy.client import ClientPhase, OuterClient
 
 PUSH, PULL = Ticket(1, 1), Ticket(1, 2)
 
 
-def layer(ticket: Ticket, number: int) -> Transfer:
-    return Transfer(ticket=ticket, cluster="a", worker="w", layer=number, shard="s", size_bytes=4)
+def layer(ticket: Ticket, number: int) -> LayerTransfer:
+    return LayerTransfer(ticket=ticket, cluster="a", worker="w", layer=number, shard="s", size_bytes=4)
 
 
 def client_in(phase: ClientPhase) -> OuterClient:
@@ -35,7 +35,7 @@ def pulled(client: OuterClient, counted: Ticket | None) -> list[do.UseVersion]:
 
 def test_a_push_from_asking_to_the_version_with_it():
     client = client_in(ClientPhase.SENDING)
-    move = do.Move(way=Way.PUSH, transfer=layer(PUSH, 0), version=0, reason="test")
+    move = do.Move(way=TransferWay.PUSH, transfer=layer(PUSH, 0), version=0, reason="test")
     (send,) = client.on_command(move)
     assert send == do.SendLayer(transfer=layer(PUSH, 0), parameters=False, reason="test")
     assert client.sent(layer(PUSH, 0)) == []
@@ -74,14 +74,15 @@ def test_a_lost_connection_asks_for_the_fate_of_what_was_sent_whole(phase):
 
 
 @pytest.mark.parametrize(("fate", "phase"), [
-    (Fate.PENDING, ClientPhase.SENT), (Fate.COUNTED, ClientPhase.SENT), (Fate.SKIPPED, ClientPhase.FREE),
+    (PushOutcome.PENDING, ClientPhase.SENT), (PushOutcome.COUNTED, ClientPhase.SENT),
+    (PushOutcome.SKIPPED, ClientPhase.FREE),
 ])  # fmt: skip
 def test_what_became_of_it_decides_whether_it_is_waited_for(fate, phase):
     client = client_in(ClientPhase.SENT)
     client.registered()
     said = client.on_command(do.Welcome(cluster="a", version=3, fate=fate, reason="test"))
     assert client.phase is phase
-    assert [type(one) for one in said] == ([do.SkipPush] if fate is Fate.SKIPPED else [])
+    assert [type(one) for one in said] == ([do.SkipPush] if fate is PushOutcome.SKIPPED else [])
 
 
 @pytest.mark.parametrize("phase", list(ClientPhase))
@@ -90,7 +91,7 @@ def test_what_belongs_to_something_that_has_ended_changes_nothing(phase):
     for command in (
         do.SkipRound(cluster="a", push=other, reason="test"),
         do.RefusePush(cluster="a", push=other, reason="test"),
-        do.Move(way=Way.PUSH, transfer=layer(other, 0), version=0, reason="test"),
+        do.Move(way=TransferWay.PUSH, transfer=layer(other, 0), version=0, reason="test"),
         do.EndPull(cluster="a", pull=other, reason="test"),
     ):
         assert client.on_command(command) == []

@@ -11,7 +11,7 @@ from made_up_worlds import learn, say
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import Way, tag_event, untag_event
+from spantrain.core.outer.events import TransferWay, tag_event, untag_event
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
@@ -186,7 +186,7 @@ def test_fragments_share_the_lines_and_no_ticket():
             fragment, inner = do.untag_command(command)
             if isinstance(inner, do.Move):
                 assert fragment == inner.transfer.ticket.number % 3
-                assert inner.way is Way.PUSH
+                assert inner.way is TransferWay.PUSH
         under_way = master.transfers
     assert len(seen) == len(set(seen)) == 6
 

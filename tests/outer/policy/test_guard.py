@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.outer.policy.updates.guard import GuardSettings, GuardState, NormLevel, Verdict, judge
+from spantrain.outer.policy.updates.guard import GuardSettings, GuardState, NormLevel, PushVerdict, judge
 
 NORMS = st.floats(0, 1e30) | st.sampled_from([math.nan, math.inf])
 WINDOWS = st.lists(st.dictionaries(st.sampled_from("abcd"), NORMS, min_size=1), max_size=15)
@@ -19,7 +19,7 @@ ATTACKS = st.lists(
 """Norms; `limit`: the largest that is let in, `over`: a little more than that."""
 
 
-def judged(windows, state: GuardState | None = None, **more) -> tuple[GuardState, list[Verdict]]:
+def judged(windows, state: GuardState | None = None, **more) -> tuple[GuardState, list[PushVerdict]]:
     state, verdicts = state or GuardState(), []
     for norms in windows:
         state, found = judge(state, norms, **more)

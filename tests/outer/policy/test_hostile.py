@@ -6,7 +6,7 @@ from made_up_outer import MadeUpWorld
 from made_up_worlds import last_window, learn, say, seeded_world
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import Fate, Ticket, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, PushOutcome, Ticket, TransferWay
 from spantrain.outer.policy.chunks import ChunkLedger, ChunkState
 from spantrain.outer.policy.stuck import StuckShards
 from spantrain.outer.policy.transfers.transfers import TransferSchedule
@@ -133,7 +133,7 @@ def test_nobody_adopts_the_push_of_another():
         made.now_s, on.ClusterRegistered(cluster="c1", workers=workers, unresolved=push)
     )  # fmt: skip
     (welcome,) = [one for one in commands if isinstance(one, do.Welcome)]
-    assert welcome.fate is Fate.SKIPPED
+    assert welcome.fate is PushOutcome.SKIPPED
 
 
 # Data.
@@ -163,7 +163,7 @@ def test_a_chunk_in_which_its_cluster_comes_no_further_is_given_to_who_has_nothi
 
 @pytest.mark.parametrize("field", ["tokens", "progress"])
 def test_absurd_numbers_are_refused(field):
-    absurd = {"tokens": 2**48 + 1} if field == "tokens" else {"progress": (on.Progress(lease=0, upto=1),) * 1025}
+    absurd = {"tokens": 2**48 + 1} if field == "tokens" else {"progress": (on.ChunkProgress(lease=0, upto=1),) * 1025}
     with pytest.raises(ValueError, match="tokens must be 0 to 2" if field == "tokens" else "1025 chunks, it may have"):
         on.PushAsked(**{"cluster": "h", "base_version": 1, "tokens": 1, **absurd})
 
@@ -171,8 +171,8 @@ def test_absurd_numbers_are_refused(field):
 # Lines.
 
 
-def layer(cluster: str, number: int, shard: str = "s", *, ticket: int = 0) -> Transfer:
-    return Transfer(
+def layer(cluster: str, number: int, shard: str = "s", *, ticket: int = 0) -> LayerTransfer:
+    return LayerTransfer(
         ticket=Ticket(0, ticket), cluster=cluster, worker=cluster, layer=number, shard=shard, size_bytes=100
     )  # fmt: skip
 
@@ -271,9 +271,9 @@ def _lose_layers_at(made: MadeUpWorld, shard: str) -> None:
     while busy := made.busy_lines:
         line = busy[0]
         message = made.lines[line][0]
-        if line == shard and isinstance(message, tuple) and isinstance(message[0], Transfer):
+        if line == shard and isinstance(message, tuple) and isinstance(message[0], LayerTransfer):
             made.lines[line].popleft()
-            made.tell(on.TransferLost(way=Way.PUSH, transfer=message[0], reason="the layer wire is closed"))
+            made.tell(on.TransferLost(way=TransferWay.PUSH, transfer=message[0], reason="the layer wire is closed"))
         elif isinstance(message, do.StartAnew):
             return
         else:

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.core.outer.events import Ticket, Transfer
+from spantrain.core.outer.events import LayerTransfer, Ticket
 from spantrain.outer.policy.transfers.transfers import TransferSchedule
 
 TICKET = Ticket(0, 0)
 
 
-def transfer(cluster: str, worker: str, layer: int, shard: str, size: int = 1, ticket: Ticket = TICKET) -> Transfer:
-    return Transfer(ticket=ticket, cluster=cluster, worker=worker, layer=layer, shard=shard, size_bytes=size)
+def transfer(
+    cluster: str, worker: str, layer: int, shard: str, size: int = 1, ticket: Ticket = TICKET
+) -> LayerTransfer:
+    return LayerTransfer(ticket=ticket, cluster=cluster, worker=worker, layer=layer, shard=shard, size_bytes=size)
 
 
 WORK = st.lists(
@@ -26,7 +28,7 @@ WORK = st.lists(
 )  # fmt: skip
 
 
-def turns(work: list[Transfer], shards: str, slots: int = 1) -> list[list[tuple[str, str]]]:
+def turns(work: list[LayerTransfer], shards: str, slots: int = 1) -> list[list[tuple[str, str]]]:
     """Move layers of one size, all in step."""
     schedule = TransferSchedule(dict.fromkeys(shards, slots), patience_s=10.0)
     schedule.add(work)
@@ -44,7 +46,7 @@ def test_nothing_is_crowded_nothing_idles_and_all_arrives_once(work, slots, work
     layers = [transfer(cluster, worker, k, shard, size) for k, (cluster, worker, shard, size) in enumerate(work)]
     schedule = TransferSchedule(dict.fromkeys("stu", slots), worker_slots, patience_s=10.0)
     schedule.add(layers)
-    arrived: Counter[Transfer] = Counter()
+    arrived: Counter[LayerTransfer] = Counter()
     while len(arrived) < len(layers):
         begun = schedule.begin(0.0)
         assert schedule.begin(0.0) == ()

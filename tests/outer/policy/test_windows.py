@@ -98,12 +98,12 @@ def begin_to_train(made: MadeUpWorld) -> None:
         made.tell(on.TrainingBegun(cluster=name))
 
 
-def stages(made: MadeUpWorld) -> list[do.Stage]:
+def stages(made: MadeUpWorld) -> list[do.StageVersion]:
     """Let all messages arrive; return what the first shard was told to stage."""
     found = []
     while made.busy_lines:
         line = made.busy_lines[0]
-        if line == "s0" and isinstance(made.lines[line][0], do.Stage):
+        if line == "s0" and isinstance(made.lines[line][0], do.StageVersion):
             found.append(made.lines[line][0])
         made.deliver(line)
     return found

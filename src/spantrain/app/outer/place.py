@@ -4,12 +4,12 @@ from spantrain.config.outer.outer_file import OuterConfig
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.policy.placement import Placement, PlacementRequest, place_shards
+from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
 
 _REMEDY = "add it as docs/outer.md shows: model, clusters, and places with their bandwidths"
 
 
-def place_outer(config: OuterConfig) -> Placement:
+def place_outer(config: OuterConfig) -> ShardPlacement:
     """Return the best place of each shard.
 
     Raises:

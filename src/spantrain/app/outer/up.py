@@ -2,7 +2,7 @@
 
 Master and shards as processes of this machine: started, started again when they end, taken down together.
 
-What is decided is in `Restarts`, which knows no clock and no process; `OuterHousehold` carries it out.
+What is decided is in `Restarts`, which knows no clock and no process; `ProcessSupervisor` carries it out.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class _Child:
     """Where in its log the process's own words begin."""
 
 
-class OuterHousehold:
+class ProcessSupervisor:
     """A context manager; leaves no process behind, also when this one is killed: they see the end of their input."""
 
     def __init__(
@@ -98,7 +98,7 @@ class OuterHousehold:
         self._restarts = Restarts()
         log_folder.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> "OuterHousehold":
+    def __enter__(self) -> "ProcessSupervisor":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -245,12 +245,14 @@ def keep_up(
     asker = Asker(lambda: _reach(config, written), every_s=ASK_EVERY_S if patience_s is None else patience_s / 8)
     health = Health([shard.name for shard in config.shards], patience_s=patience_s or _patience_s(config))
     told = False
-    with OuterHousehold(commands, logs, note, may_start=lambda name: name == MASTER or written.exists()) as household:
+    with ProcessSupervisor(
+        commands, logs, note, may_start=lambda name: name == MASTER or written.exists()
+    ) as supervisor:
         while not stop.is_set():
-            household.look(time.monotonic())
+            supervisor.look(time.monotonic())
             asker.tell(health)
-            for name, reason in health.sick(time.monotonic(), household.started_s):
-                household.end(name, reason, time.monotonic())
+            for name, reason in health.sick(time.monotonic(), supervisor.started_s):
+                supervisor.end(name, reason, time.monotonic())
             if not told and written.exists():
                 told = True
                 token = token_file(config.master)

@@ -20,7 +20,7 @@ from spantrain.errors import PeerLostError
 if TYPE_CHECKING:
     from spantrain.app.outer.up import OuterUp
     from spantrain.outer.master.status import MasterStatus
-    from spantrain.outer.policy.placement import Placement
+    from spantrain.outer.policy.placement import ShardPlacement
 
 _PLAIN_WIDTH = 120
 _WATCH_EVERY_S = 1.0
@@ -149,7 +149,7 @@ def _links(status: "MasterStatus") -> Table:
     return table
 
 
-def show_placement(found: "Placement") -> None:
+def show_placement(found: "ShardPlacement") -> None:
     """Print where shards belong, and each place by itself."""
     console = console_for_people(_PLAIN_WIDTH)
     shards = Table("shard", "place")

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from spantrain.core.outer.events import Fate, Lease, Ticket, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, Lease, PushOutcome, Ticket, TransferWay
 
 # To clusters.
 
@@ -15,7 +15,7 @@ class Welcome:
     cluster: str
     version: int | None
     """None: there are no parameters yet; the first push brings them."""
-    fate: Fate | None
+    fate: PushOutcome | None
     """Of the push that it asked about."""
     leases: tuple[int, ...] = ()
     """Of the chunks that it registered with: those that are still its own."""
@@ -126,8 +126,8 @@ class LeaseNothing:
 class Move:
     """Send this layer now; both ends are told."""
 
-    way: Way
-    transfer: Transfer
+    way: TransferWay
+    transfer: LayerTransfer
     version: int
     """Of a pull: what to send. Of a push: the version that it started from."""
     parameters: bool = False
@@ -164,7 +164,7 @@ class Measure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight:
+class PushWeight:
     """What part of the mean a push is."""
 
     push: Ticket
@@ -183,14 +183,14 @@ class Combine:
 
     shard: str
     update: Ticket
-    weights: tuple[Weight, ...]
+    weights: tuple[PushWeight, ...]
     compensation: float = 0.0
     """How far pushes that began from an older version than the present one are corrected for that."""
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageVersion:
     """Make a new version beside the present one; what else was staged is forgotten."""
 
     shard: str
@@ -264,8 +264,8 @@ class FragmentCommand:
 
 OuterCommand = (
     Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | EndRound | SkipRound | StartPull | LeaseChunk
-    | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | Stage | Commit | Restore | StartAnew
-    | Save | FragmentCommand
+    | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | StageVersion | Commit | Restore
+    | StartAnew | Save | FragmentCommand
 )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def untag_command(command: OuterCommand) -> tuple[int, OuterCommand]:
 class SendLayer:
     """Send a layer of what was learned when the push was asked for."""
 
-    transfer: Transfer
+    transfer: LayerTransfer
     parameters: bool
     """Whether to send the parameters themselves."""
     reason: str

@@ -45,7 +45,7 @@ class Ticket:
         return cls(int(match[1]), int(match[2]))
 
 
-class Way(Enum):
+class TransferWay(Enum):
     """Which way a layer goes."""
 
     PUSH = "push"
@@ -53,7 +53,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Transfer:
+class LayerTransfer:
     """One layer between a worker of a cluster and the shard that holds it."""
 
     ticket: Ticket
@@ -74,9 +74,9 @@ class Transfer:
             )
 
 
-MOST_LEASES = 1024
+MAX_LEASES = 1024
 """Chunks that a cluster may have at once."""
-_MOST_TOKENS = 2**48
+_MAX_TOKENS = 2**48
 """Of a push: far more than any cluster trains on in a round."""
 
 
@@ -100,14 +100,14 @@ class Lease:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class ChunkProgress:
     """How far a cluster came in a chunk: trained on, and in this push."""
 
     lease: int
     upto: int
 
 
-class Fate(Enum):
+class PushOutcome(Enum):
     """What became of a push that a cluster sent, and heard no more of."""
 
     PENDING = "pending"
@@ -164,15 +164,15 @@ class PushAsked:
     """The version that it started from."""
     tokens: int
     """Trained on since then: its weight. 0 only for first parameters."""
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[ChunkProgress, ...] = ()
     ends_round: bool = False
     """Whether it took all steps of a round, so that the other clusters may push too."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tokens <= _MOST_TOKENS or self.base_version < 0:
+        if not 0 <= self.tokens <= _MAX_TOKENS or self.base_version < 0:
             raise ValueError(f"{self.cluster}: tokens must be 0 to 2^48, a version not negative, got {self}"[:300])
-        if len(self.progress) > MOST_LEASES:
-            raise ValueError(f"{self.cluster}: tells of {len(self.progress)} chunks, it may have {MOST_LEASES}")
+        if len(self.progress) > MAX_LEASES:
+            raise ValueError(f"{self.cluster}: tells of {len(self.progress)} chunks, it may have {MAX_LEASES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,16 +211,16 @@ class ChunkAsked:
 class Moved:
     """A layer has arrived whole."""
 
-    way: Way
-    transfer: Transfer
+    way: TransferWay
+    transfer: LayerTransfer
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferLost:
     """A layer did not arrive, or was refused; the push or pull cannot end."""
 
-    way: Way
-    transfer: Transfer
+    way: TransferWay
+    transfer: LayerTransfer
     reason: str
 
 

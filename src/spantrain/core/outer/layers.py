@@ -15,7 +15,7 @@ LAYER_TYPES: Mapping[str, int] = {**PARAMETER_TYPES, "uint8": 1}
 PIECE_NUMBERS = 2**16
 """Numbers of a parameter that are rounded at once; what is sent is their codes and scales, piece after piece."""
 
-MOST_DIMENSIONS, MOST_NAME_BYTES, MOST_PARAMETERS = 16, 512, 8192
+MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_PARAMETERS = 16, 512, 8192
 """Of a parameter, of its name, and of a layer."""
 _TOO_MANY_BYTES = 2**63
 
@@ -31,11 +31,11 @@ class ParameterSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a parameter needs a name, got none; name it as the model's state dict does")
-        if len(self.name.encode()) > MOST_NAME_BYTES:
-            raise ValueError(f"parameter {self.name:.60}...: a name has at most {MOST_NAME_BYTES} bytes")
-        if len(self.shape) > MOST_DIMENSIONS:
+        if len(self.name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"parameter {self.name:.60}...: a name has at most {MAX_NAME_BYTES} bytes")
+        if len(self.shape) > MAX_DIMENSIONS:
             raise ValueError(
-                f"parameter {self.name}: at most {MOST_DIMENSIONS} dimensions are sent, got {len(self.shape)}"
+                f"parameter {self.name}: at most {MAX_DIMENSIONS} dimensions are sent, got {len(self.shape)}"
             )
         if any(size < 1 for size in self.shape):
             raise ValueError(f"parameter {self.name}: sizes must be at least 1, got shape {self.shape}")
@@ -90,9 +90,9 @@ class Layer:
             raise ValueError(
                 f"layer {self.name}: parameters must be of {', '.join(PARAMETER_TYPES)}, got {', '.join(wrong[:8])}"
             )
-        if len(self.parameters) > MOST_PARAMETERS or self.size_bytes >= _TOO_MANY_BYTES:
+        if len(self.parameters) > MAX_PARAMETERS or self.size_bytes >= _TOO_MANY_BYTES:
             raise ValueError(
-                f"layer {self.name}: at most {MOST_PARAMETERS} parameters, of less than 2^63 bytes in all, are one "
+                f"layer {self.name}: at most {MAX_PARAMETERS} parameters, of less than 2^63 bytes in all, are one "
                 f"layer, got {len(self.parameters)} of {self.size_bytes} bytes; make smaller layers"
             )
 

@@ -46,7 +46,7 @@ class WireLike(Protocol):
         """End it."""
 
 
-class ClientHands:
+class ActionQueue:
     """Does pieces of work one after the other; those of a connection that has ended are left out."""
 
     def __init__(self, name: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spantrain.core.outer.events import Lease, Progress
+from spantrain.core.outer.events import ChunkProgress, Lease
 
 _AHEAD = 2
 """Chunks of which something is left, that a cluster has on lease where it can."""
@@ -21,7 +21,7 @@ _SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class ChunkSpan:
     """Some of a chunk's samples, by their place in its order."""
 
     chunk: int
@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass(kw_only=True)
-class _Held:
+class _HeldChunk:
     lease: Lease
     handed: int
     trained: int
@@ -50,7 +50,7 @@ class LeasedChunks:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldChunk] = {}
         self._asked_s: float | None = None
         self._again_s = 0.0
         self.finished = False
@@ -81,10 +81,10 @@ class LeasedChunks:
         return sum(one.handed - one.trained for one in self._held.values())
 
     @property
-    def progress(self) -> tuple[Progress, ...]:
+    def progress(self) -> tuple[ChunkProgress, ...]:
         """How far each chunk is trained on; none for one that nobody began."""
         begun = [one for one in self._held.values() if one.trained > one.lease.begin]
-        return tuple(Progress(lease=one.lease.number, upto=one.trained) for one in begun)
+        return tuple(ChunkProgress(lease=one.lease.number, upto=one.trained) for one in begun)
 
     def ask(self, now_s: float) -> bool:
         """Whether to ask for a chunk now; an answer must come before the next."""
@@ -97,7 +97,7 @@ class LeasedChunks:
     def hold(self, lease: Lease) -> None:
         """Take a chunk that the master leased."""
         self._asked_s, self.finished = None, False
-        self._held.setdefault(lease.number, _Held(lease=lease, handed=lease.begin, trained=lease.begin))
+        self._held.setdefault(lease.number, _HeldChunk(lease=lease, handed=lease.begin, trained=lease.begin))
 
     def nothing(self, now_s: float, *, finished: bool) -> None:
         """Note that no chunk is free."""
@@ -112,14 +112,14 @@ class LeasedChunks:
         """Drop all leases but these: they are others' by now."""
         self._held = {number: one for number, one in self._held.items() if number in numbers}
 
-    def hand_out(self, count: int) -> tuple[Span, ...]:
+    def hand_out(self, count: int) -> tuple[ChunkSpan, ...]:
         """Return up to so many samples, in the order of the leases."""
-        spans: list[Span] = []
+        spans: list[ChunkSpan] = []
         for one in self._held.values():
             taken = min(count, one.lease.end - one.handed)
             if taken:
                 lease, begin = one.lease, one.handed
-                spans.append(Span(chunk=lease.chunk, data_pass=lease.data_pass, begin=begin, end=begin + taken))
+                spans.append(ChunkSpan(chunk=lease.chunk, data_pass=lease.data_pass, begin=begin, end=begin + taken))
                 one.handed += taken
                 count -= taken
         return tuple(spans)
@@ -131,7 +131,7 @@ class LeasedChunks:
             one.trained += taken
             samples = samples if samples is None else samples - taken
 
-    def count(self, progress: Iterable[Progress]) -> None:
+    def count(self, progress: Iterable[ChunkProgress]) -> None:
         """Note that a push with this progress was counted: what is done is no longer on lease."""
         for told in progress:
             one = self._held.get(told.lease)
@@ -154,7 +154,7 @@ class ChunkOrder:
         self._samples, self._chunks, self._seed = samples, chunks, seed
         self._orders: dict[tuple[int, int], list[int]] = {}
 
-    def indices(self, spans: Iterable[Span]) -> list[int]:
+    def indices(self, spans: Iterable[ChunkSpan]) -> list[int]:
         """Return samples of the data set."""
         return [index for span in spans for index in self._order(span.chunk, span.data_pass)[span.begin : span.end]]
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import UsageError
 from spantrain.outer.client.grouping import plain_name, spec_of
-from spantrain.outer.client.ranks import Alone, Ranks
+from spantrain.outer.client.ranks import Ranks, SingleRank
 
 _LOG = logging.getLogger(__name__)
 _BLOCK = 1024
@@ -48,7 +48,7 @@ class LiveParameters(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _ParameterPlacement:
     """A parameter, and which processes have it."""
 
     spec: ParameterSpec
@@ -65,9 +65,9 @@ class _Place:
         """Whether two processes have the same of it."""
         return len(set(self.pieces)) < len(self.holders)
 
-    def beside(self, other: "_Place") -> "_Place":
+    def beside(self, other: "_ParameterPlacement") -> "_ParameterPlacement":
         """Return the same, held by others too."""
-        return _Place(
+        return _ParameterPlacement(
             spec=self.spec, divided=self.divided, holders=self.holders + other.holders,
             firsts=self.firsts + other.firsts, pieces=self.pieces + other.pieces,
         )  # fmt: skip
@@ -93,19 +93,19 @@ class ModelParameters:
         named = [(plain_name(name), tensor) for name, tensor in given]
         _check(named)
         self._live = {name: tensor.detach() for name, tensor in named}
-        self._ranks = ranks or Alone()
+        self._ranks = ranks or SingleRank()
         self._places = self._agreed()
         self._drift_told = False
         self._check_copies(trained=False)
 
-    def _agreed(self) -> dict[str, _Place]:
+    def _agreed(self) -> dict[str, _ParameterPlacement]:
         """Return where each parameter is, in the order in which all processes go through them."""
         own = [(name, spec_of(name, one).dtype, tuple(one.shape), *_piece(one)) for name, one in self._live.items()]
-        places: dict[str, _Place] = {}
+        places: dict[str, _ParameterPlacement] = {}
         for rank, text in enumerate(self._ranks.gather(json.dumps(own))):
             for name, dtype, shape, piece, first in json.loads(text):
                 spec = ParameterSpec(name=name, shape=tuple(shape), dtype=dtype)
-                one = _Place(
+                one = _ParameterPlacement(
                     spec=spec, divided=bool(piece), holders=(rank,), firsts=(rank,) * first, pieces=(piece,)
                 )  # fmt: skip
                 before = places.get(name, one)

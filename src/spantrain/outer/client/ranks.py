@@ -37,7 +37,7 @@ class Ranks(Protocol):
         """Let go of what was made for this."""
 
 
-class Alone:
+class SingleRank:
     """One process."""
 
     rank = 0
@@ -116,5 +116,5 @@ class TorchRanks:
 def ranks_of(group: dist.ProcessGroup | None) -> Ranks:
     """Return the processes of a group; by default all that torch.distributed knows of, else this one alone."""
     if not (dist.is_available() and dist.is_initialized()):
-        return Alone()
-    return TorchRanks(group) if dist.get_world_size(group) > 1 else Alone()
+        return SingleRank()
+    return TorchRanks(group) if dist.get_world_size(group) > 1 else SingleRank()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from spantrain.outer.client.metrics import ClientMeter
 from spantrain.outer.client.ranks import Ranks
 from spantrain.outer.client.replica import ClusterCopy
-from spantrain.outer.client.session import ClientSession, News
+from spantrain.outer.client.session import ClientSession, SessionUpdate
 from spantrain.outer.client.watch import VersionWatch
 from spantrain.outer.policy.round_steps import RoundSteps
 
@@ -82,9 +82,9 @@ class ClientRounds:
             self._push()
         return bool(told[4])
 
-    def _decided(self, everything: bool) -> tuple[News, bool]:
+    def _decided(self, everything: bool) -> tuple[SessionUpdate, bool]:
         if self.session is None:
-            return News(), False
+            return SessionUpdate(), False
         news = self.session.take_news()
         if news.skipped:
             self._steps.come_to_nothing()
@@ -94,7 +94,7 @@ class ClientRounds:
         some = self._tokens.some or (news.skipped and self._tokens.pushed > 0)
         return news, self.session.can_push and (self.session.wants_first or (is_time and some))
 
-    def _take(self, news: News, *, skipped: bool, version: int | None, counted: bool) -> None:
+    def _take(self, news: SessionUpdate, *, skipped: bool, version: int | None, counted: bool) -> None:
         if skipped:
             self._copy.skipped()
             self._tokens.waiting, self._tokens.pushed = self._tokens.waiting + self._tokens.pushed, 0

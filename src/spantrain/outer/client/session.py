@@ -15,10 +15,10 @@ from functools import partial
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, SendLayer, SkipPush, UseVersion
-from spantrain.core.outer.events import OuterEvent, Progress, Ticket, Transfer, Way
+from spantrain.core.outer.events import ChunkProgress, LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.errors import ProtocolError
-from spantrain.outer.client.action_queue import ClientHands, WireLike
+from spantrain.outer.client.action_queue import ActionQueue, WireLike
 from spantrain.outer.client.leases import LeasedChunks
 from spantrain.outer.client.metrics import ClientMeter
 from spantrain.outer.client.replica import TakenPush
@@ -34,7 +34,7 @@ _LONGEST_PAUSE_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class SessionUpdate:
     """What has come since the loop came by last; first a push that came to nothing, then a version."""
 
     skipped: bool = False
@@ -64,7 +64,7 @@ class ClientSession:
         self.name = self._cluster = cluster
         self._layers, self._clock = layers, clock
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
-        self._hands = ClientHands(cluster)
+        self._actions = ActionQueue(cluster)
         self.changed = changed or threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self.heard = 0
@@ -80,11 +80,11 @@ class ClientSession:
         """Whether the push under way brings the first parameters."""
         self._wants_first = False
         self._taken: TakenPush | None = None
-        self._told: tuple[Progress, ...] = ()
+        self._told: tuple[ChunkProgress, ...] = ()
         self._base_version = 0
         self._coming: dict[int, Tensors] = {}
-        self._moves: dict[LayerKey, Transfer] = {}
-        self._news = News()
+        self._moves: dict[LayerKey, LayerTransfer] = {}
+        self._news = SessionUpdate()
         self._pause_s, self._again_s = _PAUSE_S, 0.0
         self._gone_s, self._gone = clock(), "there was none yet"
         """When the last connection ended, and why."""
@@ -92,14 +92,14 @@ class ClientSession:
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._hands.use(link, wire)
+        self._actions.use(link, wire)
 
     def close(self) -> None:
         """Say goodbye, and end; link and wire are closed here."""
         with self.changed:
             if self.registered:
                 self._tell(on.ClusterLeft(cluster=self._cluster))
-        self._hands.close()
+        self._actions.close()
 
     # From the loop.
 
@@ -115,10 +115,10 @@ class ClientSession:
                 return f"a connection to the master ({self._gone})"
             return self._client.waits_for(self.data.layout.shard_of)
 
-    def take_news(self) -> News:
+    def take_news(self) -> SessionUpdate:
         """Return what has come since the last call."""
         with self.changed:
-            news, self._news = self._news, News()
+            news, self._news = self._news, SessionUpdate()
             if news.version is not None:
                 self.meter.version = news.version
             return news
@@ -197,7 +197,7 @@ class ClientSession:
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection; return the event to register with."""
         with self.changed:
-            self._hands.connect()
+            self._actions.connect()
             self._forget_all()
             self.data = welcome
             if self.cut_off:
@@ -205,7 +205,7 @@ class ClientSession:
             if welcome.layout is None or welcome.layout.layers != self._layers:
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
-            self._hands.dial_anew(welcome.peers)
+            self._actions.dial_anew(welcome.peers)
             self.chunks.connect()
             said = self._client.registered(self.chunks.numbers)
             self._carry_out(said[:-1])
@@ -220,7 +220,7 @@ class ClientSession:
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen; one that has come is a reason to ask soon for what was refused without it."""
         with self.changed:
-            self._hands.dial(peers)
+            self._actions.dial(peers)
             self._pause_s, self._again_s = _PAUSE_S, 0.0
             self._notify()
 
@@ -277,19 +277,19 @@ class ClientSession:
                 self.chunks.hold(command.lease)
             case do.LeaseNothing():
                 self.chunks.nothing(self._clock(), finished=command.finished)
-            case do.Move(way=Way.PULL):
+            case do.Move(way=TransferWay.PULL):
                 self._expect(command.transfer)
 
-    def _expect(self, transfer: Transfer) -> None:
+    def _expect(self, transfer: LayerTransfer) -> None:
         pull = self._client.pull
         if transfer.worker != self._cluster or pull is None or transfer.ticket != pull.pull:
             return
-        key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PULL, layer=transfer.layer)
         parameters = self._layer(transfer).parameters
         self._moves[key] = transfer
-        self._hands.expect(transfer.shard, key, parameters, lost=self.lost)
+        self._actions.expect(transfer.shard, key, parameters, lost=self.lost)
 
-    def _layer(self, transfer: Transfer) -> Layer:
+    def _layer(self, transfer: LayerTransfer) -> Layer:
         if transfer.layer >= len(self._layers):
             raise ProtocolError(f"the master moves layer {transfer.layer}; cluster {self._cluster} has no such layer")
         return self._layers[transfer.layer]
@@ -346,11 +346,11 @@ class ClientSession:
         transfer, taken = command.transfer, self._taken
         if transfer.worker != self._cluster or taken is None:
             return
-        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PUSH, layer=transfer.layer)
         specs = self._layer(transfer).parameters
         self._moves[key] = transfer
         make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
-        self._hands.send(transfer.shard, key, make, lost=self.lost)
+        self._actions.send(transfer.shard, key, make, lost=self.lost)
 
     def _skip(self, reason: str) -> None:
         self.meter.end("push")
@@ -378,7 +378,7 @@ class ClientSession:
 
     def _forget(self, ticket: Ticket) -> None:
         self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-        self._hands.forget(ticket)
+        self._actions.forget(ticket)
 
     def _forget_all(self) -> None:
         self._coming = {}
@@ -389,7 +389,7 @@ class ClientSession:
             self._forget(ticket)
 
     def _tell(self, event: OuterEvent) -> None:
-        self._hands.tell(event)
+        self._actions.tell(event)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 20:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import OuterEvent, Way
+from spantrain.core.outer.events import OuterEvent, TransferWay
 from spantrain.core.outer.layers import Layer
 from spantrain.outer.link.link import MemberFacts
 from spantrain.outer.master.config import MasterConfig
@@ -103,7 +103,11 @@ def _speakers(event: OuterEvent) -> set[tuple[str, str]]:
     """Return who may say this, by kind and name."""
     match event:
         case on.Moved(way=way, transfer=one):
-            return {("shard", one.shard)} if way is Way.PUSH else {("cluster", one.cluster), ("worker", one.worker)}
+            return (
+                {("shard", one.shard)}
+                if way is TransferWay.PUSH
+                else {("cluster", one.cluster), ("worker", one.worker)}
+            )
         case on.TransferLost(transfer=one):
             return {("shard", one.shard), ("cluster", one.cluster), ("worker", one.worker)}
         case (

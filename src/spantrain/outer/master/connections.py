@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from spantrain.outer.link.codec import encode_value
 from spantrain.outer.link.link import MemberFacts
-from spantrain.outer.master.outbox import Outbox
+from spantrain.outer.master.outbox import NoticeQueue
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.mailbox.interface import PeerAddress
 
@@ -16,7 +16,7 @@ class Connection:
         self.number = number
         self.name = name
         self.facts = facts
-        self.outbox = Outbox(limit=limit)
+        self.outbox = NoticeQueue(limit=limit)
         self.heard_s = now_s
         self.registered: set[int] = {0} if facts.kind == "worker" else set()
         """Fragments whose master knows of this connection: commands made before that belong to an earlier one."""

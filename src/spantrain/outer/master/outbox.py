@@ -15,7 +15,7 @@ _ANSWER_BYTES = 2 * 2**20
 """After so much an answer is sent, and the next asked for."""
 
 
-class Outbox:
+class NoticeQueue:
     """Notices numbered from 1; safe from any thread.
 
     A notice is kept until a later `take` says that it arrived, so an answer that is lost on its way is given again.

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from spantrain.core.outer.events import Transfer, Way
-from spantrain.outer.master.status import LinkStatus, TransferStatus
+from spantrain.core.outer.events import LayerTransfer, TransferWay
+from spantrain.outer.master.status import LayerLinkStatus, TransferStatus
 
 _MEMORY = 0.8
 """What the past weighs against each new layer."""
 
 
 @dataclass(kw_only=True)
-class _Link:
+class _LinkTotals:
     layers: int = 0
     size_bytes: int = 0
     weighed_bytes: float = 0.0
@@ -30,29 +30,29 @@ class TransferClock:
     """
 
     def __init__(self) -> None:
-        self._begun_s: dict[tuple[Way, Transfer], float] = {}
-        self._links: dict[tuple[str, str, str], _Link] = {}
+        self._begun_s: dict[tuple[TransferWay, LayerTransfer], float] = {}
+        self._links: dict[tuple[str, str, str], _LinkTotals] = {}
 
-    def begun(self, now_s: float, way: Way, transfer: Transfer) -> None:
+    def begun(self, now_s: float, way: TransferWay, transfer: LayerTransfer) -> None:
         """Note that both ends are told to move a layer."""
         self._begun_s[way, transfer] = now_s
 
-    def arrived(self, now_s: float, way: Way, transfer: Transfer) -> None:
+    def arrived(self, now_s: float, way: TransferWay, transfer: LayerTransfer) -> None:
         """Note that its receiver has it."""
         begun_s = self._begun_s.pop((way, transfer), None)
         if begun_s is None:
             return
-        link = self._links.setdefault((transfer.cluster, transfer.shard, way.value), _Link())
+        link = self._links.setdefault((transfer.cluster, transfer.shard, way.value), _LinkTotals())
         link.layers += 1
         link.size_bytes += transfer.size_bytes
         link.weighed_bytes = _MEMORY * link.weighed_bytes + transfer.size_bytes
         link.weighed_s = _MEMORY * link.weighed_s + now_s - begun_s
 
-    def keep(self, moving: Collection[tuple[Way, Transfer]]) -> None:
+    def keep(self, moving: Collection[tuple[TransferWay, LayerTransfer]]) -> None:
         """Forget those that have ended without arriving: all but these."""
         self._begun_s = {one: begun_s for one, begun_s in self._begun_s.items() if one in moving}
 
-    def moving(self, now_s: float, layer_of: Callable[[Transfer], int]) -> tuple[TransferStatus, ...]:
+    def moving(self, now_s: float, layer_of: Callable[[LayerTransfer], int]) -> tuple[TransferStatus, ...]:
         """Return the layers on their way; `layer_of` says which of the model each is."""
         return tuple(
             TransferStatus(
@@ -68,10 +68,10 @@ class TransferClock:
         )
 
     @property
-    def links(self) -> tuple[LinkStatus, ...]:
+    def links(self) -> tuple[LayerLinkStatus, ...]:
         """What went over each link, by cluster, shard and way."""
         return tuple(
-            LinkStatus(
+            LayerLinkStatus(
                 cluster=cluster,
                 shard=shard,
                 way=way,

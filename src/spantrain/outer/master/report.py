@@ -1,6 +1,6 @@
-"""A master's status, put together from what its desk knows."""
+"""A master's status, put together from what its service knows."""
 
-from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.master.service import MasterService
 from spantrain.outer.master.status import (
     ChunksStatus,
     ClusterStatus,
@@ -14,50 +14,50 @@ from spantrain.outer.policy.settings import ClusterRecord, MasterState
 from spantrain.outer.policy.updates.guard import NormLevel
 
 
-def status_of(desk: MasterDesk, *, address: str, now_s: float) -> MasterStatus:
+def status_of(service: MasterService, *, address: str, now_s: float) -> MasterStatus:
     """Return all that a master can tell of itself, but for what the control plane refused."""
-    state, layout = desk.state, desk.layout
-    leading, late_s = state.leading, desk.late_s(now_s)
+    state, layout = service.state, service.layout
+    leading, late_s = state.leading, service.late_s(now_s)
     return MasterStatus(
         address=address,
         epoch=leading.epoch,
         version=leading.version,
         seeded=state.seeded,
         late_s=late_s,
-        waits_for="" if late_s is None else _waits_for(desk, now_s),
+        waits_for="" if late_s is None else _waits_for(service, now_s),
         updates=state.updates,
         left_out=state.left_out,
         layers=len(layout.layers) if layout else 0,
         size_bytes=layout.size_bytes if layout else 0,
-        clusters=_clusters(desk, now_s),
-        shards=tuple(_shard(desk, name, now_s) for name in desk.config.shards),
-        transfers=desk.clock.moving(now_s, desk.master.layer_of) if desk.master else (),
-        links=desk.clock.links,
-        last_update=_last_update(desk.master.parts[0] if desk.master else None),
-        fragments=tuple(map(_fragment, desk.master.parts)) if desk.master and len(state.fragments) > 1 else (),
+        clusters=_clusters(service, now_s),
+        shards=tuple(_shard(service, name, now_s) for name in service.config.shards),
+        transfers=service.clock.moving(now_s, service.master.layer_of) if service.master else (),
+        links=service.clock.links,
+        last_update=_last_update(service.master.parts[0] if service.master else None),
+        fragments=tuple(map(_fragment, service.master.parts)) if service.master and len(state.fragments) > 1 else (),
         chunks=_chunks(leading),
-        refusals=dict(desk.refusals),
-        dropped={**desk.dropped, **(desk.master.dropped if desk.master else {})},
+        refusals=dict(service.refusals),
+        dropped={**service.dropped, **(service.master.dropped if service.master else {})},
     )
 
 
-def _clusters(desk: MasterDesk, now_s: float) -> tuple[ClusterStatus, ...]:
-    here = {one.name for one in desk.connections if one.facts.kind == "cluster"}
-    counted = (one.clusters.keys() for one in desk.state.fragments)
-    return tuple(_cluster(desk, name, now_s) for name in sorted(here.union(*counted)))
+def _clusters(service: MasterService, now_s: float) -> tuple[ClusterStatus, ...]:
+    here = {one.name for one in service.connections if one.facts.kind == "cluster"}
+    counted = (one.clusters.keys() for one in service.state.fragments)
+    return tuple(_cluster(service, name, now_s) for name in sorted(here.union(*counted)))
 
 
-def _cluster(desk: MasterDesk, name: str, now_s: float) -> ClusterStatus:
-    records = [one.clusters.get(name, ClusterRecord()) for one in desk.state.fragments]
+def _cluster(service: MasterService, name: str, now_s: float) -> ClusterStatus:
+    records = [one.clusters.get(name, ClusterRecord()) for one in service.state.fragments]
     pushes = sum(record.pushes for record in records)
-    connection = desk.connections.get(name)
-    chunks = desk.state.leading.chunks
-    level = desk.state.leading.guard.clusters.get(name, NormLevel())
-    got_version, got_s = desk.master.parts[0].got(name) if desk.master else (None, None)
+    connection = service.connections.get(name)
+    chunks = service.state.leading.chunks
+    level = service.state.leading.guard.clusters.get(name, NormLevel())
+    got_version, got_s = service.master.parts[0].got(name) if service.master else (None, None)
     return ClusterStatus(
         name=name,
-        state=_cluster_state(desk, name, now_s),
-        workers=tuple(sorted(desk.master.workers_of(name))) if desk.master else (),
+        state=_cluster_state(service, name, now_s),
+        workers=tuple(sorted(service.master.workers_of(name))) if service.master else (),
         tokens=records[0].tokens,
         pushes=pushes,
         left_out=sum(record.left_out for record in records),
@@ -66,45 +66,45 @@ def _cluster(desk: MasterDesk, name: str, now_s: float) -> ClusterStatus:
         got_version=got_version,
         got_ago_s=None if got_s is None else now_s - got_s,
         usual_norm=level.usual,
-        norm_limit=level.limit(desk.config.settings.guard),
+        norm_limit=level.limit(service.config.settings.guard),
         refused_in_row=level.refused_in_row,
         leases=sum(lease.cluster == name for lease in chunks.leases) if chunks else 0,
         heard_ago_s=now_s - connection.heard_s if connection else None,
     )
 
 
-def _cluster_state(desk: MasterDesk, name: str, now_s: float) -> str:
-    if desk.connections.get(name) is None:
+def _cluster_state(service: MasterService, name: str, now_s: float) -> str:
+    if service.connections.get(name) is None:
         return "away"
-    if desk.master is None or name not in desk.master.clusters:
+    if service.master is None or name not in service.master.clusters:
         return "joining"
-    if name in desk.master.waiting:
+    if name in service.master.waiting:
         return "waiting"
-    return "training" if any(name in part.trains(now_s) for part in desk.master.parts) else "idle"
+    return "training" if any(name in part.trains(now_s) for part in service.master.parts) else "idle"
 
 
-def _waits_for(desk: MasterDesk, now_s: float) -> str:
+def _waits_for(service: MasterService, now_s: float) -> str:
     """Return what a new version needs that has not come."""
-    shards = [_shard(desk, name, now_s) for name in desk.config.shards]
+    shards = [_shard(service, name, now_s) for name in service.config.shards]
     if absent := [f"shard {one.name}, which is {one.state}" for one in shards if one.state != "ready"]:
         return ", ".join(absent)
-    assert desk.master
-    if answers := sorted({shard for part in desk.master.parts for shard in part.answers_to_come}):
+    assert service.master
+    if answers := sorted({shard for part in service.master.parts for shard in part.answers_to_come}):
         return f"answers of {', '.join(answers)} in an update"
-    pushes = [one for one in desk.clock.moving(now_s, desk.master.layer_of) if one.way == "push"]
+    pushes = [one for one in service.clock.moving(now_s, service.master.layer_of) if one.way == "push"]
     if pushes:
         first = max(pushes, key=lambda one: one.since_s)
         return (
             f"layer {first.layer} of a push of {first.cluster}, on its way to {first.shard} for {first.since_s:.3g} s"
         )
-    trains = sorted({name for part in desk.master.parts for name in part.trains(now_s)})
+    trains = sorted({name for part in service.master.parts for name in part.trains(now_s)})
     return f"a push of {', '.join(trains) or 'any cluster'}"
 
 
-def _shard(desk: MasterDesk, name: str, now_s: float) -> ShardStatus:
-    connection = desk.connections.get(name)
-    tables = [part.shards for part in desk.master.parts] if desk.master else []
-    layers = [desk.layout.layers[k] for k in desk.layout.layers_of(name)] if desk.layout else []
+def _shard(service: MasterService, name: str, now_s: float) -> ShardStatus:
+    connection = service.connections.get(name)
+    tables = [part.shards for part in service.master.parts] if service.master else []
+    layers = [service.layout.layers[k] for k in service.layout.layers_of(name)] if service.layout else []
     state = "away"
     if tables and all(table.is_present(name) for table in tables):
         state = "ready" if all(name in table.ready for table in tables) else "restoring"

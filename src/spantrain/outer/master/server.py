@@ -1,4 +1,4 @@
-"""The master as a server: gRPC handlers around the desk, a clock for it, and its folder."""
+"""The master as a server: gRPC handlers around the service, a clock for it, and its folder."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from spantrain.outer.link.session import HOLD_S, MAX_BATCH
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
-from spantrain.outer.master.service import MasterDesk
+from spantrain.outer.master.service import MasterService
 from spantrain.outer.master.status import MasterStatus
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 class MasterServer:
     """Answers members from `start` to `close`; holds no parameters.
 
-    Threads of the control plane bring what members say to the desk one after the other; one more thread wakes the
-    desk when time itself changes something. A master that cannot write its state stops answering and says why.
+    Threads of the control plane bring what members say to the service one after the other; one more thread wakes the
+    service when time itself changes something. A master that cannot write its state stops answering and says why.
     """
 
     def __init__(self, *, bind: str, state_dir: Path, config: MasterConfig) -> None:
@@ -48,7 +48,7 @@ class MasterServer:
         with contextlib.ExitStack() as stack:
             self._files = MasterFiles(state_dir)
             stack.callback(self._files.close)
-            self._desk = MasterDesk(config, self._files, time.monotonic())
+            self._service = MasterService(config, self._files, time.monotonic())
             self._server = ControlServer(
                 bind=bind,
                 handlers={
@@ -65,7 +65,7 @@ class MasterServer:
             )
             stack.pop_all()
         self._changed = threading.Condition()
-        """Held by whoever is at the desk."""
+        """Held by whoever is in the service."""
         self._seats: dict[str, float] = {}
         """Who joined and did not enter yet, and when."""
         self._wakes_s: float | None = None
@@ -93,7 +93,7 @@ class MasterServer:
             if self._closing:
                 return
             self._closing = True
-            self._desk.close("the master is stopping")
+            self._service.close("the master is stopping")
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
@@ -129,7 +129,7 @@ class MasterServer:
     def status(self) -> MasterStatus:
         """Return what it knows of everybody."""
         with self._changed:
-            status = status_of(self._desk, address=self.address, now_s=time.monotonic())
+            status = status_of(self._service, address=self.address, now_s=time.monotonic())
         return replace(status, refusals={**self._server.refusals, **status.refusals})
 
     # What members call, each in a thread of the control plane.
@@ -142,7 +142,7 @@ class MasterServer:
                 return handler(name, payload)
             except ProtocolError as error:
                 with self._changed:
-                    self._desk.refuse("malformed", f"{name}: {error}")
+                    self._service.refuse("malformed", f"{name}: {error}")
                 raise
 
         return run
@@ -155,7 +155,7 @@ class MasterServer:
 
     def _enter(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         facts = decode_value(MemberFacts, payload.get("facts"), "facts")
-        number, welcome = self._at_desk(lambda now_s: self._desk.enter(now_s, name, facts))
+        number, welcome = self._alone(lambda now_s: self._service.enter(now_s, name, facts))
         with self._changed:
             self._seats.pop(name, None)
         return {"connection": number, "welcome": encode_value(welcome)}
@@ -166,16 +166,16 @@ class MasterServer:
         if not isinstance(told, list) or len(told) > MAX_BATCH:
             raise ProtocolError(f"{name}: a batch must be a list of at most {MAX_BATCH} events")
         events = [decode_event(event) for event in told]
-        return {"refused": self._at_desk(lambda now_s: self._desk.tell(now_s, name, number, batch, events))}
+        return {"refused": self._alone(lambda now_s: self._service.tell(now_s, name, number, batch, events))}
 
     def _listen(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         number, after = _number(payload, "connection"), _number(payload, "after")
-        outbox = self._at_desk(lambda now_s: self._desk.outbox(now_s, name, number))
+        outbox = self._alone(lambda now_s: self._service.outbox(now_s, name, number))
         first, notices = outbox.take(after, timeout_s=HOLD_S)
         return {"first": first, "notices": notices}
 
     def _leave(self, name: str, _payload: dict[str, Any]) -> dict[str, Any]:
-        self._at_desk(lambda now_s: self._desk.leave(now_s, name, "it left"))
+        self._alone(lambda now_s: self._service.leave(now_s, name, "it left"))
         self._free(name)
         return {}
 
@@ -184,8 +184,8 @@ class MasterServer:
             self._seats.pop(name, None)
         self._server.release(name)
 
-    def _at_desk(self, work: Callable[[float], T]) -> T:
-        """Do something at the desk, alone.
+    def _alone(self, work: Callable[[float], T]) -> T:
+        """Do something in the service, alone.
 
         Raises:
             RemoteRefusal: the master is stopping, or has failed.
@@ -198,7 +198,7 @@ class MasterServer:
             except StateNotKept as error:
                 self._fail(str(error))
                 raise RemoteRefusal(str(error)) from None
-            if (self._desk.wake_s or float("inf")) < (self._wakes_s or float("inf")):
+            if (self._service.wake_s or float("inf")) < (self._wakes_s or float("inf")):
                 self._changed.notify_all()
         return result
 
@@ -206,7 +206,7 @@ class MasterServer:
         with self._changed:
             self._failure = f"the master cannot go on: {fault}"
             _log.error("%s", self._failure)
-            self._desk.close(self._failure)
+            self._service.close(self._failure)
             self._failed.set()
 
     # Time.
@@ -231,18 +231,18 @@ class MasterServer:
 
     def _next_s(self) -> float | None:
         seats = (joined_s + _SEAT_S for joined_s in self._seats.values())
-        return min((time_s for time_s in (self._desk.wake_s, *seats) if time_s is not None), default=None)
+        return min((time_s for time_s in (self._service.wake_s, *seats) if time_s is not None), default=None)
 
     def _left_seats(self, now_s: float) -> list[str]:
         """Return the names that nobody has used for long enough; begin to count for those whose connection ended."""
         for name in self._server.peers:
-            if self._desk.connections.get(name) is None:
+            if self._service.connections.get(name) is None:
                 self._seats.setdefault(name, now_s)
         return [name for name, since_s in self._seats.items() if now_s - since_s >= _SEAT_S]
 
     def _tick(self, now_s: float) -> None:
         try:
-            self._desk.tick(now_s)
+            self._service.tick(now_s)
         except StateNotKept as error:
             self._fail(str(error))
 

@@ -20,7 +20,7 @@ from spantrain.outer.master.checks import join_problem, model_problem, speaker_p
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.connections import Connection, Connections
 from spantrain.outer.master.files import MasterFiles
-from spantrain.outer.master.outbox import Outbox
+from spantrain.outer.master.outbox import NoticeQueue
 from spantrain.outer.master.rates import TransferClock
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.outer.policy.layout import divide
@@ -34,7 +34,7 @@ _SHOWN_REFUSALS = 10
 _log = logging.getLogger(__name__)
 
 
-class MasterDesk:
+class MasterService:
     """Hears members by their names, which the caller has made sure of."""
 
     def __init__(
@@ -190,7 +190,7 @@ class MasterDesk:
             return self.refuse("impossible", str(error))
         return None
 
-    def outbox(self, now_s: float, name: str, number: int) -> Outbox:
+    def outbox(self, now_s: float, name: str, number: int) -> NoticeQueue:
         """Return where what is for a member waits.
 
         Raises:

@@ -71,7 +71,7 @@ class TransferStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkStatus:
+class LayerLinkStatus:
     """What went between a cluster and a shard since the master started, as the master saw it: answers included."""
 
     cluster: str
@@ -148,7 +148,7 @@ class MasterStatus:
     clusters: tuple[ClusterStatus, ...]
     shards: tuple[ShardStatus, ...]
     transfers: tuple[TransferStatus, ...]
-    links: tuple[LinkStatus, ...]
+    links: tuple[LayerLinkStatus, ...]
     last_update: UpdateStatus | None
     """Of the first fragment."""
     fragments: tuple[FragmentStatus, ...]

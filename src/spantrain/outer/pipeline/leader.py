@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, UseVersion
-from spantrain.core.outer.events import OuterEvent, Ticket, Transfer
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket
 from spantrain.core.outer.layers import Layer
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
-from spantrain.outer.client.session import ClientSession, News
+from spantrain.outer.client.session import ClientSession, SessionUpdate
 from spantrain.outer.client.watch import VersionWatch
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.pipeline.copy import carry_out
@@ -58,8 +58,8 @@ class LeaderSession(ClientSession):
                 self._carry_out([one for one in said if not isinstance(one, on.Moved)])
                 self._notify()
 
-    def _transfer(self, worker: str, ticket: Ticket, layer: int) -> Transfer:
-        return Transfer(ticket=ticket, cluster=self._cluster, worker=worker, layer=layer, shard="", size_bytes=0)
+    def _transfer(self, worker: str, ticket: Ticket, layer: int) -> LayerTransfer:
+        return LayerTransfer(ticket=ticket, cluster=self._cluster, worker=worker, layer=layer, shard="", size_bytes=0)
 
     def pull_if_due(self) -> None:
         """Ask for a pull again that was broken off a while ago."""
@@ -117,7 +117,7 @@ class StageLeader:
         self._rounds = StageRounds(workers, inner_steps=inner_steps)
         self._watch = VersionWatch(session, inner_steps=inner_steps)
         self._start, self._started = start, False
-        self._news = News()
+        self._news = SessionUpdate()
         self._taken: TakenPush | None = None
         self._took_s = 0.0
 
@@ -164,7 +164,7 @@ class StageLeader:
         taken = carry_out(self._copy, meeting.order, self._news.tensors or {})
         if taken is not None:
             self._taken, self._took_s = taken, time.monotonic() - begun_s
-        self._news = News()
+        self._news = SessionUpdate()
         others = {name: meeting.reports[name] for name in self._workers}
         if not self._started and all(report.connected for report in others.values()):
             self._started = True

@@ -14,11 +14,11 @@ from torch import Tensor
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
-from spantrain.core.outer.events import OuterEvent, Ticket, Transfer, Way
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.errors import ProtocolError
-from spantrain.outer.client.action_queue import ClientHands, WireLike
+from spantrain.outer.client.action_queue import ActionQueue, WireLike
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.link.link import LinkLike, MasterWelcome
 from spantrain.outer.pipeline.copy import carry_out
@@ -34,7 +34,7 @@ class StageWorker:
         """Begin without a connection; `layers`: of the whole model, `own`: those that it moves."""
         self.name = name
         self._layers, self._own, self._copy = layers, frozenset(own), copy
-        self._hands = ClientHands(name)
+        self._actions = ActionQueue(name)
         self._changed = threading.Condition()
         """Held for all below; notified whenever something was heard."""
         self.heard = 0
@@ -43,7 +43,7 @@ class StageWorker:
         self._fault = ""
         self._number = 0
         self._taken: TakenPush | None = None
-        self._moves: dict[LayerKey, Transfer] = {}
+        self._moves: dict[LayerKey, LayerTransfer] = {}
         self._push: Ticket | None = None
         self._unsent: set[int] = set()
         self._sent: Ticket | None = None
@@ -55,11 +55,11 @@ class StageWorker:
 
     def connect(self, link: LinkLike, wire: WireLike) -> None:
         """Talk by these from now on."""
-        self._hands.use(link, wire)
+        self._actions.use(link, wire)
 
     def close(self) -> None:
         """End; link and wire are closed here."""
-        self._hands.close()
+        self._actions.close()
 
     # At the boundaries of steps.
 
@@ -102,10 +102,10 @@ class StageWorker:
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection: what was moving has ended; a worker does not register."""
         with self._changed:
-            self._hands.connect()
+            self._actions.connect()
             for ticket in {key.ticket for key in self._moves}:
                 self._forget(ticket)
-            self._hands.dial_anew(welcome.peers)
+            self._actions.dial_anew(welcome.peers)
             self._connected = True
             self._notify()
         return ()
@@ -116,7 +116,7 @@ class StageWorker:
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen."""
-        self._hands.dial(peers)
+        self._actions.dial(peers)
 
     def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
         """Return nothing: the layers are known here."""
@@ -138,7 +138,7 @@ class StageWorker:
         """Move a layer; a worker is told nothing else."""
         if isinstance(command, do.Move) and command.transfer.layer in self._own:
             with self._changed:
-                if command.way is Way.PUSH:
+                if command.way is TransferWay.PUSH:
                     self._send(command)
                 else:
                     self._expect(command)
@@ -150,11 +150,11 @@ class StageWorker:
         if transfer.ticket != self._push:
             self._forget(self._push)
             self._push, self._unsent = transfer.ticket, set(self._own)
-        key = LayerKey(ticket=transfer.ticket, way=Way.PUSH, layer=transfer.layer)
+        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PUSH, layer=transfer.layer)
         self._moves[key] = transfer
         specs = self._layers[transfer.layer].parameters
         make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
-        self._hands.send(transfer.shard, key, make, lost=self.lost)
+        self._actions.send(transfer.shard, key, make, lost=self.lost)
 
     def _expect(self, command: do.Move) -> None:
         transfer = command.transfer
@@ -163,9 +163,9 @@ class StageWorker:
         if transfer.ticket != self._pull:
             self._forget(self._pull)
             self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
-        key = LayerKey(ticket=transfer.ticket, way=Way.PULL, layer=transfer.layer)
+        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PULL, layer=transfer.layer)
         self._moves[key] = transfer
-        self._hands.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
+        self._actions.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
 
     # From the wire.
 
@@ -180,7 +180,7 @@ class StageWorker:
             if not self._missing:
                 self._whole[key.ticket], self._coming = self._coming, {}
                 self._last_whole = key.ticket
-            self._tell(on.Moved(way=Way.PULL, transfer=transfer))
+            self._tell(on.Moved(way=TransferWay.PULL, transfer=transfer))
             self._notify()
 
     def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
@@ -203,10 +203,10 @@ class StageWorker:
     def _forget(self, ticket: Ticket | None) -> None:
         if ticket is not None:
             self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-            self._hands.forget(ticket)
+            self._actions.forget(ticket)
 
     def _tell(self, event: OuterEvent) -> None:
-        self._hands.tell(event)
+        self._actions.tell(event)
 
     def _notify(self) -> None:
         self.heard += 1

@@ -67,7 +67,7 @@ class ChunkState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
+class CountedSamples:
     """What came of a report."""
 
     samples: int
@@ -169,13 +169,13 @@ class ChunkLedger:
         for number in self.of(cluster):
             self._ends_s[number] = now_s + self._lease_s
 
-    def report(self, now_s: float, cluster: str, number: int, upto: int) -> Counted:
+    def report(self, now_s: float, cluster: str, number: int, upto: int) -> CountedSamples:
         """Count a chunk's samples before `upto`; those that were counted before do not count again."""
         lease = next((lease for lease in self._state.leases if lease.number == number), None)
         if lease is None or lease.cluster != cluster:
-            return Counted(samples=0, reason=f"lease {number} is not {cluster}'s, or no longer: nothing counted")
+            return CountedSamples(samples=0, reason=f"lease {number} is not {cluster}'s, or no longer: nothing counted")
         if not lease.begin <= upto <= lease.end:
-            return Counted(
+            return CountedSamples(
                 samples=0, reason=f"lease {number} is for samples {lease.begin} to {lease.end}, got {upto}: not counted"
             )
         counted = list(self._state.counted)
@@ -190,7 +190,7 @@ class ChunkLedger:
             if counted[lease.chunk] > before:
                 self._came_s[number] = now_s
         self._state = replace(self._state, counted=tuple(counted), leases=leases)
-        return Counted(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
+        return CountedSamples(samples=counted[lease.chunk] - before, reason=f"chunk {lease.chunk} up to sample {upto}")
 
     def of(self, cluster: str) -> frozenset[int]:
         """Return the numbers of a cluster's leases."""

@@ -12,7 +12,7 @@ from enum import Enum
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import ClusterCommand, OuterCommand, SendLayer, SkipPush, UseVersion
-from spantrain.core.outer.events import Fate, OuterEvent, Progress, Ticket, Transfer, Way
+from spantrain.core.outer.events import ChunkProgress, LayerTransfer, OuterEvent, PushOutcome, Ticket, TransferWay
 
 Said = OuterEvent | ClusterCommand
 """To the master, or to the cluster's own processes."""
@@ -95,7 +95,7 @@ class OuterClient:
         self._told_training = True
         return [on.TrainingBegun(cluster=self._cluster)]
 
-    def ask(self, *, tokens: int, progress: tuple[Progress, ...] = (), ends_round: bool = False) -> list[Said]:
+    def ask(self, *, tokens: int, progress: tuple[ChunkProgress, ...] = (), ends_round: bool = False) -> list[Said]:
         """Ask to push what was learned up to now; nothing while an earlier push has not ended."""
         if self.phase is not ClientPhase.FREE:
             return []
@@ -125,7 +125,7 @@ class OuterClient:
         """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""
         self._registered = self._registered or isinstance(command, do.Welcome)
         match command:
-            case do.Welcome(fate=Fate.SKIPPED):
+            case do.Welcome(fate=PushOutcome.SKIPPED):
                 return self._skip("it was in no version")
             case do.StartPush() if self.phase is ClientPhase.ASKING:
                 self.phase, self._push, self._parameters = ClientPhase.SENDING, command.push, command.parameters
@@ -139,7 +139,7 @@ class OuterClient:
             case do.EndPull() if self._pull and command.pull == self._pull.pull:
                 self._pull = None
                 return [on.PullAsked(cluster=self._cluster)]
-            case do.Move(way=Way.PUSH) if command.transfer.ticket == self._push:
+            case do.Move(way=TransferWay.PUSH) if command.transfer.ticket == self._push:
                 return [SendLayer(transfer=command.transfer, parameters=self._parameters, reason=command.reason)]
         return []
 
@@ -147,7 +147,7 @@ class OuterClient:
         self.phase, self._push, self._refused = ClientPhase.FREE, None, reason
         return [SkipPush(reason=reason)]
 
-    def sent(self, transfer: Transfer) -> list[Said]:
+    def sent(self, transfer: LayerTransfer) -> list[Said]:
         """Note that a layer has left; after the last, tell the master."""
         if self._push is None or transfer.ticket != self._push or self.phase is not ClientPhase.SENDING:
             return []
@@ -157,13 +157,13 @@ class OuterClient:
         self.phase = ClientPhase.SENT
         return [on.PushSent(cluster=self._cluster, push=self._push)]
 
-    def arrived(self, transfer: Transfer) -> list[Said]:
+    def arrived(self, transfer: LayerTransfer) -> list[Said]:
         """Note that a layer has arrived whole; after the last, use the version."""
         pull = self._pull
         if pull is None or transfer.ticket != pull.pull or transfer.layer not in self._missing:
             return []
         self._missing.remove(transfer.layer)
-        moved = on.Moved(way=Way.PULL, transfer=transfer)
+        moved = on.Moved(way=TransferWay.PULL, transfer=transfer)
         if self._missing:
             return [moved]
         counted = self.phase is ClientPhase.SENT and pull.counted == self._push

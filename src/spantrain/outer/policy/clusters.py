@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 
 from spantrain.core.outer.commands import LeaseChunk, LeaseNothing, OuterCommand, Save
-from spantrain.core.outer.events import MOST_LEASES, ClusterRegistered, Ticket
+from spantrain.core.outer.events import MAX_LEASES, ClusterRegistered, Ticket
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkLedger
-from spantrain.outer.policy.members import Members
+from spantrain.outer.policy.members import Liveness
 from spantrain.outer.policy.transfers.exchanges import Push
 from spantrain.outer.policy.updates.trainers import Trainers
 
@@ -19,7 +19,7 @@ class ClusterTable:
     """
 
     def __init__(self, *, lost_after_s: float, ledger: ChunkLedger | None) -> None:
-        self.members = Members(lost_after_s=lost_after_s)
+        self.members = Liveness(lost_after_s=lost_after_s)
         self.workers: dict[str, Mapping[str, tuple[int, ...]]] = {}
         """By cluster, then by worker: layers."""
         self.begun_from: dict[str, int] = {}
@@ -126,7 +126,7 @@ class ClusterTable:
         """Return how many chunks one cluster may have at once: half of all, where it is not alone."""
         assert self._ledger
         chunks = len(self._ledger.state.chunk_samples)
-        return min(MOST_LEASES, max(2, chunks // 2) if len(self.members.names) > 1 else chunks)
+        return min(MAX_LEASES, max(2, chunks // 2) if len(self.members.names) > 1 else chunks)
 
 
 def _leases(pushes: Collection[Push]) -> frozenset[int]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, tag_command
-from spantrain.core.outer.events import OuterEvent, Way, untag_event
+from spantrain.core.outer.events import OuterEvent, TransferWay, untag_event
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
@@ -135,7 +135,7 @@ class FragmentedMaster:
         return frozenset(name for part in self.parts for name in part.waiting)
 
     @property
-    def transfers(self) -> tuple[tuple[Way, on.Transfer], ...]:
+    def transfers(self) -> tuple[tuple[TransferWay, on.LayerTransfer], ...]:
         """Layers under way."""
         return tuple(one for part in self.parts for one in part.transfers)
 
@@ -149,7 +149,7 @@ class FragmentedMaster:
         """When time itself will change something: send `Ticked` then."""
         return min((part.wake_s for part in self.parts if part.wake_s is not None), default=None)
 
-    def layer_of(self, transfer: on.Transfer) -> int:
+    def layer_of(self, transfer: on.LayerTransfer) -> int:
         """Return a layer's number in the whole model."""
         return transfer.layer * len(self.parts) + transfer.ticket.number % len(self.parts)
 

@@ -23,18 +23,18 @@ from dataclasses import replace
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
-from spantrain.core.outer.events import Fate, OuterEvent, Ticket, Way
+from spantrain.core.outer.events import OuterEvent, PushOutcome, Ticket, TransferWay
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkLedger
 from spantrain.outer.policy.clusters import ClusterTable
-from spantrain.outer.policy.members import Members
+from spantrain.outer.policy.members import Liveness
 from spantrain.outer.policy.overdue import Overdue
 from spantrain.outer.policy.settings import MasterState, OuterSettings
 from spantrain.outer.policy.shards import ShardTable
 from spantrain.outer.policy.stuck import StuckShards
 from spantrain.outer.policy.transfers.exchanges import SharedLines
-from spantrain.outer.policy.transfers.traffic import Traffic
+from spantrain.outer.policy.transfers.traffic import ExchangeControl
 from spantrain.outer.policy.updates.rounds import UpdateOutcome
 from spantrain.outer.policy.updates.trainers import Trainers
 from spantrain.outer.policy.updates.updates import Updates
@@ -57,7 +57,7 @@ class OuterMaster:
         lease_s = self._settings.lease_s
         self._ledger = ChunkLedger(before.chunks, lease_s=lease_s, now_s=now_s) if before.chunks else None
         self._clusters = ClusterTable(lost_after_s=self._settings.lost_after_s, ledger=self._ledger)
-        self._alive = Members(lost_after_s=self._settings.lost_after_s)
+        self._alive = Liveness(lost_after_s=self._settings.lost_after_s)
         self.shards = ShardTable(layout.shards)
         """To look at."""
         self._versions = Overdue(least=self._settings.lost_after_s, known=False, at=now_s)
@@ -65,7 +65,7 @@ class OuterMaster:
         self._fragment = fragment
         self._trainers = Trainers(least_s=self._settings.lost_after_s)
         self._updates = Updates(layout, self._settings, replace(before, epoch=before.epoch + 1), self._trainers)
-        self._traffic = Traffic(
+        self._traffic = ExchangeControl(
             layout, self._settings, clusters=self._clusters, shards=self.shards, updates=self._updates,
             new_ticket=self._ticket, lines=lines,
         )  # fmt: skip
@@ -119,7 +119,7 @@ class OuterMaster:
         return tuple(push.cluster for push in self._updates.pending)
 
     @property
-    def transfers(self) -> tuple[tuple[Way, on.Transfer], ...]:
+    def transfers(self) -> tuple[tuple[TransferWay, on.LayerTransfer], ...]:
         """Layers under way."""
         return self._traffic.under_way.moving
 
@@ -189,14 +189,14 @@ class OuterMaster:
             )
         fate = self._updates.fate(event.cluster, event.unresolved) if event.unresolved else None
         self._drop_cluster(event.cluster, event.leases, "it registered again")
-        adopted = event.unresolved if fate is Fate.PENDING else None
+        adopted = event.unresolved if fate is PushOutcome.PENDING else None
         self._clusters.joined(now_s, event, adopted=adopted, pending=self._updates.pending)
         state = self._updates.state
         version = state.version if state.seeded else None
         reason = f"{len(self._clusters.names)} clusters are registered"
         leases = tuple(sorted(self._clusters.leases(event.cluster) & set(event.leases)))
         self._out.append(do.Welcome(cluster=event.cluster, version=version, fate=fate, leases=leases, reason=reason))
-        if state.seeded and fate in (None, Fate.COUNTED):
+        if state.seeded and fate in (None, PushOutcome.COUNTED):
             self._traffic.owe(event.cluster, "it is new" if fate is None else "its push was counted")
 
     def _knows(self, now_s: float, cluster: str) -> bool:

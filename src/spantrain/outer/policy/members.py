@@ -1,7 +1,7 @@
 """Who is there, and who has not been heard of for too long."""
 
 
-class Members:
+class Liveness:
     """Names, and when each was last heard of.
 
     >>> members = Members(lost_after_s=10.0)

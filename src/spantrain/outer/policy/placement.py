@@ -64,7 +64,7 @@ class PlaceScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class ShardPlacement:
     """Where each shard goes, and why."""
 
     places: Mapping[str, str]
@@ -77,7 +77,7 @@ class Placement:
     reason: str
 
 
-def place_shards(request: PlacementRequest) -> Placement:
+def place_shards(request: PlacementRequest) -> ShardPlacement:
     """Return the best single place, or several where that is at least a twentieth faster or no single one has room.
 
     Several are found by giving out shards from the largest, each where it adds least.
@@ -107,7 +107,7 @@ def place_shards(request: PlacementRequest) -> Placement:
     else:
         alone = f"{best.weighted_s:.3g} s at {best.place} alone" if best else "no place alone has room"
         reason = f"clusters spend {_weighted(request, spread):.3g} s in an exchange, weighted by throughput; {alone}"
-    return Placement(
+    return ShardPlacement(
         places=dict(sorted(spread.items())),
         exchange_s=_exchange_s(request, spread),
         weighted_s=_weighted(request, spread),

@@ -9,7 +9,7 @@ have tried, and two of them where two train, have spoken against it for as long 
 
 from collections.abc import Collection
 
-from spantrain.core.outer.events import Transfer
+from spantrain.core.outer.events import LayerTransfer
 
 
 class StuckShards:
@@ -31,7 +31,7 @@ class StuckShards:
         self._elsewhere: set[tuple[str, str]] = set()
         """Shards and clusters whose layers got through at another shard since then."""
 
-    def moved(self, transfer: Transfer) -> None:
+    def moved(self, transfer: LayerTransfer) -> None:
         """Note a layer that got through, wanted or not."""
         cluster = transfer.cluster
         if transfer.shard not in self._tried:
@@ -40,7 +40,7 @@ class StuckShards:
         self._elsewhere.discard((transfer.shard, cluster))
         self._elsewhere |= {(shard, cluster) for shard, tried in self._tried.items() if tried.get(cluster) is not None}
 
-    def failed(self, now_s: float, transfer: Transfer) -> None:
+    def failed(self, now_s: float, transfer: LayerTransfer) -> None:
         """Note a layer that did not."""
         tried = self._tried[transfer.shard]
         if tried.get(transfer.cluster) is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import OuterEvent, Ticket, Transfer, Way, tag_event
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, tag_event
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
@@ -91,7 +91,7 @@ class ShardServer:
         self._lock = threading.Lock()
         """Of what follows; held for moments."""
         self._connection = 0
-        self._moving: dict[tuple[str, LayerKey], tuple[int, Transfer]] = {}
+        self._moving: dict[tuple[str, LayerKey], tuple[int, LayerTransfer]] = {}
         """With the fragment."""
         self._busy = threading.Lock()
         """Held while a command is carried out, and while the shard registers."""
@@ -225,7 +225,7 @@ class ShardServer:
         """Take a command: begin to take in a layer at once, carry the others out in order."""
         fragment, inner = untag_command(command)
         match inner:
-            case do.Move(way=Way.PUSH):
+            case do.Move(way=TransferWay.PUSH):
                 self._expect(fragment, inner.transfer)
             case do.Forget():
                 self._forget(inner.ticket)
@@ -235,7 +235,7 @@ class ShardServer:
                     self._order(fragment, inner)
             case do.StartAnew():
                 self._fail(f"the master says that {inner.reason}")
-            case do.CheckPush() | do.Measure() | do.Combine() | do.Stage() | do.Commit() | do.Restore():
+            case do.CheckPush() | do.Measure() | do.Combine() | do.StageVersion() | do.Commit() | do.Restore():
                 self._order(fragment, inner)
             case _:
                 _LOG.warning("%s was told what is for others: %s", self._name, type(inner).__name__)
@@ -251,9 +251,9 @@ class ShardServer:
             raise ProtocolError(f"{self._name} holds {len(self._fragments)} fragments, the master means {fragment}")
         return self._fragments[fragment].memory
 
-    def _expect(self, fragment: int, transfer: Transfer) -> None:
+    def _expect(self, fragment: int, transfer: LayerTransfer) -> None:
         shard = self._memory(fragment)
-        key = _key(Way.PUSH, transfer)
+        key = _key(TransferWay.PUSH, transfer)
         with self._lock:
             self._moving[transfer.worker, key] = fragment, transfer
         try:
@@ -266,12 +266,12 @@ class ShardServer:
     def _give(self, fragment: int, command: do.Move, *, late: bool) -> bool:
         """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
         shard, transfer = self._memory(fragment), command.transfer
-        key = _key(Way.PULL, transfer)
+        key = _key(TransferWay.PULL, transfer)
         try:
             tensors = shard.give(command.version, transfer.layer)
         except ProtocolError as error:
             if late:
-                lost = on.TransferLost(way=Way.PULL, transfer=transfer, reason=str(error))
+                lost = on.TransferLost(way=TransferWay.PULL, transfer=transfer, reason=str(error))
                 self._link.tell(tag_event(fragment, lost))
             return False
         with self._lock:
@@ -288,7 +288,7 @@ class ShardServer:
                 del self._moving[one]
         self._wire.forget(ticket)
 
-    def _moved(self, peer: str, key: LayerKey) -> tuple[int, int, Transfer | None]:
+    def _moved(self, peer: str, key: LayerKey) -> tuple[int, int, LayerTransfer | None]:
         """Return the number of the connection, the fragment, and which layer is no longer moving."""
         with self._lock:
             fragment, transfer = self._moving.pop((peer, key), (0, None))
@@ -299,11 +299,11 @@ class ShardServer:
         connection, fragment, transfer = self._moved(peer, key)
         if transfer is None:
             return
-        event: OuterEvent = on.Moved(way=Way.PUSH, transfer=transfer)
+        event: OuterEvent = on.Moved(way=TransferWay.PUSH, transfer=transfer)
         try:
             self._memory(fragment).take(key.ticket, key.layer, tensors, transfer.wire_format)
         except ProtocolError as error:
-            event = on.TransferLost(way=Way.PUSH, transfer=transfer, reason=str(error))
+            event = on.TransferLost(way=TransferWay.PUSH, transfer=transfer, reason=str(error))
         with self._lock:
             if connection == self._connection:
                 self._link.tell(tag_event(fragment, event))
@@ -367,7 +367,7 @@ class ShardServer:
         self._failed.set()
 
 
-def _key(way: Way, transfer: Transfer) -> LayerKey:
+def _key(way: TransferWay, transfer: LayerTransfer) -> LayerKey:
     return LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
 
 

@@ -36,7 +36,7 @@ from spantrain.outer.shard.numerics import (
 from spantrain.outer.shard.snapshots import ShardVersion, SnapshotStore
 from spantrain.transport.layers.pool import BufferPool, LayerBytes
 
-ShardCommand = do.CheckPush | do.Forget | do.Measure | do.Combine | do.Stage | do.Commit | do.Restore
+ShardCommand = do.CheckPush | do.Forget | do.Measure | do.Combine | do.StageVersion | do.Commit | do.Restore
 
 
 _ENDED = 1000
@@ -178,7 +178,7 @@ class OuterShard:
                 return on.NormsMeasured(shard=self._name, update=command.update, squares=squares)
             case do.Combine():
                 return self._combine(command)
-            case do.Stage():
+            case do.StageVersion():
                 self._staged = None
                 self._staged = (command.update, self._next(command))
                 return on.Staged(shard=self._name, update=command.update)
@@ -221,7 +221,7 @@ class OuterShard:
         self._means[command.update] = mean
         return on.MeanCombined(shard=self._name, update=command.update, squares=tuple(squares))
 
-    def _compensate(self, weight: do.Weight, strength: float) -> None:
+    def _compensate(self, weight: do.PushWeight, strength: float) -> None:
         """Correct a push for what came since the version that it began from, if that is known here."""
         serving = self.serving
         with self._lock:
@@ -232,7 +232,7 @@ class OuterShard:
             for name, gradient in tensors.items():
                 compensate(gradient, serving.parameters[name], then[name], strength=strength)
 
-    def _next(self, command: do.Stage) -> ShardVersion:
+    def _next(self, command: do.StageVersion) -> ShardVersion:
         """Make a version: a push's tensors as they are, or a step along the mean."""
         if command.parameters:
             held = self._pushes[command.parameters]

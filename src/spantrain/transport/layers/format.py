@@ -15,8 +15,8 @@ from typing import Any
 
 import msgpack
 
-from spantrain.core.outer.events import Ticket, Way
-from spantrain.core.outer.layers import MOST_DIMENSIONS, MOST_NAME_BYTES, MOST_PARAMETERS, ParameterSpec
+from spantrain.core.outer.events import Ticket, TransferWay
+from spantrain.core.outer.layers import MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_PARAMETERS, ParameterSpec
 from spantrain.transport.connection.bounds import Refusal, array, printable, shown, text, unpack, whole_number
 from spantrain.transport.layers.interface import LayerKey
 
@@ -26,7 +26,7 @@ HEAD_MAX_BYTES = 2**20
 _VERSION = 1
 _INT31, _INT63 = 2**31, 2**63
 _MAX_LINES, _MAX_TEXT = 17, 1000
-_WAYS = {one.value: one for one in Way}
+_WAYS = {one.value: one for one in TransferWay}
 _NUMBER, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
@@ -74,7 +74,7 @@ def decode_hello(head: bytes) -> LayerHello:
         raise Refusal("wrong version", f"this side speaks {_VERSION}, got {shown(version)}")
     lines = whole_number(lines, 2, _MAX_LINES + 1)
     return LayerHello(
-        name=text(name, MOST_NAME_BYTES),
+        name=text(name, MAX_NAME_BYTES),
         session=whole_number(session, 0, _INT63),
         line=whole_number(line, 0, lines),
         lines=lines,
@@ -94,9 +94,9 @@ def encode_opening(opening: Opening) -> bytes:
     head = OPEN + _NUMBER.pack(opening.number) + _packed(
         [key.ticket.epoch, key.ticket.number, key.way.value, key.layer, specs]
     )  # fmt: skip
-    if len(head) > HEAD_MAX_BYTES or len(specs) > MOST_PARAMETERS:
+    if len(head) > HEAD_MAX_BYTES or len(specs) > MAX_PARAMETERS:
         raise ValueError(
-            f"{key}: its {len(specs)} parameters take {len(head)} bytes to name, at most {MOST_PARAMETERS} and "
+            f"{key}: its {len(specs)} parameters take {len(head)} bytes to name, at most {MAX_PARAMETERS} and "
             f"{HEAD_MAX_BYTES} are allowed; make smaller layers"
         )
     return head
@@ -116,15 +116,15 @@ def decode_opening(head: bytes) -> Opening:
     return Opening(
         number=number,
         key=LayerKey(ticket=ticket, way=_WAYS[way], layer=whole_number(layer, 0, _INT31)),
-        parameters=tuple(_spec(one) for one in array(specs, 1, MOST_PARAMETERS)),
+        parameters=tuple(_spec(one) for one in array(specs, 1, MAX_PARAMETERS)),
     )
 
 
 def _spec(entry: Any) -> ParameterSpec:
     name, dtype, shape = array(entry, 3, 3)
-    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, MOST_DIMENSIONS))
+    sizes = tuple(whole_number(size, 1, _INT63) for size in array(shape, 0, MAX_DIMENSIONS))
     try:
-        return ParameterSpec(name=text(name, MOST_NAME_BYTES), dtype=text(dtype, MOST_NAME_BYTES), shape=sizes)
+        return ParameterSpec(name=text(name, MAX_NAME_BYTES), dtype=text(dtype, MAX_NAME_BYTES), shape=sizes)
     except ValueError as error:
         raise Refusal("malformed", str(error)) from error
 
@@ -195,4 +195,4 @@ def _packed(fields: Sequence[object]) -> bytes:
 def _unpacked(data: bytes, length: int) -> list[Any]:
     if len(data) > HEAD_MAX_BYTES:
         raise Refusal("oversized", f"a head of {len(data)} bytes, at most {HEAD_MAX_BYTES} are allowed")
-    return unpack(data, length, max_text=MOST_NAME_BYTES, max_entries=MOST_PARAMETERS)
+    return unpack(data, length, max_text=MAX_NAME_BYTES, max_entries=MAX_PARAMETERS)

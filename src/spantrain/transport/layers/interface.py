@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from spantrain.core.outer.events import Ticket, Way
+from spantrain.core.outer.events import Ticket, TransferWay
 
 _MIB = 2**20
 
@@ -16,7 +16,7 @@ class LayerKey:
     """One layer of a push or a pull."""
 
     ticket: Ticket
-    way: Way
+    way: TransferWay
     layer: int
 
     def __post_init__(self) -> None:

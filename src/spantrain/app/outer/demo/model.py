@@ -13,7 +13,7 @@ _VOCABULARY = 256
 _HEAD = 32
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     """Attention to what was before, then two layers; each beside what goes past it."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -45,7 +45,7 @@ class SmallGPT(nn.Module):
             torch.manual_seed(seed)
             self.tokens = nn.Embedding(_VOCABULARY, width)
             self.positions = nn.Embedding(length, width)
-            self.blocks = nn.ModuleList(_Block(width, width // _HEAD) for _ in range(layers))
+            self.blocks = nn.ModuleList(_TransformerBlock(width, width // _HEAD) for _ in range(layers))
             self.norm = nn.LayerNorm(width)
             for parameter in self.parameters():
                 if parameter.ndim > 1:

@@ -51,7 +51,7 @@ class LossPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterFigures:
+class DemoClusterFigures:
     """What came of one cluster."""
 
     tokens: int
@@ -75,7 +75,7 @@ class ClusterFigures:
 class OuterDemoSummary:
     """What came out; written as summary.json."""
 
-    clusters: Mapping[str, ClusterFigures]
+    clusters: Mapping[str, DemoClusterFigures]
     loss_first: float
     """Held out, before training."""
     loss_last: float
@@ -162,8 +162,8 @@ class DemoRecord:
             emulated=emulated,
         )
 
-    def _figures(self, row: ClusterRow) -> ClusterFigures:
-        return ClusterFigures(
+    def _figures(self, row: ClusterRow) -> DemoClusterFigures:
+        return DemoClusterFigures(
             tokens=row.tokens,
             inner_steps=row.inner_steps,
             outer_rounds=row.outer_rounds,

@@ -43,11 +43,11 @@ class ClusterOrder:
 def train_cluster(order: ClusterOrder, stop: threading.Event, say: Callable[..., None]) -> None:
     """Train until told to stop; say every half second how far it is, and at the end what came of it."""
     torch.set_num_threads(1)
-    with _Cluster(order, say) as cluster:
+    with _DemoTraining(order, say) as cluster:
         cluster.train(stop)
 
 
-class _Cluster:
+class _DemoTraining:
     """The loop of one cluster, and what it says."""
 
     def __init__(self, order: ClusterOrder, say: Callable[..., None]) -> None:
@@ -72,7 +72,7 @@ class _Cluster:
         self._began_s = self._now_s = time.monotonic()
         self._blocked_before_s = self._outer.metrics.blocked_s
 
-    def __enter__(self) -> "_Cluster":
+    def __enter__(self) -> "_DemoTraining":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
-from spantrain.core.outer.events import Fate, Ticket, Way
+from spantrain.core.outer.events import PushOutcome, Ticket, TransferWay
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.policy.clusters import ClusterTable
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.policy.shards import ShardTable
-from spantrain.outer.policy.transfers.exchanges import Exchange, Exchanges, Push, SharedLines
+from spantrain.outer.policy.transfers.exchanges import OngoingExchange, OngoingExchanges, Push, SharedLines
 from spantrain.outer.policy.updates.updates import Updates
 
 _PULL_FIRST = ": pull that first"
 """The end of a refusal after which a pull begins."""
 
 
-class Traffic:
+class ExchangeControl:
     """Answers what clusters and shards say of a push or a pull: with commands, or None where no such is under way."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Traffic:
         new_ticket: Callable[[], Ticket],
         lines: SharedLines | None = None,
     ) -> None:
-        self.under_way = Exchanges(layout, settings, lines)
+        self.under_way = OngoingExchanges(layout, settings, lines)
         """To look at."""
         self._layout = layout
         self._settings = settings
@@ -64,13 +64,13 @@ class Traffic:
             parameters=seeds,
         )
         reason = "first parameters" if seeds else "all shards are ready"
-        self._begin(now_s, Way.PUSH, push.ticket, push.cluster, push.base_version, push)
+        self._begin(now_s, TransferWay.PUSH, push.ticket, push.cluster, push.base_version, push)
         start = do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason)
         return [start, *(self._end_round(event.cluster) if event.ends_round else ())]
 
     def _end_round(self, cluster: str) -> list[OuterCommand]:
         """End the round of all that have no push on its way."""
-        busy = {one.cluster for one in self.under_way if one.way is Way.PUSH}
+        busy = {one.cluster for one in self.under_way if one.way is TransferWay.PUSH}
         busy |= {push.cluster for push in self._updates.pending}
         return self._updates.end_round(cluster, [name for name in self._clusters.names if name not in busy])
 
@@ -82,10 +82,12 @@ class Traffic:
         waiting = [push.ticket for push in self._updates.pending if push.cluster == event.cluster]
         if waiting:
             return f"its push {waiting[0]} waits for an update"
-        if before := self.under_way.of(Way.PUSH, event.cluster):
+        if before := self.under_way.of(TransferWay.PUSH, event.cluster):
             return f"its push {before.ticket} is on its way"
         if not state.seeded:
-            others = [one.cluster for one in self.under_way if one.way is Way.PUSH and one.cluster != event.cluster]
+            others = [
+                one.cluster for one in self.under_way if one.way is TransferWay.PUSH and one.cluster != event.cluster
+            ]
             others += [push.cluster for push in self._updates.pending]
             return f"{others[0]} brings the first parameters" if others else ""
         record = state.clusters.get(event.cluster)
@@ -101,7 +103,7 @@ class Traffic:
         if exchange is not None and exchange.cluster == event.cluster and exchange.push:
             exchange.sent = True
             return self._check(exchange)
-        if self._updates.fate(event.cluster, event.push) is not Fate.SKIPPED:
+        if self._updates.fate(event.cluster, event.push) is not PushOutcome.SKIPPED:
             return [do.AcceptPush(cluster=event.cluster, push=event.push, reason="it was accepted before")]
         return [do.RefusePush(cluster=event.cluster, push=event.push, reason="it is not under way")]
 
@@ -139,7 +141,7 @@ class Traffic:
         reason = self._updates.accept(now_s, exchange.push)
         return [do.AcceptPush(cluster=exchange.cluster, push=exchange.ticket, reason=reason)]
 
-    def _check(self, exchange: Exchange) -> list[OuterCommand]:
+    def _check(self, exchange: OngoingExchange) -> list[OuterCommand]:
         """Ask the shards, once, when both ends say that all was moved."""
         if not exchange.sent or exchange.waiting or exchange.asked:
             return []
@@ -158,7 +160,7 @@ class Traffic:
         version = self._updates.state.version
         commands: list[OuterCommand] = []
         for cluster, reason in sorted(self._owed.items()):
-            if self.under_way.of(Way.PULL, cluster) is None:
+            if self.under_way.of(TransferWay.PULL, cluster) is None:
                 del self._owed[cluster]
                 pull = do.StartPull(
                     cluster=cluster,
@@ -168,7 +170,7 @@ class Traffic:
                     left_out=self._updates.left_out(cluster),
                     reason=reason,
                 )
-                self._begin(now_s, Way.PULL, pull.pull, cluster, version)
+                self._begin(now_s, TransferWay.PULL, pull.pull, cluster, version)
                 commands.append(pull)
         return commands
 
@@ -177,9 +179,9 @@ class Traffic:
         return [*self.under_way.moves(now_s)]
 
     def _begin(
-        self, now_s: float, way: Way, ticket: Ticket, cluster: str, version: int, push: Push | None = None
+        self, now_s: float, way: TransferWay, ticket: Ticket, cluster: str, version: int, push: Push | None = None
     ) -> None:
-        exchange = Exchange(way=way, ticket=ticket, cluster=cluster, version=version, begun_s=now_s, push=push)
+        exchange = OngoingExchange(way=way, ticket=ticket, cluster=cluster, version=version, begun_s=now_s, push=push)
         self.under_way.begin(exchange, self._clusters.workers[cluster])
 
     # What ends before its time.
@@ -194,7 +196,7 @@ class Traffic:
         """End all that is under way; pulls begin again when all shards are back."""
         commands: list[OuterCommand] = []
         for exchange in self.under_way:
-            if exchange.way is Way.PULL:
+            if exchange.way is TransferWay.PULL:
                 self.owe(exchange.cluster, reason)
             commands += self._end(exchange, reason)
         return commands
@@ -204,7 +206,7 @@ class Traffic:
         reason = f"it took over {self._settings.transfer_limit_s:.3g} s"
         return [command for one in self.under_way.overdue(now_s) for command in self._end(one, reason)]
 
-    def _end(self, exchange: Exchange, reason: str) -> list[OuterCommand]:
+    def _end(self, exchange: OngoingExchange, reason: str) -> list[OuterCommand]:
         """End a push or a pull before its time, and tell both sides."""
         self.under_way.drop(exchange.ticket)
         commands: list[OuterCommand] = []
@@ -222,7 +224,7 @@ class Traffic:
     @property
     def pulled(self) -> set[int]:
         """Versions that are being pulled."""
-        return {one.version for one in self.under_way if one.way is Way.PULL}
+        return {one.version for one in self.under_way if one.way is TransferWay.PULL}
 
     @property
     def bases(self) -> set[int]:

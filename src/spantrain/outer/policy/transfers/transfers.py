@@ -16,7 +16,7 @@ whose last layer was slow or did not arrive comes after the others, for as long 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 
-from spantrain.core.outer.events import Ticket, Transfer
+from spantrain.core.outer.events import LayerTransfer, Ticket
 
 _Worker = tuple[str, str]
 """Cluster, and worker in it."""
@@ -53,10 +53,10 @@ class TransferSchedule:
             raise ValueError(f"each shard and worker needs a slot at least, got {dict(slots)} and {worker_slots}")
         self._slots = dict(slots)
         self._worker_slots = worker_slots
-        self._waiting: dict[tuple[_Worker, str], deque[Transfer]] = {}
-        self._running: dict[Transfer, float] = {}
+        self._waiting: dict[tuple[_Worker, str], deque[LayerTransfer]] = {}
+        self._running: dict[LayerTransfer, float] = {}
         """And when each began."""
-        self._slow: set[Transfer] = set()
+        self._slow: set[LayerTransfer] = set()
         """Of these, whose shards others may use too."""
         self._unsure: set[str] = set()
         """Clusters whose last layer was slow or did not arrive."""
@@ -65,7 +65,7 @@ class TransferSchedule:
         """Seconds and bytes of the last layers that were not slow."""
 
     @property
-    def running(self) -> frozenset[Transfer]:
+    def running(self) -> frozenset[LayerTransfer]:
         """Transfers under way."""
         return frozenset(self._running)
 
@@ -85,12 +85,12 @@ class TransferSchedule:
         usual = max(1.0, size_bytes * len(self._arrived) / arrived_bytes)
         return max(self._patience_s / _SLOW, _SLOW * usual * took_s / len(self._arrived))
 
-    def add(self, transfers: Iterable[Transfer]) -> None:
+    def add(self, transfers: Iterable[LayerTransfer]) -> None:
         """Put transfers in line; between a worker and a shard they go in this order."""
         for transfer in transfers:
             self._waiting.setdefault((_worker(transfer), transfer.shard), deque()).append(transfer)
 
-    def end(self, now_s: float, transfer: Transfer) -> bool:
+    def end(self, now_s: float, transfer: LayerTransfer) -> bool:
         """Note that one has arrived; return whether it was under way."""
         if transfer not in self._running:
             return False
@@ -116,16 +116,16 @@ class TransferSchedule:
             kept = deque(transfer for transfer in line if transfer.ticket != ticket)
             self._keep(pair, kept)
 
-    def begin(self, now_s: float) -> tuple[Transfer, ...]:
+    def begin(self, now_s: float) -> tuple[LayerTransfer, ...]:
         """Return the transfers to begin now, first slots first, then by worker; they are under way from here on."""
         self._note_slow(now_s)
-        begun: list[Transfer] = []
+        begun: list[LayerTransfer] = []
         for level in range(1, max(self._worker_slots, *self._slots.values()) + 1):
             while more := self._match(now_s, level):
                 begun += more
         return tuple(begun)
 
-    def _match(self, now_s: float, level: int) -> tuple[Transfer, ...]:
+    def _match(self, now_s: float, level: int) -> tuple[LayerTransfer, ...]:
         """Begin what can be where workers and shards have no more than `level` slots; one for each worker."""
         left = self._bytes_left()
         busy_workers = Counter(_worker(transfer) for transfer in self._running)
@@ -141,13 +141,13 @@ class TransferSchedule:
         self._running.update(dict.fromkeys(begun, now_s))
         return begun
 
-    def _take(self, worker: _Worker, shard: str) -> Transfer:
+    def _take(self, worker: _Worker, shard: str) -> LayerTransfer:
         line = self._waiting[worker, shard]
         transfer = line.popleft()
         self._keep((worker, shard), line)
         return transfer
 
-    def _keep(self, pair: tuple[_Worker, str], line: deque[Transfer]) -> None:
+    def _keep(self, pair: tuple[_Worker, str], line: deque[LayerTransfer]) -> None:
         if line:
             self._waiting[pair] = line
         else:
@@ -164,7 +164,7 @@ class TransferSchedule:
         return workers, shards
 
 
-def _worker(transfer: Transfer) -> _Worker:
+def _worker(transfer: LayerTransfer) -> _Worker:
     return transfer.cluster, transfer.worker
 
 

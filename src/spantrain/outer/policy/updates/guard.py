@@ -109,7 +109,7 @@ class GuardState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PushVerdict:
     """Whether one cluster takes part in an update, and why."""
 
     cluster: str
@@ -124,7 +124,7 @@ def judge(
     settings: GuardSettings | None = None,
     *,
     trains: Collection[str] = (),
-) -> tuple[GuardState, tuple[Verdict, ...]]:
+) -> tuple[GuardState, tuple[PushVerdict, ...]]:
     """Return what is known after a window, and a verdict for each cluster, by name.
 
     `trains`: clusters that push from time to time, besides those of the window.
@@ -149,14 +149,14 @@ def judge(
 
 def _verdict(
     state: GuardState, cluster: str, norms: Mapping[str, float], here: Collection[str], settings: GuardSettings
-) -> Verdict:
+) -> PushVerdict:
     norm = norms[cluster]
     if not math.isfinite(norm):
-        return Verdict(cluster=cluster, norm=norm, accepted=False, reason=f"norm is {norm}, not finite")
+        return PushVerdict(cluster=cluster, norm=norm, accepted=False, reason=f"norm is {norm}, not finite")
     limit, why = _limit(state, cluster, norms, here, settings)
     accepted = norm <= limit
     reason = f"norm {norm:.4g} {'within' if accepted else 'over'} {limit:.4g}, {why}"
-    return Verdict(cluster=cluster, norm=norm, accepted=accepted, reason=reason)
+    return PushVerdict(cluster=cluster, norm=norm, accepted=accepted, reason=reason)
 
 
 def _limit(
@@ -181,7 +181,7 @@ def _limit(
     return limit, f"{settings.wild:g} times the median of all, since most are new"
 
 
-def _after(before: NormLevel, verdict: Verdict, settings: GuardSettings, patience: int) -> NormLevel:
+def _after(before: NormLevel, verdict: PushVerdict, settings: GuardSettings, patience: int) -> NormLevel:
     """Take in a norm that is finite and not 0."""
     if verdict.accepted:
         after = (

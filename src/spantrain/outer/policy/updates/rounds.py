@@ -12,19 +12,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from spantrain.core.outer.commands import Combine, Measure, OuterCommand, Stage, Weight
+from spantrain.core.outer.commands import Combine, Measure, OuterCommand, PushWeight, StageVersion
 from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.policy.transfers.exchanges import Push
-from spantrain.outer.policy.updates.guard import GuardState, Verdict, judge
+from spantrain.outer.policy.updates.guard import GuardState, PushVerdict, judge
 from spantrain.outer.policy.updates.weighing import Weighing
 
 Answer = NormsMeasured | MeanCombined | Staged | Committed
 
 
-class Phase(Enum):
+class UpdatePhase(Enum):
     """How far an update is."""
 
     MEASURING = "measuring"
@@ -45,7 +45,7 @@ class UpdateOutcome:
     update: Ticket
     version: int | None
     """None where all pushes were left out."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PushVerdict, ...]
     staleness: Mapping[str, int]
     """By cluster: versions that were made since the one that it started from."""
     norm: float
@@ -67,10 +67,10 @@ class Update:
         assert pushes
         self.ticket = ticket
         self.pushes = tuple(sorted(pushes, key=lambda push: push.cluster))
-        self.phase = Phase.MEASURING
+        self.phase = UpdatePhase.MEASURING
         self.guard = guard
         """What is known of norms, after the verdicts."""
-        self.verdicts: tuple[Verdict, ...] = ()
+        self.verdicts: tuple[PushVerdict, ...] = ()
         self.norm = 0.0
         self.scale = 1.0
         self.part = 1.0
@@ -100,7 +100,7 @@ class Update:
         """Return what it came to."""
         return UpdateOutcome(
             update=self.ticket,
-            version=self.version if self.phase is not Phase.EMPTY else None,
+            version=self.version if self.phase is not UpdatePhase.EMPTY else None,
             verdicts=self.verdicts,
             staleness={push.cluster: max(0, version_before - push.base_version) for push in self.pushes},
             norm=self.norm,
@@ -124,10 +124,10 @@ class Update:
             ProtocolError: it does not tell what was asked.
         """
         wanted = {
-            Phase.MEASURING: NormsMeasured,
-            Phase.COMBINING: MeanCombined,
-            Phase.STAGING: Staged,
-            Phase.COMMITTING: Committed,
+            UpdatePhase.MEASURING: NormsMeasured,
+            UpdatePhase.COMBINING: MeanCombined,
+            UpdatePhase.STAGING: Staged,
+            UpdatePhase.COMMITTING: Committed,
         }.get(self.phase)
         ours = answer.version == self.version if isinstance(answer, Committed) else answer.update == self.ticket
         if wanted is None or not isinstance(answer, wanted) or not ours or answer.shard in self._answers:
@@ -155,15 +155,17 @@ class Update:
             raise ProtocolError(f"{answer.shard}: a sum of squares is negative; its memory or its code is broken")
 
     def _next(self) -> None:
-        if self.phase is Phase.MEASURING:
+        if self.phase is UpdatePhase.MEASURING:
             self._judge()
-        elif self.phase is Phase.COMBINING:
+        elif self.phase is UpdatePhase.COMBINING:
             self.norm = _norm(s for a in self._answers.values() if isinstance(a, MeanCombined) for s in a.squares)
             limit = self._settings.clip_norm
             self.scale = 1.0 if limit is None or self.norm <= limit else limit / self.norm
-            self.phase = Phase.JUDGED if math.isfinite(self.norm) else Phase.EMPTY
+            self.phase = UpdatePhase.JUDGED if math.isfinite(self.norm) else UpdatePhase.EMPTY
         else:
-            self.phase = {Phase.STAGING: Phase.STAGED, Phase.COMMITTING: Phase.COMMITTED}[self.phase]
+            self.phase = {UpdatePhase.STAGING: UpdatePhase.STAGED, UpdatePhase.COMMITTING: UpdatePhase.COMMITTED}[
+                self.phase
+            ]
         self._answers = {}
 
     def _judge(self) -> None:
@@ -174,18 +176,18 @@ class Update:
         else:
             self.guard, self.verdicts = judge(self.guard, norms, self._settings.guard, trains=self._trains)
         if not self.accepted:
-            self.phase = Phase.EMPTY
+            self.phase = UpdatePhase.EMPTY
         else:
             self.part = self._weighing.part([push.cluster for push in self.accepted])
-            self.phase = Phase.JUDGED if self._seeds else Phase.COMBINING
+            self.phase = UpdatePhase.JUDGED if self._seeds else UpdatePhase.COMBINING
 
     def combine(self) -> list[OuterCommand]:
         """Ask for the mean over those that were accepted."""
-        assert self.phase is Phase.COMBINING
+        assert self.phase is UpdatePhase.COMBINING
         heavy = self._weighing.weights
         whole = sum(heavy[push.cluster] for push in self.accepted)
         weights = tuple(
-            Weight(push=push.ticket, part=heavy[push.cluster] / whole, base_version=push.base_version)
+            PushWeight(push=push.ticket, part=heavy[push.cluster] / whole, base_version=push.base_version)
             for push in self.accepted
         )
         compensation = self._settings.compensation
@@ -197,14 +199,14 @@ class Update:
 
     def stage(self, version: int) -> list[OuterCommand]:
         """Ask for the new version."""
-        assert self.phase is Phase.JUDGED
-        self.phase, self.version = Phase.STAGING, version
+        assert self.phase is UpdatePhase.JUDGED
+        self.phase, self.version = UpdatePhase.STAGING, version
         parameters = self.pushes[0].ticket if self._seeds else None
         reason = f"norm of the mean {self.norm:.4g}, times {self.scale:.3g}, {self.part:.3g} of a step"
         if self._seeds:
             reason = "the first parameters"
         return [
-            Stage(
+            StageVersion(
                 shard=shard,
                 update=self.ticket,
                 version=version,
@@ -226,7 +228,7 @@ def _norm(squares: Iterable[float]) -> float:
         return math.inf
 
 
-def _first(cluster: str, norm: float) -> Verdict:
+def _first(cluster: str, norm: float) -> PushVerdict:
     finite = math.isfinite(norm)
     reason = "first parameters" if finite else "first parameters are not finite"
-    return Verdict(cluster=cluster, norm=norm, accepted=finite, reason=reason)
+    return PushVerdict(cluster=cluster, norm=norm, accepted=finite, reason=reason)

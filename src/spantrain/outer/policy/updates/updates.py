@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from spantrain.core.outer.commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
-from spantrain.core.outer.events import Committed, Fate, MeanCombined, NormsMeasured, Staged, Ticket
+from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, PushOutcome, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.policy.settings import ClusterRecord, MasterState, OuterSettings
 from spantrain.outer.policy.transfers.exchanges import Push
-from spantrain.outer.policy.updates.rounds import Phase, Update, UpdateOutcome
+from spantrain.outer.policy.updates.rounds import Update, UpdateOutcome, UpdatePhase
 from spantrain.outer.policy.updates.trainers import Trainers
 from spantrain.outer.policy.updates.weighing import TokenRates, Weighing, weigh
 
@@ -53,7 +53,7 @@ class Updates:
     @property
     def committing(self) -> bool:
         """Whether a version is decided that not all shards serve yet."""
-        return self._update is not None and self._update.phase is Phase.COMMITTING
+        return self._update is not None and self._update.phase is UpdatePhase.COMMITTING
 
     @property
     def wake_s(self) -> float | None:
@@ -62,11 +62,11 @@ class Updates:
             return self._begun_s + self._settings.transfer_limit_s
         return self._window_ends_s if self._window else None
 
-    def fate(self, cluster: str, push: Ticket) -> Fate:
+    def fate(self, cluster: str, push: Ticket) -> PushOutcome:
         """Return what became of a push."""
         if any(one.ticket == push and one.cluster == cluster for one in self.pending):
-            return Fate.PENDING
-        return Fate.COUNTED if self.state.seeded and self.last_push(cluster) == push else Fate.SKIPPED
+            return PushOutcome.PENDING
+        return PushOutcome.COUNTED if self.state.seeded and self.last_push(cluster) == push else PushOutcome.SKIPPED
 
     def last_push(self, cluster: str) -> Ticket | None:
         """Return a cluster's last push that was decided on."""
@@ -178,14 +178,14 @@ class Updates:
         if update.missing != self._layout.shards:
             return []
         match update.phase:
-            case Phase.COMBINING:
+            case UpdatePhase.COMBINING:
                 return update.combine()
-            case Phase.JUDGED:
+            case UpdatePhase.JUDGED:
                 version = self.reserve()
                 return [Save(reason=f"version {version} may be made"), *update.stage(version)]
-            case Phase.STAGED:
+            case UpdatePhase.STAGED:
                 return self._decide(update, keep, bases)
-            case Phase.EMPTY:
+            case UpdatePhase.EMPTY:
                 return self._nothing(update)
             case _:
                 self._update = None
@@ -231,7 +231,7 @@ class Updates:
         assert version is not None
         self._count(update, version)
         self.state = replace(self.state, version=version, seeded=True, updates=self.state.updates + 1)
-        update.phase = Phase.COMMITTING
+        update.phase = UpdatePhase.COMMITTING
         reason = "staged on all shards"
         kept, held = tuple(sorted(keep)), tuple(sorted(bases))
         commits = [

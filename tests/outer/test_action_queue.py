@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from spantrain.core.outer.events import ClusterBeat, Ticket, Way
-from spantrain.outer.client.action_queue import ClientHands
+from spantrain.core.outer.events import ClusterBeat, Ticket, TransferWay
+from spantrain.outer.client.action_queue import ActionQueue
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.mailbox.interface import PeerAddress
 
-KEY = LayerKey(ticket=Ticket(1, 1), way=Way.PUSH, layer=0)
+KEY = LayerKey(ticket=Ticket(1, 1), way=TransferWay.PUSH, layer=0)
 SHARDS = (PeerAddress(name="s0", endpoint="tcp://127.0.0.1:1", public_key=""),)
 BEAT = ClusterBeat(cluster="a")
 
@@ -57,10 +57,10 @@ class _Wire:
         self._told.append("wire closed")
 
 
-def hands_with(ways: Ways) -> ClientHands:
-    hands = ClientHands("a")
-    hands.use(ways.link, ways.wire)
-    return hands
+def actions_with(ways: Ways) -> ActionQueue:
+    actions = ActionQueue("a")
+    actions.use(ways.link, ways.wire)
+    return actions
 
 
 def never_lost(shard: str, key: LayerKey, reason: str) -> None:
@@ -70,36 +70,36 @@ def never_lost(shard: str, key: LayerKey, reason: str) -> None:
 def test_the_wire_says_goodbye_before_the_master_hears_one():
     """As soon as the master has, it tells the shards that this is no peer any more, and they hang up."""
     ways = Ways()
-    hands = hands_with(ways)
-    hands.tell(BEAT)
-    hands.close()
+    actions = actions_with(ways)
+    actions.tell(BEAT)
+    actions.close()
     assert ways.told == [(BEAT,), "wire closed", "link closed"]
 
 
 def test_dialling_anew_leaves_no_connection_of_before():
     ways = Ways()
-    hands = hands_with(ways)
-    hands.dial_anew(SHARDS)
-    hands.close()
+    actions = actions_with(ways)
+    actions.dial_anew(SHARDS)
+    actions.close()
     assert ways.told[:2] == [(), SHARDS]
 
 
 def test_what_was_to_be_done_over_a_connection_that_ended_is_left_out():
     ways, busy, go = Ways(), threading.Event(), threading.Event()
-    hands = hands_with(ways)
+    actions = actions_with(ways)
 
     def made_slowly() -> dict[str, torch.Tensor]:
         busy.set()
         assert go.wait(20.0)
         return {}
 
-    hands.send("s0", KEY, made_slowly, lost=never_lost)
-    hands.forget(KEY.ticket)
+    actions.send("s0", KEY, made_slowly, lost=never_lost)
+    actions.forget(KEY.ticket)
     assert busy.wait(20.0)
-    hands.connect()
+    actions.connect()
     go.set()
-    hands.tell(BEAT)
-    hands.close()
+    actions.tell(BEAT)
+    actions.close()
     assert ways.told == [("s0", KEY, {}), (BEAT,), "wire closed", "link closed"]
 
 
@@ -109,9 +109,9 @@ def test_a_layer_that_cannot_be_made_is_lost_and_the_next_is_sent():
     def broken() -> dict[str, torch.Tensor]:
         raise ValueError("no room")
 
-    hands = hands_with(ways)
-    hands.send("s0", KEY, broken, lost=lambda *told: lost.append(told))
-    hands.send("s0", KEY, dict, lost=never_lost)
-    hands.close()
+    actions = actions_with(ways)
+    actions.send("s0", KEY, broken, lost=lambda *told: lost.append(told))
+    actions.send("s0", KEY, dict, lost=never_lost)
+    actions.close()
     assert lost == [("s0", KEY, "no room")]
     assert ways.told[0] == ("s0", KEY, {})

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from patience import PATIENCE_S
-from spantrain.app.outer.up import OuterHousehold, Restarts
+from spantrain.app.outer.up import ProcessSupervisor, Restarts
 from spantrain.errors import UsageError
 
 CONFIG = """\
@@ -26,13 +26,13 @@ def test_pauses_grow_and_are_forgotten_one_by_one() -> None:
     assert restarts.pause_s("a", ran_s=10.0) == 1.0
 
 
-def look_until(household: OuterHousehold, done) -> None:
+def look_until(supervisor: ProcessSupervisor, done) -> None:
     """Look, an hour later each time, so that no pause is waited for."""
     end_s = time.monotonic() + PATIENCE_S
     hour = 0
     while not done():
         assert time.monotonic() < end_s
-        household.look(3600.0 * (hour := hour + 1))
+        supervisor.look(3600.0 * (hour := hour + 1))
         time.sleep(0.02)
 
 
@@ -40,18 +40,18 @@ def look_until(household: OuterHousehold, done) -> None:
 def test_what_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None:
     notes: list[str] = []
     commands = {"brief": ("--version",), "long": ("testbed", "--help")}
-    with OuterHousehold(commands, tmp_path / "logs", notes.append) as household:
-        look_until(household, lambda: sum("brief was started again" in note for note in notes) >= 2)
+    with ProcessSupervisor(commands, tmp_path / "logs", notes.append) as supervisor:
+        look_until(supervisor, lambda: sum("brief was started again" in note for note in notes) >= 2)
     assert any("brief ended with status 0; it is started again in 1 s" in note for note in notes)
-    assert household.pid_of("brief") is None
+    assert supervisor.pid_of("brief") is None
     assert not [child for child in psutil.Process(os.getpid()).children() if "spantrain" in " ".join(child.cmdline())]
-    assert "spantrain" in household.log_of("brief").read_text()
+    assert "spantrain" in supervisor.log_of("brief").read_text()
 
 
 def test_wrong_input_is_not_tried_twice(tmp_path: Path) -> None:
-    household = OuterHousehold({"s9": ("no-such-verb",)}, tmp_path, lambda _: None)
-    with household, pytest.raises(UsageError, match="s9 ended with status 2"):
-        look_until(household, lambda: False)
+    supervisor = ProcessSupervisor({"s9": ("no-such-verb",)}, tmp_path, lambda _: None)
+    with supervisor, pytest.raises(UsageError, match="s9 ended with status 2"):
+        look_until(supervisor, lambda: False)
 
 
 def test_the_whole_message_of_wrong_input_is_told_and_no_earlier_one(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_the_whole_message_of_wrong_input_is_told_and_no_earlier_one(tmp_path: P
     (tmp_path / "state.json").touch(mode=0o600)
     (tmp_path / "state.json").write_text("{}")
     words = ("outer", "master", str(config), "--end-with-input")
-    household = OuterHousehold({"s9": words}, tmp_path, lambda _: None)
-    with household, pytest.raises(UsageError) as caught:
-        look_until(household, lambda: False)
+    supervisor = ProcessSupervisor({"s9": words}, tmp_path, lambda _: None)
+    with supervisor, pytest.raises(UsageError) as caught:
+        look_until(supervisor, lambda: False)
     told = str(caught.value)
     assert f"s9 ended with status 2: {config}: master.state: {tmp_path / 'state.json'}: fragments: is missing" in told
     assert "begin with another folder" in told
@@ -72,19 +72,19 @@ def test_the_whole_message_of_wrong_input_is_told_and_no_earlier_one(tmp_path: P
 
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "s9.log").mkdir()
-    household = OuterHousehold({"s9": ("--version",)}, tmp_path, lambda _: None)
-    with household, pytest.raises(UsageError, match=r"s9\.log: cannot be written: Is a directory; move it away"):
-        household.look(0.0)
+    supervisor = ProcessSupervisor({"s9": ("--version",)}, tmp_path, lambda _: None)
+    with supervisor, pytest.raises(UsageError, match=r"s9\.log: cannot be written: Is a directory; move it away"):
+        supervisor.look(0.0)
 
 
 def test_nothing_starts_before_what_it_needs_is_there(tmp_path: Path) -> None:
     there: set[str] = set()
-    with OuterHousehold(
+    with ProcessSupervisor(
         {"s0": ("--version",)}, tmp_path, lambda _: None, may_start=lambda name: name in there
-    ) as household:
-        household.look(0.0)
-        assert household.pid_of("s0") is None
-        assert not household.log_of("s0").exists()
+    ) as supervisor:
+        supervisor.look(0.0)
+        assert supervisor.pid_of("s0") is None
+        assert not supervisor.log_of("s0").exists()
         there.add("s0")
-        household.look(1.0)
-        assert household.log_of("s0").exists()
+        supervisor.look(1.0)
+        assert supervisor.log_of("s0").exists()
