@@ -42,7 +42,7 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.checkpoint.restore import group_of, restore
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.runtime.step.driver_channels import MailboxChannel
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 CLUSTER = """\
@@ -150,7 +150,7 @@ def _load(manifest: Manifest, plan: Plan, disks: dict[str, Path], job: TrainJob)
 
     def load(name: str) -> None:
         holding, optimizer = parts[name]
-        post = MailboxPost(boxes[name], generation=plan.generation, step=manifest.step)
+        post = MailboxChannel(boxes[name], generation=plan.generation, step=manifest.step)
         restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
 
     start_s = time.perf_counter()

@@ -38,7 +38,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import UnitModule
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.work import SampledFeed
 
 Lines = dict[str, list[tuple[float, float]]]
 

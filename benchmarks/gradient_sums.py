@@ -1,7 +1,7 @@
 """How long Gloo's sums over slow links take, and what the cost model says: `benchmarks/gradient_sums.py [--json FILE]`.
 
 Devices at a site each, equal links between all; each sums a tensor by torch.distributed, one or several at once, as the
-runtime does (`runtime.gradients.background_sums`). Real: processes, Gloo, TCP. Emulated: the links
+runtime does (`runtime.gradients.step_sums`). Real: processes, Gloo, TCP. Emulated: the links
 (`spantrain.testbed`). The seconds are from the last start to the last end on any device, the least of a few; the
 model's are those of `cost.collectives` with the links as described, to which nothing was fitted. Needs root, or user
 namespaces and /dev/net/tun.

@@ -26,7 +26,7 @@ from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.work import SampledFeed
 
 MODELS = {"gpt2-tiny": 1e-3, "efficientnet-tiny": 1e-3}
 """With their learning rates, behind the warm-up; falling to 0 at the end."""

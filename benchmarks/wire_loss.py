@@ -14,8 +14,8 @@ from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.feed import SampledFeed
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
+from spantrain.runtime.step.work import SampledFeed
 
 HELD_OUT_SAMPLES, HELD_OUT_BATCH = 128, 64
 LAST_STEPS = 10

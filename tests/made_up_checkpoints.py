@@ -12,7 +12,7 @@ from spantrain.core.parts import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.gradients.optimizer import build_optimizer
 
 JOB = TrainJob(steps=4)

@@ -20,16 +20,14 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import parameter_names
-from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
-from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.restore import group_of
-from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.checkpoint.storage import Storage
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.checkpoint.tensor_file import Storage
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.driver_channels import MailboxPost
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.driver_channels import MailboxChannel
+from spantrain.runtime.step.work import SampledFeed
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
@@ -234,7 +232,7 @@ def load_all(
 
     def load(device: PlanDevice) -> None:
         boxes[device.name].set_peers(1, [box.address for box in boxes.values()])
-        post = MailboxPost(boxes[device.name], generation=1, step=content.step)
+        post = MailboxChannel(boxes[device.name], generation=1, step=content.step)
         group = group_of(plan.cluster, device.name, tuple(boxes))
         checkpoints = DeviceCheckpoints("", device.name, device.holding, device.optimizer, lambda _saved: ())
         checkpoints.resume(str(folder_of(device.name)), content, group, post)

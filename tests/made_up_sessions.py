@@ -16,8 +16,7 @@ from spantrain.core.plan import Plan
 from spantrain.devices.device import CpuDevice
 from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
-from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome

@@ -15,7 +15,7 @@ from spantrain.core.plan import StateSharding
 from spantrain.core.span import equal_spans
 from spantrain.core.trace import Interval, Trace
 from spantrain.formats.registry import WireFormat
-from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.schedule.dispatch.recut import halved
 
 CLUSTER = sites_cluster()
@@ -54,7 +54,7 @@ def test_reports_of_devices_become_advice():
     adviser = adviser_of(PLAN, PROFILE, TrainJob(steps=9, allow_wire=(WireFormat.BFLOAT16,)))
     assert adviser is not None
 
-    def reports(part: float) -> dict[str, StepReport]:
+    def reports(part: float) -> dict[str, DeviceReport]:
         state = LinkState(speeds={("a", "c"): part, ("c", "a"): part})
         taken_s = ProfileForecast(PLAN, PROFILE, "adamw").step_s(PLAN, state)
         return {name: _report(peer, RATE * part, taken_s) for name, peer in (("a", "c"), ("c", "a"))}
@@ -68,7 +68,7 @@ def test_reports_of_devices_become_advice():
     assert "a->c" in advice.reason
 
 
-def _report(peer: str, rate: float, taken_s: float) -> StepReport:
+def _report(peer: str, rate: float, taken_s: float) -> DeviceReport:
     link = LinkReport(
         peer=peer,
         verdict=LinkVerdict.CALM,
@@ -79,7 +79,7 @@ def _report(peer: str, rate: float, taken_s: float) -> StepReport:
         messages=8,
         confidence=1.0,
     )
-    return StepReport(
+    return DeviceReport(
         generation=0,
         step=0,
         loss_sum=None,

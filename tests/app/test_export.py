@@ -21,11 +21,10 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.whole import whole_model, whole_parameters
-from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.holding import PARAMETER
-from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder, write_device_file
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.tensor_file import Disk
 
 pytestmark = pytest.mark.checkpoint
 

@@ -23,9 +23,9 @@ from spantrain.models.sources import factory_spec
 from spantrain.planner.engine.engine import make_plan, plan_file
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.job import JobSpec
-from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, write_manifest, write_marker
-from spantrain.runtime.checkpoint.saver import step_folder
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.manifest import Manifest, write_manifest, write_marker
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
+from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.schedule.registry import splits_backward
 
 JOB = TrainJob(steps=2)

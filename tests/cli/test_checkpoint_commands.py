@@ -19,11 +19,10 @@ from spantrain.core.job import TrainJob
 from spantrain.core.parts import TensorPart
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.whole import whole_model
-from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.holding import PARAMETER
-from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder, write_device_file
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.tensor_file import Disk
 
 pytestmark = pytest.mark.checkpoint
 

@@ -6,7 +6,7 @@ from torch import nn
 from spantrain.core.action import Op
 from spantrain.devices.device import EmulatedDevice
 from spantrain.models.units import ModuleUnit
-from spantrain.runtime.comparison.timed_units import TimedChain
+from spantrain.runtime.comparison.whole import TimedChain
 
 
 class FakeClock:

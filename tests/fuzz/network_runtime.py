@@ -16,10 +16,10 @@ from fuzz.target import Target
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.parts import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
-from spantrain.runtime.coordinator.external_batches import BatchDesk
-from spantrain.runtime.redistribution.exchange import Block, place_of
+from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.switch import read_held
-from spantrain.runtime.redistribution.transfer import Exchange, Group
+from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
 
 _PART = TensorPart(full_shape=(6, 5))
 _FILE = StoredFile(
@@ -46,7 +46,7 @@ class _Shelf:
     def present(self) -> tuple[str, ...]:
         return ("ours",)
 
-    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+    def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         return [torch.zeros(6, 5)[place_of(block.box, _PART)] for block in blocks]
 
 
@@ -68,8 +68,8 @@ def _exchange_words(chance: Random) -> list[torch.Tensor]:
 
 
 def _exchange(case: list[torch.Tensor], _folder: Path) -> Mapping[str, torch.Tensor]:
-    group = Group(own="a", peers=("evil",), nearness=lambda _peer: 0)
-    exchange = Exchange(group, {"theirs": _FILE, "ours": _FILE}, _Shelf(), _Evil(case))
+    group = ExchangeGroup(own="a", peers=("evil",), nearness=lambda _peer: 0)
+    exchange = TensorExchange(group, {"theirs": _FILE, "ours": _FILE}, _Shelf(), _Evil(case))
     return exchange.run({"w": _PART})
 
 
@@ -82,8 +82,8 @@ def _held_words(chance: Random) -> torch.Tensor:
 
 
 @cache
-def _batches() -> BatchDesk:
-    desk = BatchDesk(8)
+def _batches() -> BatchQueue:
+    desk = BatchQueue(8)
     desk.give(3, [torch.zeros(8, 5)], torch.zeros(8))
     desk.save_before(4)
     desk.stop()

@@ -20,9 +20,8 @@ from spantrain.devices.device import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
-from spantrain.runtime.gradients.background_sums import StepSums, buckets_of
+from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of
 from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
-from spantrain.runtime.worker.background import Background
 
 SPAN = Span(0, 3)
 

@@ -15,7 +15,7 @@ from spantrain.core.span import Span
 from spantrain.errors import Interrupted
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -43,8 +43,8 @@ def barrier_of(plan):
     return make
 
 
-def report(step: int, loss_sum: float | None, square: float, generation: int = 1) -> StepReport:
-    return StepReport(
+def report(step: int, loss_sum: float | None, square: float, generation: int = 1) -> DeviceReport:
+    return DeviceReport(
         generation=generation, step=step, loss_sum=loss_sum, grad_square=square, busy_s=0.1, peak_held_samples=2
     )
 
@@ -142,7 +142,7 @@ LINK = LinkReport(
         (A, report(2, None, 1.0, generation=2), "under way is step 2 under generation 1"),
     ],
 )
-def test_only_reports_of_what_is_under_way_count(device: str, invented: StepReport, says: str, barrier_of):
+def test_only_reports_of_what_is_under_way_count(device: str, invented: DeviceReport, says: str, barrier_of):
     outcomes: list[StepOutcome] = []
     barrier = barrier_of(TrainJob(steps=5), outcomes)
     both(barrier, 0)

@@ -11,11 +11,9 @@ from made_up_checkpoints import BATCH, Faulty, check_loads, save, two_devices, w
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.device import DeviceCheckpoints
-from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.checkpoint.tensor_file import Disk
 
 pytestmark = pytest.mark.checkpoint
 

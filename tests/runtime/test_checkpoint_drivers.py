@@ -20,14 +20,13 @@ from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.restore import group_of, restore
-from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.step.driver import StepDriver
-from spantrain.runtime.step.driver_channels import DriverPost
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.driver_channels import DriverChannel
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import Recorder
-from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork
 
@@ -72,7 +71,7 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         driver = driver_of(plan, name, executor, boxes[name], model)
         parameters = executor.named_parameters()
         holding = holding_of(plan, name, build_graph(plan.model), parameters)
-        post = DriverPost(driver, generation=plan.generation, step=DONE)
+        post = DriverChannel(driver, generation=plan.generation, step=DONE)
         optimizer = build_optimizer(JOB, parameters.values())
         restore(disks[name], manifest.content, holding, optimizer, group_of(plan.cluster, name, plan.devices), post)
         stage, replica = plan.place(name)
@@ -110,7 +109,7 @@ def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMai
         ),
         clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
         mailbox=mailbox,
-        followers=Followers(Alone(), device.torch_device),
-        recorder=Recorder(name, steps=1),
+        followers=Followers(SingleMember(), device.torch_device),
+        recorder=StepRecorder(name, steps=1),
         check_abort=lambda: None,
     )

@@ -16,16 +16,14 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.parts import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import CheckpointSaver, SnapshotBuffers, write_device_file
-from spantrain.runtime.checkpoint.storage import Disk
-from spantrain.runtime.checkpoint.tensor_file import TensorFiles
+from spantrain.runtime.checkpoint.saver import CheckpointSaver, DeviceCheckpoints, SnapshotBuffers, write_device_file
+from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.launch.launcher import LocalWorkers
-from spantrain.runtime.redistribution.exchange import Block
-from spantrain.runtime.redistribution.transfer import Group
+from spantrain.runtime.redistribution.exchange import TensorBlock
+from spantrain.runtime.redistribution.transfer import ExchangeGroup
 
 pytestmark = pytest.mark.checkpoint
 
@@ -59,7 +57,7 @@ def test_tensors_of_every_type_come_back(dtype, tmp_path):
     back = load_file(tmp_path / name)
     assert all(torch.equal(back[key], tensor) and back[key].dtype == tensor.dtype for key, tensor in tensors.items())
     files = TensorFiles(tmp_path, {name: stored})
-    (piece,) = files.read(name, [Block("a", (Span(1, 2), Span(0, 2)))])
+    (piece,) = files.read(name, [TensorBlock("a", (Span(1, 2), Span(0, 2)))])
     assert torch.equal(piece, tensors["a"][1:2, 0:2])
 
 
@@ -231,7 +229,7 @@ def test_the_state_of_a_fused_optimizer_comes_back(tmp_path):
         checkpoints.save(2, {})
     again, other = trained(0)
     content = CheckpointContent(step=2, files={saved[0].name: saved[0].file})
-    alone = Group(own="dev", peers=(), nearness=lambda _peer: 0)
+    alone = ExchangeGroup(own="dev", peers=(), nearness=lambda _peer: 0)
     DeviceCheckpoints("", "dev", again, other, lambda _saved: ()).resume(
         str(tmp_path / "checkpoint/step-2"), content, alone, None
     )

@@ -20,12 +20,11 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.step.driver import StepDriver
-from spantrain.runtime.step.feed import SampledFeed
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import Recorder
-from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
@@ -69,7 +68,7 @@ class Cast:
         units = build_units(self.plan.model, self.plan.stages[stage].units, seed=SEED)
         return StageExecutor(units, **self._ends(name), global_batch=self.plan.global_batch)
 
-    def _driver(self, name: str, recorder: Recorder, restless: int | None) -> StepDriver:
+    def _driver(self, name: str, recorder: StepRecorder, restless: int | None) -> StepDriver:
         device = CpuDevice()
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
         return StepDriver(
@@ -78,7 +77,7 @@ class Cast:
             work=ReplicaWork(executor=self.executors[name], feed=feed, **self._ends(name)),
             clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
             mailbox=self.mailboxes[name],
-            followers=Followers(Alone(), device.torch_device),
+            followers=Followers(SingleMember(), device.torch_device),
             recorder=recorder,
             check_abort=lambda: None,
             local=None if restless is None else RestlessLocal(restless),
@@ -88,7 +87,7 @@ class Cast:
         """Run one device's steps in this thread; return the sum of its losses, and the most samples that it held."""
         torch.set_num_threads(1)
         self.mailboxes[name].set_peers(self.plan.generation, [box.address for box in self.mailboxes.values()])
-        recorder = Recorder(name, steps=steps)
+        recorder = StepRecorder(name, steps=steps)
         driver = self._driver(name, recorder, restless)
         stage, replica = self.plan.place(name)
         policy = make_policy(self.plan.schedule, self._tasks[stage][replica])

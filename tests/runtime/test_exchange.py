@@ -11,7 +11,7 @@ from made_up_parts import dealt, taken
 from spantrain.core.parts import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.redistribution.exchange import (
-    Block,
+    TensorBlock,
     boxes_of,
     chunks_of,
     missing_text,
@@ -71,7 +71,7 @@ def test_what_nobody_holds_is_told_and_no_more(shapes, members, seed):
 def test_chunks_hold_each_element_once_and_are_small(box, element_bytes, max_bytes):
     spans = tuple(Span(lo, lo + size) for lo, size in box)
     seen = torch.zeros([15] * len(spans), dtype=torch.int64)
-    for group in chunks_of([Block("t", spans), Block("t", spans)], {"t": element_bytes}, max_bytes):
+    for group in chunks_of([TensorBlock("t", spans), TensorBlock("t", spans)], {"t": element_bytes}, max_bytes):
         assert sum(block.elements for block in group) * element_bytes <= max_bytes
         for block in group:
             seen[tuple(slice(span.lo, span.hi) for span in block.box)] += 1
@@ -84,7 +84,7 @@ def test_the_first_source_gives_what_several_hold():
     whole = TensorPart(full_shape=(4,))
     half = TensorPart(full_shape=(4,), ranges=(Span(2, 4),))
     sources, _ = plan_fetch({"a": whole}, [("near", {"a": half}), ("far", {"a": whole}), ("farther", {"a": whole})])
-    assert sources == {"near": (Block("a", (Span(2, 4),)),), "far": (Block("a", (Span(0, 2),)),)}
+    assert sources == {"near": (TensorBlock("a", (Span(2, 4),)),), "far": (TensorBlock("a", (Span(0, 2),)),)}
 
 
 def test_an_empty_tensor_needs_no_source():
@@ -93,5 +93,5 @@ def test_an_empty_tensor_needs_no_source():
 
 
 def test_missing_tensors_are_named_few():
-    blocks = [Block(name, ()) for name in "edcba"]
+    blocks = [TensorBlock(name, ()) for name in "edcba"]
     assert missing_text(blocks) == "a, b, c and 2 more"

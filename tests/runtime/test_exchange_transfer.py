@@ -15,9 +15,9 @@ from spantrain.core.messages import MessageKey
 from spantrain.core.parts import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
-from spantrain.runtime.redistribution.exchange import Block, place_of
-from spantrain.runtime.redistribution.transfer import Exchange, Group
-from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
+from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
+from spantrain.runtime.step.driver_channels import MailboxChannel
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint
@@ -32,12 +32,12 @@ class Shelf:
     def __init__(self, files: Mapping[str, Mapping[str, torch.Tensor]], parts: Mapping[str, StoredFile]) -> None:
         self.files = files
         self.parts = parts
-        self.reads: list[Block] = []
+        self.reads: list[TensorBlock] = []
 
     def present(self) -> tuple[str, ...]:
         return tuple(sorted(self.files))
 
-    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+    def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         self.reads += blocks
         stored = self.parts[name].tensors
         return [self.files[name][b.tensor][place_of(b.box, stored[b.tensor].part)] for b in blocks]
@@ -71,10 +71,10 @@ def exchanged(
 
     def run(name: str) -> dict[str, torch.Tensor]:
         boxes[name].set_peers(1, [box.address for box in boxes.values()])
-        post = MailboxPost(boxes[name], generation=1, step=0, check_abort=check_abort)
-        group = Group(own=name, peers=tuple(peer for peer in names if peer != name), nearness=nearness)
+        post = MailboxChannel(boxes[name], generation=1, step=0, check_abort=check_abort)
+        group = ExchangeGroup(own=name, peers=tuple(peer for peer in names if peer != name), nearness=nearness)
         try:
-            return Exchange(group, files, shelves[name], post).run(wanted[name])
+            return TensorExchange(group, files, shelves[name], post).run(wanted[name])
         except (ConfigError, ProtocolError):
             failed.append(name)
             raise
@@ -174,8 +174,8 @@ class Forged:
 def test_a_peer_that_asks_for_what_is_not_there_is_refused(lane, content, says):
     whole = {"w": TensorPart(full_shape=(6, 5))}
     files = {"f": stored_file(whole)}
-    group = Group(own="a", peers=("b",), nearness=lambda _peer: 0)
-    exchange = Exchange(group, files, Shelf({"f": {"w": torch.zeros(6, 5)}}, files), Forged(lane, content))
+    group = ExchangeGroup(own="a", peers=("b",), nearness=lambda _peer: 0)
+    exchange = TensorExchange(group, files, Shelf({"f": {"w": torch.zeros(6, 5)}}, files), Forged(lane, content))
     with pytest.raises(ProtocolError, match=says):
         exchange.run({})
 
@@ -189,8 +189,8 @@ def test_a_peer_that_sends_another_size_is_refused():
 
     whole = {"w": TensorPart(full_shape=(6, 5))}
     files = {"f": stored_file(whole)}
-    group = Group(own="a", peers=("b",), nearness=lambda _peer: 0)
-    exchange = Exchange(group, files, Shelf({}, files), Short("exchange-have", ["f"]))
+    group = ExchangeGroup(own="a", peers=("b",), nearness=lambda _peer: 0)
+    exchange = TensorExchange(group, files, Shelf({}, files), Short("exchange-have", ["f"]))
     with pytest.raises(ProtocolError, match="wanted 120 bytes"):
         exchange.run(whole)
 
@@ -205,4 +205,4 @@ def test_a_message_that_is_no_part_of_an_exchange_is_named(step, tensors, told):
         box.set_peers(1, [a.address, b.address])
     b.send("a", MessageKey(1, step, "x", 0, Span(0, 1)), [torch.ones(1)] * tensors)
     with pytest.raises(ProtocolError, match=f"b sent .* {told} in the middle of an exchange of step 0"):
-        MailboxPost(a, generation=1, step=0).receive("x")
+        MailboxChannel(a, generation=1, step=0).receive("x")

@@ -7,23 +7,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import spantrain.runtime.coordinator.external_batches as given_module
+import spantrain.runtime.coordinator.batches as given_module
 from patience import PATIENCE_S
 from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
-from spantrain.runtime.coordinator.external_batches import BatchDesk, GivenFeed
+from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
 from spantrain.transport.control.codec import decode, encode
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES
 
 
-def over_the_wire(desk: BatchDesk):
+def over_the_wire(desk: BatchQueue):
     """Ask as workers do: what is not plain, or too large for a message, is refused."""
 
     def ask(question):
         told = decode(encode(question, limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
         return decode(encode(desk.answer(told), limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
 
-    return GivenFeed(ask, lambda: None)
+    return QueuedFeed(ask, lambda: None)
 
 
 @given(
@@ -34,7 +34,7 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
     total = sum(shares)
     inputs = tuple(torch.arange(total * 6).reshape(total, 2, 3).remainder(7).to(dtype) for dtype in dtypes)
     labels = torch.arange(total)
-    desk = BatchDesk(total)
+    desk = BatchQueue(total)
     desk.give(0, inputs, labels)
     feed = over_the_wire(desk)
     spans = [span for span in split_by_shares(Span(0, total), shares) if span is not None]
@@ -44,14 +44,14 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
 
 
 def test_large_batches_come_in_pieces():
-    desk = BatchDesk(3)
+    desk = BatchQueue(3)
     inputs = torch.randn(3, given_module._PIECE_BYTES // 4 + 1000)
     desk.give(5, (inputs,), torch.zeros(3))
     assert torch.equal(over_the_wire(desk).inputs(5, Span(0, 3))[0], inputs)
 
 
 def test_a_device_waits_for_the_loop_saves_and_ends():
-    desk, saved = BatchDesk(1), []
+    desk, saved = BatchQueue(1), []
     feed = over_the_wire(desk)
     batch = (torch.zeros(1, 2),), torch.zeros(1)
     with ThreadPoolExecutor(1) as pool:
@@ -70,7 +70,7 @@ def test_a_device_waits_for_the_loop_saves_and_ends():
 
 
 def test_wrong_batches_and_questions_are_refused():
-    desk = BatchDesk(4)
+    desk = BatchQueue(4)
     with pytest.raises(ValueError, match=r"labels is \(3,\); wanted one row for each of 4"):
         desk.give(0, (torch.zeros(4, 2),), torch.zeros(3))
     with pytest.raises(ValueError, match="input 1"):

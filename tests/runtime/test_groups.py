@@ -14,7 +14,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.group import run_members
 from spantrain.models.tensor_parallel.slices import take
-from spantrain.runtime.gradients.groups import Alone, group_ranks
+from spantrain.runtime.gradients.groups import SingleMember, group_ranks
 from spantrain.runtime.gradients.memory_groups import ThreadMembers
 from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_group_seconds, emulated_seconds
@@ -116,7 +116,7 @@ def test_a_group_takes_the_time_of_its_slowest_member_in_each_unit(make_plan, sp
         assert together(Op.FORWARD, 2) == pytest.approx(0.75 * sum(alone[:4]) + alone[4])
 
 
-class _Exchanging(Alone):
+class _Exchanging(SingleMember):
     """A group whose exchanges took two seconds."""
 
     size = 2

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.core.span import Span
-from spantrain.runtime.step.inbox import Inbox
+from spantrain.runtime.step.driver import SampleInbox
 
 
 @given(data=st.data())
@@ -19,7 +19,7 @@ def test_any_pieces_make_any_spans(data):
         edges = sorted({0, total, *data.draw(st.lists(st.integers(0, total), max_size=6), label=name)})
         return [Span(lo, hi) for lo, hi in itertools.pairwise(edges)]
 
-    inbox = Inbox()
+    inbox = SampleInbox()
     for piece in data.draw(st.permutations(cut("pieces"))):
         inbox.add(0, "forward", piece, (values[piece.lo : piece.hi], 2 * values[piece.lo : piece.hi]))
     for span in data.draw(st.permutations(cut("spans"))):
@@ -30,7 +30,7 @@ def test_any_pieces_make_any_spans(data):
 
 
 def test_steps_and_lanes_are_kept_apart():
-    inbox = Inbox()
+    inbox = SampleInbox()
     inbox.add(0, "forward", Span(0, 1), (torch.zeros(1),))
     inbox.add(1, "forward", Span(0, 1), (torch.ones(1),))
     inbox.add(1, "backward", Span(0, 1), (torch.full((1,), 2.0),))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.errors import WorkerError
-from spantrain.runtime.gradients.scaling import LossScale
+from spantrain.runtime.gradients.optimizer import LossScale
 
 
 @given(overflows=st.lists(st.booleans(), max_size=40), interval=st.integers(1, 5))

@@ -27,8 +27,7 @@ from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
-from spantrain.runtime.launch.launcher import LocalWorkers, Placement
-from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement, WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -110,14 +109,14 @@ class Machines:
 
         return self.pool.submit(run)
 
-    def _placement(self, name: str, plan: Plan) -> Placement:
+    def _placement(self, name: str, plan: Plan) -> WorkerPlacement:
         settings = WorkerSettings(
             join=self.coordinator.join_address.replace(NEAR, FAR),
             token=self.coordinator.token,
             name=name,
             backend=plan.cluster.device_by_name[name].backend,
         )
-        return Placement(settings=settings, environment={"GLOO_SOCKET_IFNAME": "lo"})
+        return WorkerPlacement(settings=settings, environment={"GLOO_SOCKET_IFNAME": "lo"})
 
     def process(self, device: str) -> psutil.Process:
         """Return a device's worker."""

@@ -20,7 +20,7 @@ from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
-from spantrain.runtime.worker.worker_protocol import StepReport, TrainOrder
+from spantrain.runtime.worker.worker_protocol import DeviceReport, TrainOrder
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
 
@@ -104,8 +104,10 @@ def under_way(run: Run) -> Iterator[tuple[Run, "Future[Any]"]]:
             call.cancel()
 
 
-def report(step: int, generation: int = 1) -> StepReport:
-    return StepReport(generation=generation, step=step, loss_sum=1.0, grad_square=1.0, busy_s=0.1, peak_held_samples=1)
+def report(step: int, generation: int = 1) -> DeviceReport:
+    return DeviceReport(
+        generation=generation, step=step, loss_sum=1.0, grad_square=1.0, busy_s=0.1, peak_held_samples=1
+    )
 
 
 def saved_by(device: str, step: int) -> SavedFile:

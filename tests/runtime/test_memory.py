@@ -8,7 +8,7 @@ from spantrain.devices.device import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.runtime.step.inbox import Inbox
+from spantrain.runtime.step.driver import SampleInbox
 from spantrain.runtime.worker.memory import peak_bytes
 
 SHAPE = (2, 64, 64)
@@ -50,7 +50,7 @@ def test_state_is_counted_exactly_and_spans_once_each() -> None:
 def test_messages_that_wait_are_counted() -> None:
     torch.set_num_threads(1)
     alone, crowded = middle_stage(), middle_stage()
-    inbox = Inbox()
+    inbox = SampleInbox()
     crowded.meter.waiting_bytes = inbox.held_bytes
     for number in (1, 2):
         inbox.add(0, "forward", Span(2 * number, 2 * number + 2), (torch.randn(SHAPE),))

@@ -25,7 +25,7 @@ from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.gradients.memory_groups import thread_groups
 from spantrain.runtime.outer.layers import stage_layers
 from spantrain.runtime.outer.part import StageParameters
-from spantrain.runtime.step.driver_channels import MailboxPost
+from spantrain.runtime.step.driver_channels import MailboxChannel
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
@@ -79,7 +79,7 @@ class Devices:
         member = build_member(plan, name, CpuDevice(), self._units[name], graph=self.graph, groups=groups)
         named = member.executor.named_parameters()
         holding = self.holdings[name] = holding_of(plan, name, self.graph, named, member.parts.own)
-        post = MailboxPost(self._boxes[name], generation=plan.generation, step=STEP)
+        post = MailboxChannel(self._boxes[name], generation=plan.generation, step=STEP)
         part: Any = SimpleNamespace(plan=plan, member=member, holding=holding, post=lambda *_, **__: post)
         return StageParameters(self.found, SimpleNamespace(name=name), part, STEP)  # type: ignore[arg-type]
 

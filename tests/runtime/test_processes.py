@@ -31,7 +31,7 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,9 +12,8 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.gradients.scaling import GradientScaling
-from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer
+from spantrain.runtime.worker.worker_protocol import DeviceReport
 
 JOB = TrainJob(steps=10, loss_scale=2.0**10)
 
@@ -113,7 +112,7 @@ def test_one_devices_overflow_makes_all_skip(overflow, make_plan, spec_of):
         on_step=outcomes.append,
         can_checkpoint=True,
     )
-    report = StepReport(
+    report = DeviceReport(
         generation=1, step=0, loss_sum=4.0, grad_square=9.0, busy_s=0.1, peak_held_samples=1, overflow=overflow
     )
     verdict = barrier.report("s0r0", report)

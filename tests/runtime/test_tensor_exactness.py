@@ -23,13 +23,12 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.slices import put
-from spantrain.runtime.gradients.gradients import StageSum
 from spantrain.runtime.gradients.memory_groups import ThreadMembers, thread_groups
-from spantrain.runtime.gradients.tied import TiedSums, tied_across_stages
-from spantrain.runtime.step.feed import SampledFeed
-from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
+from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_actions import StageActions
 from spantrain.runtime.step.stage_member import StageMember, build_member
+from spantrain.runtime.step.work import SampledFeed
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.tensor_parallel
@@ -92,7 +91,7 @@ class Cast:
 
     def _play(self, name: str) -> Ran:
         torch.set_num_threads(1)
-        plan, device, recorder = self.plan, CpuDevice(), Recorder(name)
+        plan, device, recorder = self.plan, CpuDevice(), StepRecorder(name)
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
         member = build_member(plan, name, device, self._units[name], graph=self._graph, groups=self._groups[name])
@@ -117,11 +116,11 @@ class Cast:
         return Ran(member=member, loss_sum=loss_sum, evaluation=evaluation, square=square, held=held)
 
     def _sum_tied(
-        self, member: StageMember, actions: StageActions, stage_sum: StageSum, recorder: Recorder
+        self, member: StageMember, actions: StageActions, stage_sum: StageSum, recorder: StepRecorder
     ) -> float | None:
         """Do what follows the stage's own sums; return the device's part of the squared norm."""
         parameters = member.executor.named_parameters()
-        tied = TiedSums(
+        tied = TiedGradientSums(
             tied_across_stages(self.plan, member.stage_index, member.graph, member.units),
             plan=self.plan,
             stage_index=member.stage_index,

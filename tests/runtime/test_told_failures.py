@@ -8,8 +8,8 @@ import brought_models
 from spantrain.errors import ConfigError, InternalError, PeerLostError, UsageError, WorkerError
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.runtime.coordinator.roster import Member, failure_of
-from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.coordinator.roster import RosterEntry, failure_of
+from spantrain.runtime.launch.launcher import WorkerSettings
 from spantrain.runtime.worker.failure import told
 from spantrain.runtime.worker.watch import Standing, Watch
 from spantrain.runtime.worker.worker import Worker
@@ -17,7 +17,7 @@ from spantrain.runtime.worker.worker import Worker
 
 def raised(error: BaseException, log: str = "logs/a.log"):
     """The error of a run whose first device told this one."""
-    members = [Member(name="a", peer="a", result=told(error)), Member(name="b", peer="b")]
+    members = [RosterEntry(name="a", peer="a", result=told(error)), RosterEntry(name="b", peer="b")]
     return failure_of(members, lambda _: log)
 
 
@@ -55,8 +55,8 @@ def test_an_internal_error_says_where_the_traceback_is():
 
 def test_a_device_that_another_ones_error_stopped_is_not_named():
     members = [
-        Member(name="a", peer="a", result=told(PeerLostError("b has gone"))),
-        Member(name="b", peer="b", result=told(KeyError("x"))),
+        RosterEntry(name="a", peer="a", result=told(PeerLostError("b has gone"))),
+        RosterEntry(name="b", peer="b", result=told(KeyError("x"))),
     ]
     assert "device b" in str(failure_of(members, lambda _: ""))
 

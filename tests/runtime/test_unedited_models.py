@@ -25,12 +25,11 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.tracing.losses import OwnLoss
 from spantrain.models.tracing.source import load_model, picked
-from spantrain.runtime.gradients.groups import Alone
+from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.step.driver import StepDriver
-from spantrain.runtime.step.feed import SampledFeed
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import Recorder
-from spantrain.runtime.step.work import DeviceClock, ReplicaWork
+from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryNetwork
@@ -81,8 +80,8 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
         work=ReplicaWork(executor=executor, feed=feed, is_first=is_first, is_last=is_last),
         clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
         mailbox=network[name],
-        followers=Followers(Alone(), device.torch_device),
-        recorder=Recorder(name, steps=STEPS),
+        followers=Followers(SingleMember(), device.torch_device),
+        recorder=StepRecorder(name, steps=STEPS),
         check_abort=lambda: None,
     )
     return Place(name=name, driver=driver, executor=executor, stage=stage, replica=replica)

@@ -12,7 +12,7 @@ from spantrain.config.files.text_files import read_text
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
-from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.launch.launcher import WorkerSettings
 from spantrain.runtime.worker.worker import Worker
 
 

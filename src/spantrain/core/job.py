@@ -47,7 +47,7 @@ class TrainJob:
     trace_steps: int = 3
     """The last so many steps go into the trace; at most 50."""
     loss_scale: float = 65536.0
-    """Under float16: what the loss is multiplied by at first (`runtime.gradients.scaling`)."""
+    """Under float16: what the loss is multiplied by at first (`runtime.gradients.optimizer`)."""
     adapter: str = "auto"
     """What follows the network while it trains (`docs/adapter.md`)."""
     allow_wire: tuple[WireFormat, ...] = ()

@@ -1,7 +1,7 @@
 """In which numbers products are computed: parameters, gradients and optimizer state are float32 in any case."""
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""The last two by autocast; float16 with a scaled loss (`runtime.gradients.scaling`)."""
+"""The last two by autocast; float16 with a scaled loss (`runtime.gradients.optimizer`)."""
 
 
 def check_dtype(dtype: str) -> str:

@@ -1,7 +1,7 @@
 """Gradient sums in buckets beside the last backward action of a step: which are ready when, and what is left behind it.
 
 A backward pass goes through a stage's units from the last to the first, so their gradients are whole in that order, and
-buckets are filled in it (`runtime.gradients.background_sums`). Buckets are summed one by one. With more and smaller
+buckets are filled in it (`runtime.gradients.step_sums`). Buckets are summed one by one. With more and smaller
 ones the first sum begins earlier, and each one costs the ring's latency once more.
 """
 

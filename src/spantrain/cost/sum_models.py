@@ -1,6 +1,6 @@
 """The ways in which frameworks sum gradients: the settings of each that are tried, and what carries them.
 
-spantrain           ours (`runtime.gradients.background_sums`): beside the last backward, buckets by the link, two at
+spantrain           ours (`runtime.gradients.step_sums`): beside the last backward, buckets by the link, two at
 once. torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is
 whole
                     (Li et al., "PyTorch Distributed", VLDB 2020, sections 3.2 and 4.2; `_DEFAULT_BUCKET_CAP_MB`,

@@ -28,7 +28,7 @@ from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.functions import function_source
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
-from spantrain.runtime.coordinator.external_batches import GIVEN
+from spantrain.runtime.coordinator.batches import EXTERNAL
 
 ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""
@@ -125,7 +125,7 @@ class Setting:
         if resume:
             run = self.out if resume is True else Path(resume)
             request = resumed_run(run, steps, self.out, functions=functions, plan_path=self.plan)
-            if request.plan.model.dataset not in (self.model.dataset, GIVEN):
+            if request.plan.model.dataset not in (self.model.dataset, EXTERNAL):
                 raise ConfigError(
                     f"{run} was trained on {request.plan.model.dataset}, which is not {self.model.dataset}: give the "
                     "same data; to go on with other data, export the run and import it"

@@ -17,7 +17,7 @@ from spantrain.models.whole import WholeModel, whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
-from spantrain.runtime.redistribution.transfer import Exchange, Group
+from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
 from spantrain.runtime.worker.user_functions import with_own_functions
 
 EXAMPLE_FILE = "example.safetensors"
@@ -118,8 +118,8 @@ def trained_parameters(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     wrong = [name for name, part in wanted.items() if name in shapes and shapes[name] != part.full_shape]
     if wrong:
         raise ConfigError(f"{folder}: is not of model {manifest.model.name}: {', '.join(wrong[:3])} have other shapes")
-    group = Group(own="here", peers=(), nearness=lambda _peer: 0)
-    found = Exchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
+    group = ExchangeGroup(own="here", peers=(), nearness=lambda _peer: 0)
+    found = TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
     return {name.removeprefix(PARAMETER): tensor for name, tensor in found.items()}
 
 

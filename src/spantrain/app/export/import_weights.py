@@ -18,11 +18,10 @@ from spantrain.core.parts import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.whole import WholeParameter, whole_buffers, whole_parameters
-from spantrain.runtime.checkpoint.complete import CheckpointSet
 from spantrain.runtime.checkpoint.holding import PARAMETER
-from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest
-from spantrain.runtime.checkpoint.saver import SavedFile, step_folder, write_device_file
-from spantrain.runtime.checkpoint.storage import Disk
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder, write_device_file
+from spantrain.runtime.checkpoint.tensor_file import Disk
 
 _DEVICE = "imported"
 _EXAMPLES = "example"

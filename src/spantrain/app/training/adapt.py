@@ -16,7 +16,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.engine.predict import costs_of, optimizer_state
 from spantrain.runtime.coordinator.advice import Advice
-from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.sim.adaptive import SimulatedForecast
 from spantrain.sim.costs import ProfileCosts, StepCosts
 
@@ -98,7 +98,7 @@ class PlanAdviser:
         """End what is at work beside the run."""
         self._planner.close()
 
-    def advise(self, step: int, plan: Plan, reports: Mapping[str, StepReport]) -> Advice | None:
+    def advise(self, step: int, plan: Plan, reports: Mapping[str, DeviceReport]) -> Advice | None:
         """Return what should run instead of the plan that has run this step, or None to leave it."""
         links = {name: report.links for name, report in reports.items()}
         taken_s = max(report.duration_s for report in reports.values())

@@ -10,8 +10,7 @@ from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError, TestbedError
 from spantrain.runtime.coordinator.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
-from spantrain.runtime.launch.launcher import LocalWorkers, Placement
-from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement, WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0
@@ -166,7 +165,7 @@ def _part(coordinator: Coordinator, workers: LocalWorkers) -> None:
 
 def _placement(
     cluster: Cluster, name: str, coordinator: Coordinator, testbed: Testbed | None, options: SessionOptions
-) -> Placement:
+) -> WorkerPlacement:
     device = cluster.device_by_name[name]
     settings = WorkerSettings(
         join=coordinator.join_address,
@@ -177,7 +176,7 @@ def _placement(
         encrypted=options.encrypted,
         functions=options.functions,
     )
-    return Placement(
+    return WorkerPlacement(
         settings=settings,
         entrance=testbed.entrance(device.host) if testbed else None,
         environment={"GLOO_SOCKET_IFNAME": testbed.interface(device.host) if testbed else "lo"},

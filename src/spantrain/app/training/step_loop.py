@@ -17,7 +17,7 @@ from spantrain.app.training.session import Session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome
-from spantrain.runtime.coordinator.external_batches import GIVEN, BatchDesk
+from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 
 _News = TypeVar("_News", StepOutcome, str)
 _ENDED = "this session has ended: its steps are made inside its `with` block"
@@ -34,8 +34,8 @@ class StepLoop:
     def __init__(self, session: Session, request: TrainRequest, reporter: Reporter) -> None:
         """Prepare a run of `request`, whose plan's model is put on given batches."""
         plan = request.plan
-        self._plan = replace(plan, model=replace(plan.model, dataset=GIVEN))
-        self._desk = BatchDesk(plan.global_batch)
+        self._plan = replace(plan, model=replace(plan.model, dataset=EXTERNAL))
+        self._desk = BatchQueue(plan.global_batch)
         # Checkpoints are written when the loop asks for them.
         job = replace(request.job, checkpoint_every=0, evaluate_every=0)
         self._request = replace(request, plan=self._plan, job=job, batches=self._desk)

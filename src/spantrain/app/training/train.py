@@ -37,13 +37,12 @@ from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import optimizer_state, predict
-from spantrain.runtime.checkpoint.complete import CheckpointSet
-from spantrain.runtime.checkpoint.manifest import CHECKPOINTS, Manifest, read_manifest
-from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.checkpoint.storage import Disk, remove_partials
+from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile
+from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
 from spantrain.runtime.coordinator.advice import Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.coordinator.external_batches import GIVEN, BatchDesk
+from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 from spantrain.runtime.worker.worker_protocol import TrainOrder, TrainResult
 
 
@@ -104,7 +103,7 @@ class TrainRequest:
     """So many complete ones stay, the newest."""
     resume: Resume | None = None
     tensorboard: Path | None = None
-    batches: BatchDesk | None = None
+    batches: BatchQueue | None = None
     """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
     network_trace: NetworkTrace | None = None
     """How the emulated links change from the first step on."""
@@ -127,7 +126,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         ConfigError: the run cannot be a cluster of an outer optimizer.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
-    if request.batches is None and request.plan.model.dataset == GIVEN:
+    if request.batches is None and request.plan.model.dataset == EXTERNAL:
         raise ConfigError(
             "this run's batches came from a loop of its own: go on with it from there (spantrain.session with "
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"

@@ -1,7 +1,11 @@
-"""The manifest that makes a checkpoint complete, and the marker that names the newest one."""
+"""The coordinator's side of saving: a checkpoint is complete when all devices have written; then old ones go.
+
+The manifest that makes a checkpoint complete, and the marker that names the newest one.
+"""
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,14 +13,14 @@ from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_ar
 from spantrain.config.files.text_files import read_text
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
+from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
 from spantrain.core.units import ModelSpec
-from spantrain.errors import ConfigError
-from spantrain.runtime.checkpoint.storage import Storage, write_named
-from spantrain.runtime.checkpoint.tensor_file import TensorFiles
+from spantrain.errors import ConfigError, WorkerError
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder
+from spantrain.runtime.checkpoint.tensor_file import Disk, Storage, TensorFiles, check_file, write_named
+from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
-CHECKPOINTS = "checkpoint"
-"""Name of the folder in a run's folder."""
 MANIFEST_FILE = "manifest.json"
 MARKER = "latest"
 _EXAMPLE = "step-10"
@@ -123,3 +127,156 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
     for name in files.present() if check_files else ():
         files.check(name)
     return manifest
+
+
+class CheckpointSet:
+    """The checkpoints of a run, as those that devices have written become complete.
+
+    Order of what is done to the disk: files of the devices, manifest, marker, and only then old checkpoints are
+    removed, each one's manifest first. Whenever the program ends, the marker names a complete checkpoint.
+
+    Everything is read back before the next thing is done: each file by the device that wrote it, before it says so;
+    here what lies here once more, and the manifest. Of a file on another machine there is the word of its device.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        devices: Collection[str],
+        *,
+        keep: int,
+        describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
+        storage: Storage | None = None,
+    ) -> None:
+        """Watch over a run; `describe` makes the manifest of all files at a step."""
+        assert keep >= 1, "one checkpoint is kept at least"
+        self._folder = run_folder / CHECKPOINTS
+        self._devices = frozenset(devices)
+        self._keep = keep
+        self._describe = describe
+        self._storage = storage or Disk()
+        self._lock = threading.Lock()
+        self._told: dict[int, dict[str, SavedFile]] = {}
+        """By steps done and device."""
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Of the tensors in the newest complete one: the next one has them, too, whatever plan it is saved under."""
+        self._complete = _complete_folders(self._folder)
+        self._dropped: tuple[int, ...] = ()
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Steps whose checkpoints are not kept any longer, nor saved again: devices remove their own files.
+
+        Read by any thread.
+        """
+        return self._dropped
+
+    def accept(self, saved: SavedFile) -> bool:
+        """Note one device's file, in any thread; return whether the checkpoint can be completed with it.
+
+        Raises:
+            ConfigError: it lies here and is not what the device says.
+            WorkerError: it does not agree with what was said before.
+        """
+        path = step_folder(self._folder, saved.step) / saved.name
+        if path.is_file():
+            check_file(path, saved.file)
+        device = saved.file.device
+        with self._lock:
+            told = self._told.setdefault(saved.step, {})
+            if device in told:
+                if told[device] != saved:
+                    raise WorkerError(f"device {device} has saved another file after {saved.step} steps already")
+                return False  # told again: the answer was lost on its way
+            if any(other.scalars != saved.scalars for other in told.values()):
+                raise WorkerError(f"device {device} has other scalars after {saved.step} steps than the others")
+            told[device] = saved
+            return told.keys() >= self._devices
+
+    def complete(self, saved: SavedFile) -> Path:
+        """Complete the checkpoint that a device's file was the last one of; return its folder.
+
+        Raises:
+            WorkerError: it cannot be written or read back, or lacks what the one before has.
+        """
+        folder = step_folder(self._folder, saved.step)
+        with self._lock:
+            told = self._told.pop(saved.step)
+            self._told = {step: files for step, files in self._told.items() if step > saved.step}
+        files = {one.name: one.file for one in told.values()}
+        self._shapes = _checked_shapes(folder, files, self._shapes)
+        try:
+            self._storage.make_folder(folder)
+            write_manifest(self._storage, folder, self._describe(saved, files))
+            read_manifest(folder, check_files=False)
+            write_marker(self._storage, folder)
+            self._tidy(folder, files)
+        except (OSError, ConfigError) as error:
+            raise WorkerError(
+                f"{folder}: the checkpoint could not be written: {error}; the one before is whole"
+            ) from error
+        return folder
+
+    def on_saved(self, saved: SavedFile) -> Path | None:
+        """Note one device's file; return the checkpoint's folder if it is complete with it.
+
+        Raises:
+            ConfigError, WorkerError: as `accept` and `complete`.
+        """
+        return self.complete(saved) if self.accept(saved) else None
+
+    def _tidy(self, newest: Path, files: Collection[str]) -> None:
+        """Remove what is not kept: older complete ones, remains of saves that did not end."""
+        self._complete = [folder for folder in self._complete if folder != newest] + [newest]
+        old, self._complete = self._complete[: -self._keep], self._complete[-self._keep :]
+        past = [folder for folder in old if _step(folder) < _step(newest)]
+        self._dropped = (*self._dropped, *map(_step, past))
+        for folder in (*past, *_unfinished_before(newest)):
+            self._remove(folder)
+        for folder in old:
+            if folder not in past:  # of another run in this folder: this one may be writing into it already
+                self._storage.remove(folder / MANIFEST_FILE)
+        for path in sorted(newest.iterdir()):
+            if path.name != MANIFEST_FILE and path.name not in files:
+                self._storage.remove(path)
+
+    def _remove(self, folder: Path) -> None:
+        self._storage.remove(folder / MANIFEST_FILE)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            self._storage.remove(path)
+        self._storage.remove(folder)
+
+
+def _checked_shapes(
+    folder: Path, files: Mapping[str, StoredFile], before: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the whole tensors in files, with all of each there, and all that were there before.
+
+    Raises:
+        WorkerError: something is missing.
+    """
+    held = [(name, {key: stored.part for key, stored in file.tensors.items()}) for name, file in files.items()]
+    shapes = {key: part.full_shape for _, parts in held for key, part in parts.items()}
+    wanted = {key: TensorPart(full_shape=shape) for key, shape in {**before, **shapes}.items()}
+    _, missing = plan_fetch(wanted, held)
+    if missing:
+        raise WorkerError(f"{folder}: no device has saved {missing_text(missing)}; the checkpoint before is whole")
+    return shapes
+
+
+def _complete_folders(checkpoints: Path) -> list[Path]:
+    """Return the complete ones, the one that was completed last at the end."""
+    manifests = [path for path in checkpoints.glob(f"step-*/{MANIFEST_FILE}") if step_of(path.parent) is not None]
+    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def _unfinished_before(newest: Path) -> list[Path]:
+    """Return those of earlier steps that have no manifest; all devices have ended their saves before `newest`."""
+    folders = [folder for folder in sorted(newest.parent.glob("step-*")) if step_of(folder) is not None]
+    return [folder for folder in folders if _step(folder) < _step(newest) and not (folder / MANIFEST_FILE).exists()]
+
+
+def _step(folder: Path) -> int:
+    step = step_of(folder)
+    assert step is not None, f"{folder} is no checkpoint's"
+    return step

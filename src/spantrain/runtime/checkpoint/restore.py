@@ -8,11 +8,11 @@ from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import TensorFiles
-from spantrain.runtime.redistribution.exchange import Block, boxes_of
-from spantrain.runtime.redistribution.transfer import Exchange, Group, Post
+from spantrain.runtime.redistribution.exchange import TensorBlock, boxes_of
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup, TensorExchange
 
 
-def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> Group:
+def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> ExchangeGroup:
     """Return the devices of a run as one of them sees them: those of its host are nearest, then those of its site."""
     here = cluster.device_by_name[own]
 
@@ -20,7 +20,7 @@ def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> Group:
         there = cluster.device_by_name[peer]
         return 0 if there.host == here.host else 1 if there.site == here.site else 2
 
-    return Group(own=own, peers=tuple(name for name in devices if name != own), nearness=nearness)
+    return ExchangeGroup(own=own, peers=tuple(name for name in devices if name != own), nearness=nearness)
 
 
 def restore(
@@ -28,8 +28,8 @@ def restore(
     content: CheckpointContent,
     holding: Holding,
     optimizer: torch.optim.Optimizer,
-    group: Group,
-    post: Post | None,
+    group: ExchangeGroup,
+    post: ExchangeChannel | None,
 ) -> None:
     """Put a device's part of a checkpoint in place, whatever plan it was saved under; all devices do so together.
 
@@ -46,7 +46,7 @@ def restore(
     """
     wanted = wanted_of(holding, content.files)
     files = TensorFiles(folder, content.files)
-    put_back(holding, optimizer, Exchange(group, content.files, files, post).run(wanted))
+    put_back(holding, optimizer, TensorExchange(group, content.files, files, post).run(wanted))
     _restore_random(files, content, group.own)
 
 
@@ -56,5 +56,5 @@ def _restore_random(files: TensorFiles, content: CheckpointContent, own: str) ->
         stored = content.files[name]
         if stored.device == own and RANDOM_TORCH in stored.tensors:
             (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
-            (state,) = files.read(name, [Block(RANDOM_TORCH, box)])
+            (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
             torch.set_rng_state(state)

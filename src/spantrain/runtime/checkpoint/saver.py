@@ -1,6 +1,8 @@
 """A device's side of saving: a snapshot between two steps, written by a thread while training goes on.
 
 A copy of tensors in host memory, taken between two steps, so that training goes on while it is written.
+
+One device's checkpoints during a run: begin with one, save, end.
 """
 
 import glob
@@ -13,12 +15,25 @@ from typing import Self
 
 import torch
 
-from spantrain.core.checkpoint import StoredFile, StoredTensor
+from spantrain.core.checkpoint import CheckpointContent, StoredFile, StoredTensor
 from spantrain.core.names import file_stem
 from spantrain.core.parts import TensorPart
 from spantrain.errors import WorkerError
-from spantrain.runtime.checkpoint.storage import Disk, Storage, write_named
-from spantrain.runtime.checkpoint.tensor_file import check_file, dtype_name, tensor_pieces
+from spantrain.runtime.checkpoint.holding import Holding, tensors_of
+from spantrain.runtime.checkpoint.restore import restore
+from spantrain.runtime.checkpoint.tensor_file import (
+    Disk,
+    Storage,
+    check_file,
+    dtype_name,
+    remove_partials,
+    tensor_pieces,
+    write_named,
+)
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup
+
+CHECKPOINTS = "checkpoint"
+"""Name of the folder in a run's folder."""
 
 
 class SnapshotBuffers:
@@ -210,3 +225,58 @@ class CheckpointSaver:
                 self._storage.remove(path)
             if folder.is_dir() and not any(folder.iterdir()):
                 self._storage.remove(folder)
+
+
+class DeviceCheckpoints:
+    """What a device does with checkpoints; a context, at whose end what is being written is finished."""
+
+    def __init__(
+        self,
+        output_dir: str,
+        device: str,
+        holding: Holding,
+        optimizer: torch.optim.Optimizer,
+        report: Callable[[SavedFile], Collection[int]],
+        storage: Storage | None = None,
+    ) -> None:
+        """Save below `output_dir`; `report` tells the coordinator of a file (`CheckpointSaver`)."""
+        self._holding = holding
+        self._optimizer = optimizer
+        self._folder = Path(output_dir) / CHECKPOINTS if output_dir else None
+        self._storage = storage or Disk()
+        self._saver = CheckpointSaver(Path(output_dir) / CHECKPOINTS, device, report, self._storage)
+
+    def resume(
+        self, folder: str, content: CheckpointContent | None, group: ExchangeGroup, post: ExchangeChannel | None
+    ) -> None:
+        """Begin with a checkpoint, if there is one to begin with; all devices of the run do so together.
+
+        Raises:
+            ConfigError: it is of another model, damaged, or not here.
+        """
+        if content is not None:
+            restore(Path(folder), content, self._holding, self._optimizer, group, post)
+
+    def hold(self, holding: Holding, optimizer: torch.optim.Optimizer) -> None:
+        """From now on this is what the device holds."""
+        self._holding, self._optimizer = holding, optimizer
+
+    def save(self, steps_done: int, scalars: Mapping[str, float]) -> None:
+        """Copy what this device saves, and have it written while training goes on.
+
+        Raises:
+            WorkerError: the save before failed.
+        """
+        tensors, parts = tensors_of(self._holding, self._optimizer)
+        self._saver.save(steps_done, tensors, parts, scalars)
+
+    def __enter__(self) -> Self:
+        if self._folder:
+            remove_partials(self._storage, self._folder)  # nobody writes yet: all devices of a run begin together
+        self._saver.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._saver.__exit__(kind, error, trace)

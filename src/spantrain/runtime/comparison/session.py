@@ -12,14 +12,14 @@ from spantrain.devices.device import Device, EmulatedDevice
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.comparison.order import FrameworkOrder, FrameworkResult
-from spantrain.runtime.step.feed import SampledFeed
+from spantrain.runtime.step.work import SampledFeed
 
 _GENERATION = 0
 _PATIENCE_S = 900.0
 """For one message of others: a step of a slow network takes minutes."""
 
 
-class _Runner(Protocol):
+class FrameworkRunner(Protocol):
     """What runs the steps."""
 
     def step(self, step: int) -> float | None:
@@ -107,14 +107,14 @@ class FrameworkSession:
             peak_bytes=runner.peak_bytes(),
         )
 
-    def _runner(self) -> _Runner:
+    def _runner(self) -> FrameworkRunner:
         order = self._order
         feed = SampledFeed(open_dataset(order.model), global_batch=order.global_batch, seed=order.job.seed)
         # Imported here: each costs a worker that never needs it half a second.
         if order.framework.in_stages:
-            from spantrain.runtime.comparison.stages import StagedModel
+            from spantrain.runtime.comparison.stages import StagedModelRunner
 
-            return StagedModel(order, self._rank, self._device, feed)
-        from spantrain.runtime.comparison.whole import WholeModel
+            return StagedModelRunner(order, self._rank, self._device, feed)
+        from spantrain.runtime.comparison.whole import WholeModelRunner
 
-        return WholeModel(order, self._rank, self._device, feed)
+        return WholeModelRunner(order, self._rank, self._device, feed)

@@ -13,10 +13,10 @@ from typing import Protocol, Self
 
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.errors import PlanError
-from spantrain.runtime.worker.worker_protocol import StepReport
+from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.schedule.layout import check_limits
 
-Reports = Mapping[str, StepReport]
+Reports = Mapping[str, DeviceReport]
 _AT_ONCE_S = 3e-3
 """Devices wait for an adviser at most so long, at the end of a step."""
 

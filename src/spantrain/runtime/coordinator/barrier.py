@@ -12,7 +12,7 @@ from spantrain.errors import Interrupted
 from spantrain.runtime.coordinator.advice import Advice, Advising
 from spantrain.runtime.coordinator.meeting import HOLD_S
 from spantrain.runtime.outer.meetings import meeting_of
-from spantrain.runtime.worker.worker_protocol import StepReport, Verdict
+from spantrain.runtime.worker.worker_protocol import DeviceReport, StepVerdict
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -80,9 +80,9 @@ class StepBarrier:
         self._hold_s = hold_s
         self._step = first_step
         """That all report next."""
-        self._reports: dict[str, StepReport] = {}
+        self._reports: dict[str, DeviceReport] = {}
         """Of that step."""
-        self._verdict: Verdict | None = None
+        self._verdict: StepVerdict | None = None
         """On the step before."""
         self._stops = 0
         """How often all were told to stop: where steps overlap, one that has begun still ends."""
@@ -99,7 +99,7 @@ class StepBarrier:
         """Whether a verdict has told all devices to save what they have after so many steps."""
         return steps_done in self._to_save
 
-    def report(self, device: str, report: StepReport) -> Verdict | None:
+    def report(self, device: str, report: DeviceReport) -> StepVerdict | None:
         """Bring one device's report; wait for the others; return what all do next, or None if it takes longer.
 
         Who asks again brings its report again: the first one counts.
@@ -128,7 +128,7 @@ class StepBarrier:
                 raise Interrupted(self._aborted)
             return None
 
-    def _why_not(self, device: str, report: StepReport) -> str:
+    def _why_not(self, device: str, report: DeviceReport) -> str:
         """Return why a report is not taken, or nothing."""
         if device not in self._devices:
             return f"device {device} has no part in this run"
@@ -170,7 +170,7 @@ class StepBarrier:
         self._closed.notify_all()
         self._on_step(outcome)
 
-    def _outcome(self, step: int, reports: Mapping[str, StepReport], now_s: float) -> StepOutcome:
+    def _outcome(self, step: int, reports: Mapping[str, DeviceReport], now_s: float) -> StepOutcome:
         # Sums run over devices in name order, so that a repeated run gives the same bits.
         ordered = [reports[name] for name in sorted(reports)]
         skipped = any(report.overflow for report in ordered)
@@ -188,7 +188,7 @@ class StepBarrier:
             switch=_switch_figures(ordered),
         )
 
-    def _advice(self, step: int, reports: Mapping[str, StepReport]) -> Advice | None:
+    def _advice(self, step: int, reports: Mapping[str, DeviceReport]) -> Advice | None:
         """Take what was advised on earlier steps, or hand over this one's reports and take what is said at once."""
         if self._advising is None:
             return None
@@ -201,12 +201,12 @@ class StepBarrier:
         known = [value for value in sums if value is not None]
         return sum(known) / self._global_batch if known else None
 
-    def _judge(self, step: int, outcome: StepOutcome, data_differs: str) -> Verdict:
+    def _judge(self, step: int, outcome: StepOutcome, data_differs: str) -> StepVerdict:
         done = step + 1
         stop = done >= self._job.steps or self._stop_requested()
         regular = self._job.checkpoint_every > 0 and done % self._job.checkpoint_every == 0
         evaluate = self._job.evaluate_every > 0 and done % self._job.evaluate_every == 0
-        return Verdict(
+        return StepVerdict(
             grad_norm=outcome.grad_norm,
             checkpoint=self._can_checkpoint and outcome.loss is not None and (stop or regular),
             stop=stop,
@@ -216,7 +216,7 @@ class StepBarrier:
         )
 
 
-def _switch_figures(reports: Sequence[StepReport]) -> SwitchFigures | None:
+def _switch_figures(reports: Sequence[DeviceReport]) -> SwitchFigures | None:
     switches = [report.switch for report in reports if report.switch is not None]
     if not switches:
         return None
@@ -226,7 +226,7 @@ def _switch_figures(reports: Sequence[StepReport]) -> SwitchFigures | None:
     )
 
 
-def _data_differs(reports: Mapping[str, StepReport]) -> str:
+def _data_differs(reports: Mapping[str, DeviceReport]) -> str:
     """Say which devices read which data, if not all read the same: labels would not belong to their inputs."""
     readers: dict[str, list[str]] = {}
     for name, report in sorted(reports.items()):

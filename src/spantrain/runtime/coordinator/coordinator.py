@@ -9,10 +9,10 @@ from typing import Any
 from spantrain.errors import PeerLostError
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
-from spantrain.runtime.coordinator.external_batches import BatchDesk
-from spantrain.runtime.coordinator.roster import Member, Roster, failure_of
+from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.roster import Roster, RosterEntry, failure_of
 from spantrain.runtime.coordinator.training_run import TrainingRun
-from spantrain.runtime.coordinator.worker_service import ProgressListener, UnderWay, WorkerDesk
+from spantrain.runtime.coordinator.worker_service import ProgressListener, UnderWay, WorkerService
 from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.runtime.worker.worker_protocol import Order, PeerEntry, TrainOrder
 from spantrain.transport.control.server import ControlServer
@@ -43,7 +43,7 @@ class Coordinator:
         self._watch = watch
         self._where_is_log = where_is_log
         self._roster = Roster(devices, heartbeat_timeout_s)
-        self._desk = WorkerDesk(self._roster, heartbeat_timeout_s, self.later)
+        self._desk = WorkerService(self._roster, heartbeat_timeout_s, self.later)
         self._changed = self._desk.changed
         self._order_ids = itertools.count()
         self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -158,7 +158,7 @@ class Coordinator:
         barrier: StepBarrier,
         on_saved: Callable[[SavedFile], Sequence[int]],
         should_abort: Callable[[], bool],
-        batches: BatchDesk | None = None,
+        batches: BatchQueue | None = None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
     ) -> dict[str, dict[str, Any]]:
         """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a desk.
@@ -203,7 +203,7 @@ class Coordinator:
         with self._changed:
             return {name: dict(member.result or {}) for name, member in members.items()}
 
-    def _give(self, orders: Mapping[str, Order], under_way: UnderWay) -> dict[str, Member]:
+    def _give(self, orders: Mapping[str, Order], under_way: UnderWay) -> dict[str, RosterEntry]:
         """Put orders where workers find them.
 
         Raises:
@@ -229,7 +229,7 @@ class Coordinator:
             self._news.get()()
 
     def _wait_for_results(
-        self, awaited: Sequence[str], members: Mapping[str, Member], should_abort: Callable[[], bool]
+        self, awaited: Sequence[str], members: Mapping[str, RosterEntry], should_abort: Callable[[], bool]
     ) -> None:
         while True:
             self._tell_news()
@@ -247,7 +247,7 @@ class Coordinator:
             if should_abort():
                 raise KeyboardInterrupt
 
-    def _end_orders(self, members: Mapping[str, Member], reason: str) -> None:
+    def _end_orders(self, members: Mapping[str, RosterEntry], reason: str) -> None:
         with self._changed:
             for member in members.values():
                 assert member.order is not None

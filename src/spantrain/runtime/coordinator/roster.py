@@ -17,7 +17,7 @@ _MOST_TEXT = 2000
 
 
 @dataclass
-class Member:
+class RosterEntry:
     """One worker, and the order that it has."""
 
     name: str
@@ -69,7 +69,7 @@ class Roster:
         self._devices = tuple(devices)
         self._patience_s = patience_s
         self._detector = FailureDetector(timeout_s=patience_s)
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RosterEntry] = {}
         """By device."""
         self._departures: list[Departure] = []
         """Of those that have gone since it was asked for."""
@@ -87,7 +87,7 @@ class Roster:
                 f"device {device} has joined already and was heard "
                 f"{self._detector.silence_s(now_s, device):.1f} s ago; if its worker has ended, try again in a moment"
             )
-        self._members[device] = Member(name=device, peer=peer)
+        self._members[device] = RosterEntry(name=device, peer=peer)
         self._detector.forget(device)
         self._detector.on_heartbeat(now_s, device)
         return device
@@ -97,7 +97,7 @@ class Roster:
         held = next((member for member in self._members.values() if member.peer == peer), None)
         return held is None or self._may_replace(now_s, held)
 
-    def _may_replace(self, now_s: float, held: Member) -> bool:
+    def _may_replace(self, now_s: float, held: RosterEntry) -> bool:
         """Who has work is not replaced before it is lost; who waits, when it is silent."""
         return not held.is_busy and self._detector.silence_s(now_s, held.name) > self._patience_s * _REPLACED_PART
 
@@ -131,7 +131,7 @@ class Roster:
             raise RemoteRefusal(f"device {member.name} has introduced itself already, as somebody else")
         member.address = address
 
-    def of(self, peer: str) -> Member:
+    def of(self, peer: str) -> RosterEntry:
         """Return the worker that holds a certificate's name.
 
         Raises:
@@ -142,13 +142,13 @@ class Roster:
             raise RemoteRefusal(f"device {member.name} has not introduced itself")
         return member
 
-    def _joined(self, peer: str) -> Member:
+    def _joined(self, peer: str) -> RosterEntry:
         for member in self._members.values():
             if member.peer == peer:
                 return member
         raise RemoteRefusal(f"{peer} is not a member of this run any more")
 
-    def heard(self, now_s: float, peer: str) -> Member:
+    def heard(self, now_s: float, peer: str) -> RosterEntry:
         """Note a sign of life.
 
         Raises:
@@ -176,10 +176,10 @@ class Roster:
         self._detector.forget(device)
         self._departures.append(Departure(device=device, peer=member.peer, reason=reason))
 
-    def __getitem__(self, device: str) -> Member:
+    def __getitem__(self, device: str) -> RosterEntry:
         return self._members[device]
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[RosterEntry]:
         return iter(self._members.values())
 
     def missing(self, devices: Collection[str]) -> list[str]:
@@ -204,7 +204,7 @@ class Gathering:
         return not known and self.names <= self.to_begin
 
 
-def failure_of(members: Sequence[Member], where_is_log: Callable[[str], str]) -> SpanTrainError | None:
+def failure_of(members: Sequence[RosterEntry], where_is_log: Callable[[str], str]) -> SpanTrainError | None:
     """Return the error of the device that failed first, if one did.
 
     A device that fails because another did is not the one to name.

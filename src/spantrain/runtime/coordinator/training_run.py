@@ -7,9 +7,9 @@ from typing import Any
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
-from spantrain.runtime.coordinator.external_batches import BatchDesk
+from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.outer.meetings import StageMeetings
-from spantrain.runtime.worker.worker_protocol import OuterCall, StepReport
+from spantrain.runtime.worker.worker_protocol import DeviceReport, OuterCall
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -20,7 +20,7 @@ class TrainingRun:
     barrier: StepBarrier
     on_saved: Callable[[SavedFile], Sequence[int]]
     """Hears of every device's part of a checkpoint; returns the steps whose checkpoints are not kept any longer."""
-    batches: BatchDesk | None = None
+    batches: BatchQueue | None = None
     """There is one if a user's loop gives the batches."""
     meetings: StageMeetings | None = None
     """There is a place for them if the run takes part in an outer optimizer."""
@@ -31,7 +31,7 @@ class TrainingRun:
         Raises:
             RemoteRefusal: it is none that this device may make now.
         """
-        return _answer(self.barrier.report(name, from_json(StepReport, payload, f"report of {name}")))
+        return _answer(self.barrier.report(name, from_json(DeviceReport, payload, f"report of {name}")))
 
     def note_saved(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         """Note a device's part of a checkpoint; return the steps whose files it may delete.

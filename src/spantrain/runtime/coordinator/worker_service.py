@@ -72,7 +72,7 @@ def _stages(orders: Mapping[str, Order], run: TrainingRun | None) -> Stages:
     return 0, [order.devices for order in list(orders.values())[:1] if isinstance(order, FrameworkOrder)]
 
 
-class WorkerDesk:
+class WorkerService:
     """Answers workers.
 
     Who calls is known by its certificate. What a call says of itself besides must be of an order that this worker has,

@@ -4,10 +4,13 @@
     replica  the device's tensor-parallel group, its leader first
     ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
 
-A group of one needs no network: `Alone`. `runtime.gradients.memory_groups` has groups of threads, for tests.
+A group of one needs no network: `SingleMember`. `runtime.gradients.memory_groups` has groups of threads, for tests.
+
+Where devices of a stage meet before they form groups: a store that the first of them holds.
 """
 
 import datetime
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import ProcessGroup, Store, TCPStore
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
@@ -60,7 +63,7 @@ class MemberGroup(TensorGroup, Protocol):
         """
 
 
-class Alone:
+class SingleMember:
     """A group of one."""
 
     rank = 0
@@ -229,7 +232,7 @@ class StageGroups:
     world: MemberGroup
     replica: MemberGroup
     ring: MemberGroup
-    """`Alone` where the device's parts are summed by its leader."""
+    """`SingleMember` where the device's parts are summed by its leader."""
     parts_meet: bool
     """Whether replicas hold the same parts, member by member: then every member sums its own."""
     in_first_replica: bool = True
@@ -239,7 +242,7 @@ class StageGroups:
         groups = (self.world, self.replica, self.ring)
         for group in {group.process_group for group in groups if isinstance(group, _TorchMembers)}:
             if "nccl" in dist.get_backend_config(group):
-                group.abort()  # Gloo cannot; its waits end with their connections (`runtime.worker.connections`)
+                group.abort()  # Gloo cannot; its waits end with their connections (`runtime.worker.watch`)
 
     def close(self) -> None:
         """Leave the groups; they end with their generation."""
@@ -248,7 +251,7 @@ class StageGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layout:
+class StageRanks:
     """Ranks in the world of a stage."""
 
     replicas: tuple[tuple[int, ...], ...]
@@ -256,11 +259,11 @@ class _Layout:
     parts_meet: bool
 
 
-def group_ranks(stage: Stage) -> _Layout:
+def group_ranks(stage: Stage) -> StageRanks:
     """Return who belongs together, by position among the stage's devices."""
     position = {device: rank for rank, device in enumerate(stage.devices)}
     rings = rings_of(stage)
-    return _Layout(
+    return StageRanks(
         replicas=tuple(tuple(position[device] for device in replica.devices) for replica in stage.replicas),
         rings=tuple(tuple(position[device] for device in ring.devices) for ring in rings),
         parts_meet=all(len(replica.devices) == len(rings) for replica in stage.replicas) if rings else True,
@@ -279,7 +282,7 @@ def open_groups(
     rank, size = stage.devices.index(device), len(stage.devices)
     layout = group_ranks(stage)
     if size == 1:
-        return StageGroups(world=Alone(), replica=Alone(), ring=Alone(), parts_meet=True)
+        return StageGroups(world=SingleMember(), replica=SingleMember(), ring=SingleMember(), parts_meet=True)
     assert store is not None, "the devices of a stage need a store to meet at"
     timeout = datetime.timedelta(seconds=timeout_s)
     with _blaming_peers(), ExitStack() as undo:
@@ -325,10 +328,42 @@ def _formed(ranks: tuple[int, ...], size: int, timeout: datetime.timedelta) -> P
 
 
 def _member(group: ProcessGroup | None) -> MemberGroup:
-    return Alone() if group is None else _TorchMembers(group)
+    return SingleMember() if group is None else _TorchMembers(group)
 
 
 def _backend(cluster: Cluster, stage: Stage) -> str:
     """Return what carries tensors, the same for all of a stage: NCCL between CUDA devices, Gloo elsewhere."""
     devices = [cluster.device_by_name[name] for name in stage.devices]
     return "cpu:gloo,cuda:nccl" if nccl_between(devices) else "gloo"
+
+
+_REACH = datetime.timedelta(seconds=30)
+"""How long to try to reach a store that is open."""
+
+
+def hold_store(address: str) -> TCPStore:
+    """Open a store on a free port of one address only; left alone, torch would listen on all of the machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_REACH,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def reach_store(host: str, port: int) -> Store:
+    """Connect to a store that another device holds.
+
+    Raises:
+        PeerLostError: it does not answer.
+    """
+    try:
+        return TCPStore(host, port, is_master=False, timeout=_REACH)
+    except RuntimeError as error:
+        raise PeerLostError(f"the first device of this stage does not answer at {host}:{port}: {error}") from error

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spantrain.core.plan import Stage
 from spantrain.models.tensor_parallel.group import ThreadGroup
-from spantrain.runtime.gradients.groups import Alone, MemberGroup, StageGroups, group_ranks
+from spantrain.runtime.gradients.groups import MemberGroup, SingleMember, StageGroups, group_ranks
 
 Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]
 
@@ -24,7 +24,7 @@ class ThreadMembers(ThreadGroup):
     def meet(cls, size: int) -> "list[MemberGroup]":
         """Return the members of one group; one alone needs no others."""
         if size == 1:
-            return [Alone()]
+            return [SingleMember()]
         members = [member for member in cls.together(size, timeout_s=cls.patience_s) if isinstance(member, cls)]
         mail: Mail = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size) if a != b}
         for member in members:
@@ -72,7 +72,7 @@ def thread_groups(stage: Stage) -> dict[str, StageGroups]:
     for ranks in (tuple(range(len(stage.devices))), *layout.replicas, *layout.rings):
         if ranks not in found:
             found[ranks] = dict(zip(ranks, ThreadMembers.meet(len(ranks)), strict=True))
-    alone = Alone()
+    alone = SingleMember()
     groups = {}
     for rank, device in enumerate(stage.devices):
         ring = next((ranks for ranks in layout.rings if rank in ranks), ())

@@ -1,12 +1,125 @@
-"""The inner optimizer and its learning rate."""
+"""The loss scale on one device: scaled backward passes, unscaled gradients, and whether they are finite.
+
+Every device keeps the same scale, since all hear the same verdicts (`runtime.gradients.optimizer`). Gradients are
+summed over replicas and stages while they are scaled, and unscaled before their norm is taken and they are clipped.
+
+How large the loss is made under float16, so that small gradients do not vanish: one number for all stages.
+
+The rules are those of mixed precision training with a dynamic scale (Micikevicius et al., "Mixed Precision Training",
+ICLR 2018, section 3.2), with the constants of torch's GradScaler: halve it when any gradient of a step is infinite or
+no number, and skip that step's update; double it after so many good steps in a row. GradScaler decides for one
+process; here the coordinator decides, from what all devices report at the end of a step, so that all stages skip the
+same updates.
+
+The inner optimizer and its learning rate.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from spantrain.core.job import TrainJob
+from spantrain.errors import WorkerError
+from spantrain.models.execution.stage import StageExecutor
+
+_GROWTH = 2.0
+_BACKOFF = 0.5
+_LEAST = 2.0**-24
+"""Under this, float16 would hold nothing that float32 does not overflow with: training has diverged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """The present scale, and how long it has served.
+
+    >>> scale = LossScale(scale=1024.0, growth_interval=2)
+    >>> scale.after(overflow=True).scale
+    512.0
+    >>> scale.after(overflow=False).after(overflow=False).scale
+    2048.0
+    """
+
+    scale: float = 65536.0
+    good_steps: int = 0
+    """In a row since the scale last changed."""
+    growth_interval: int = 2000
+    """After so many of them the scale is doubled."""
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
+        if self.growth_interval < 1 or not 0 <= self.good_steps < self.growth_interval:
+            raise ValueError(
+                f"good_steps must be under growth_interval, got {self.good_steps} and {self.growth_interval}"
+            )
+
+    def after(self, *, overflow: bool) -> "LossScale":
+        """Return the scale for the next step.
+
+        Raises:
+            WorkerError: gradients overflow at any scale.
+        """
+        if overflow:
+            if self.scale <= _LEAST:
+                raise WorkerError(
+                    f"float16: gradients are not finite even at a loss scale of {self.scale:g}; training has diverged: "
+                    "lower --learning-rate, or train in bfloat16 or float32"
+                )
+            return replace(self, scale=self.scale * _BACKOFF, good_steps=0)
+        if self.good_steps + 1 < self.growth_interval:
+            return replace(self, good_steps=self.good_steps + 1)
+        return replace(self, scale=self.scale * _GROWTH, good_steps=0)
+
+
+_SCALE = "loss_scale"
+_GOOD_STEPS = "loss_scale_good_steps"
+
+
+class GradientScaling:
+    """The loss scale of a run in float16; in other precisions it does nothing."""
+
+    def __init__(self, job: TrainJob, dtype: str, scalars: Mapping[str, float]) -> None:
+        """Begin with the job's scale, or with what a checkpoint's `scalars` say."""
+        self._scale: LossScale | None = None
+        if dtype == "float16":
+            self._scale = LossScale(
+                scale=scalars.get(_SCALE, job.loss_scale), good_steps=int(scalars.get(_GOOD_STEPS, 0))
+            )
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        if self._scale is None:
+            return {}
+        return {_SCALE: self._scale.scale, _GOOD_STEPS: self._scale.good_steps}
+
+    def begin(self, executor: StageExecutor) -> None:
+        """Scale the backward passes of a step."""
+        if self._scale is not None:
+            executor.loss_scale = self._scale.scale
+
+    def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Divide all gradients by the scale, in place; return whether one is infinite or no number."""
+        if self._scale is None:
+            return False
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not gradients:
+            return False
+        torch._foreach_mul_(gradients, 1.0 / self._scale.scale)
+        largest = torch.stack([gradient.abs().max() for gradient in gradients if gradient.numel()]).max()
+        return not math.isfinite(float(largest))
+
+    def settle(self, *, skipped: bool) -> None:
+        """Note the verdict on a step.
+
+        Raises:
+            WorkerError: gradients overflow at any scale.
+        """
+        if self._scale is not None:
+            self._scale = self._scale.after(overflow=skipped)
 
 
 def learning_rate(job: TrainJob, step: int) -> float:

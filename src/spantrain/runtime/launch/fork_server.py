@@ -67,7 +67,7 @@ def _load() -> None:
     import spantrain.models.graph
     import spantrain.profiler.compute
     import spantrain.runtime.gradients.optimizer
-    import spantrain.runtime.step.feed
+    import spantrain.runtime.step.work
     import spantrain.runtime.worker.worker_protocol
     import spantrain.schedule.dispatch.policies  # noqa: F401
 
@@ -108,7 +108,7 @@ def _become_worker(request: dict[str, Any]) -> None:
     if request["entrance"]:
         Entrance(**request["entrance"]).enter()
     os.environ.update(request["environment"])
-    from spantrain.runtime.launch.worker_settings import WorkerSettings
+    from spantrain.runtime.launch.launcher import WorkerSettings
     from spantrain.runtime.worker.worker import Worker
 
     settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}

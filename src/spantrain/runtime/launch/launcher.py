@@ -1,4 +1,7 @@
-"""Starts the workers of one machine, and notices when one of them ends."""
+"""Starts the workers of one machine, and notices when one of them ends.
+
+What a worker is told when it starts; free of torch, so that the launcher may read it.
+"""
 
 import contextlib
 import json
@@ -15,8 +18,26 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
-from spantrain.runtime.launch.worker_settings import WorkerSettings
 from spantrain.testbed.namespace_handle import Entrance
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What a worker is told when it starts."""
+
+    join: str
+    """The coordinator's HOST:PORT or unix:/path."""
+    token: str
+    name: str
+    """Of the device in the cluster file."""
+    backend: str
+    """`emulated`, `cpu` or `cuda:N`."""
+    data_address: str = "127.0.0.1"
+    """Address on which the others reach this worker's mailbox."""
+    encrypted: bool = True
+    functions: tuple[str, ...] = ()
+    """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
+
 
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 30.0
@@ -30,7 +51,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class WorkerPlacement:
     """Where a worker of this machine lives."""
 
     settings: WorkerSettings
@@ -72,7 +93,7 @@ class LocalWorkers:
         """Return where a worker's output goes."""
         return self._log_folder / f"{file_stem(name)}.log"
 
-    def start(self, placements: Sequence[Placement]) -> None:
+    def start(self, placements: Sequence[WorkerPlacement]) -> None:
         """Start workers; they join on their own."""
         if not self._ready.wait(_START_TIMEOUT_S):
             raise WorkerError(f"workers could not be started; see {self._log_folder / 'nursery.log'}")

@@ -32,8 +32,8 @@ from spantrain.outer.pipeline.leader import StageLeader
 from spantrain.outer.pipeline.worker import StageWorker
 from spantrain.runtime.gradients.part_sums import hand_out
 from spantrain.runtime.outer.layers import Route, StageLayers, leader_of, stage_layers
-from spantrain.runtime.redistribution.transfer import Post
-from spantrain.runtime.worker.plan_part import OwnPart, Surroundings
+from spantrain.runtime.redistribution.transfer import ExchangeChannel
+from spantrain.runtime.worker.plan_part import PlanPart, Surroundings
 
 _LANE = "outer:"
 
@@ -44,13 +44,13 @@ class StageParameters:
     All devices of the run call the same at once; the first one of a stage has the copies.
     """
 
-    def __init__(self, found: StageLayers, here: Surroundings, part: OwnPart, step: int) -> None:
+    def __init__(self, found: StageLayers, here: Surroundings, part: PlanPart, step: int) -> None:
         """Take a device's part of a plan, before a step."""
         self._found, self._here, self._step = found, here, step
         self._exchanges, self._at_end = 0, False
         self.hold(part)
 
-    def hold(self, part: OwnPart) -> None:
+    def hold(self, part: PlanPart) -> None:
         """From now on this is what the device has; the same devices lead the same units."""
         self._part, self._stage = part, part.member.stage_index
         self._routes = [route for route in self._found.routes if self._stage in route.stages]
@@ -96,7 +96,7 @@ class StageParameters:
                     hand_out(got, one, held.parts[name], self._part.member.groups.world)
         self._settle()
 
-    def _collected(self, route: Route, post: Post) -> Tensor | None:
+    def _collected(self, route: Route, post: ExchangeChannel) -> Tensor | None:
         """Return a parameter whole on the first device of the stage that moves it; None elsewhere."""
         source, member = route.holders[0], self._part.member
         whole = None
@@ -105,11 +105,13 @@ class StageParameters:
             whole = member.parts.gather({route.spec.name: one}).get(route.spec.name)
         return whole if source == route.mover else self._sent(route, whole, source, route.mover, post)
 
-    def _carried(self, route: Route, whole: Tensor | None, target: int, post: Post) -> Tensor | None:
+    def _carried(self, route: Route, whole: Tensor | None, target: int, post: ExchangeChannel) -> Tensor | None:
         """Return on the first device of a stage what that of the moving one has; None elsewhere."""
         return whole if target == route.mover else self._sent(route, whole, route.mover, target, post)
 
-    def _sent(self, route: Route, whole: Tensor | None, source: int, target: int, post: Post) -> Tensor | None:
+    def _sent(
+        self, route: Route, whole: Tensor | None, source: int, target: int, post: ExchangeChannel
+    ) -> Tensor | None:
         lane = f"{_LANE}{self._exchanges}:{route.number}"
         if self.leads and self._stage == source:
             assert whole is not None, f"{route.spec.name} is not whole on {self._here.name}"
@@ -119,7 +121,7 @@ class StageParameters:
             return post.receive(lane)[0]
         return None
 
-    def _next_exchange(self) -> Post:
+    def _next_exchange(self) -> ExchangeChannel:
         self._exchanges += 1
         return self._part.post(self._here, self._step, at_end=self._at_end)
 
@@ -149,7 +151,7 @@ Meet = Callable[[StageReport | None], StageMeeting]
 class OuterPart:
     """Takes part at the boundaries of steps; all devices of the run do the same there."""
 
-    def __init__(self, cluster: OuterCluster, here: Surroundings, part: OwnPart, meet: Meet, *, step: int) -> None:
+    def __init__(self, cluster: OuterCluster, here: Surroundings, part: PlanPart, meet: Meet, *, step: int) -> None:
         """Begin to connect before a step; nothing is waited for but the other devices of the run.
 
         Raises:
@@ -165,7 +167,7 @@ class OuterPart:
         self._copy = ClusterCopy(self._parameters)
         self._end = self._connected(plan, part.member.stage_index, found) if self._parameters.leads else None
 
-    def hold(self, part: OwnPart) -> None:
+    def hold(self, part: PlanPart) -> None:
         """From now on this is what the device has; the same devices lead the same units."""
         self._parameters.hold(part)
 

@@ -18,7 +18,7 @@ Box = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TensorBlock:
     """A box of a tensor, the smallest thing that is asked for."""
 
     tensor: str
@@ -57,7 +57,7 @@ def place_of(box: Box, part: TensorPart) -> tuple[slice, ...]:
 
 def plan_fetch(
     wanted: Mapping[str, TensorPart], held: Sequence[tuple[str, Mapping[str, TensorPart]]]
-) -> tuple[dict[str, tuple[Block, ...]], tuple[Block, ...]]:
+) -> tuple[dict[str, tuple[TensorBlock, ...]], tuple[TensorBlock, ...]]:
     """Choose a source for every element that is wanted.
 
     Args:
@@ -67,16 +67,16 @@ def plan_fetch(
     Returns:
         The blocks by source, each within one range of the part there and of the part wanted; and what nobody holds.
     """
-    chosen: dict[str, list[Block]] = {}
-    missing: list[Block] = []
+    chosen: dict[str, list[TensorBlock]] = {}
+    missing: list[TensorBlock] = []
     for tensor, part in wanted.items():
         left = list(boxes_of(part))
         for source, parts in held:
             if left and tensor in parts:
                 found, left = _divide(left, boxes_of(parts[tensor]))
                 if found:
-                    chosen.setdefault(source, []).extend(Block(tensor, box) for box in found)
-        missing.extend(Block(tensor, box) for box in left)
+                    chosen.setdefault(source, []).extend(TensorBlock(tensor, box) for box in found)
+        missing.extend(TensorBlock(tensor, box) for box in left)
     return {source: tuple(blocks) for source, blocks in chosen.items()}, tuple(missing)
 
 
@@ -111,7 +111,9 @@ def _remainders(box: Box, inner: Box) -> Iterator[Box]:
                 yield (*inner[:dim], Span(lo, hi), *box[dim + 1 :])
 
 
-def chunks_of(blocks: Iterable[Block], element_bytes: Mapping[str, int], max_bytes: int) -> Iterator[tuple[Block, ...]]:
+def chunks_of(
+    blocks: Iterable[TensorBlock], element_bytes: Mapping[str, int], max_bytes: int
+) -> Iterator[tuple[TensorBlock, ...]]:
     """Group blocks into messages of at most `max_bytes`, cutting those that are larger; both sides do it alike.
 
     Args:
@@ -119,7 +121,7 @@ def chunks_of(blocks: Iterable[Block], element_bytes: Mapping[str, int], max_byt
         element_bytes: of one element, by tensor.
         max_bytes: of a message; at least one element.
     """
-    group: list[Block] = []
+    group: list[TensorBlock] = []
     room = max_bytes
     for block in blocks:
         for piece in _pieces(block, max(1, max_bytes // element_bytes[block.tensor])):
@@ -133,7 +135,7 @@ def chunks_of(blocks: Iterable[Block], element_bytes: Mapping[str, int], max_byt
         yield tuple(group)
 
 
-def _pieces(block: Block, max_elements: int) -> Iterator[Block]:
+def _pieces(block: TensorBlock, max_elements: int) -> Iterator[TensorBlock]:
     """Cut a block into ones of at most so many elements, along its first dimensions."""
     if block.elements <= max_elements:
         yield block
@@ -145,10 +147,10 @@ def _pieces(block: Block, max_elements: int) -> Iterator[Block]:
         size = max(1, min(span.size, max_elements // below)) if below <= max_elements else 1
         choices.append(tuple(Span(lo, min(lo + size, span.hi)) for lo in range(span.lo, span.hi, size)))
     for box in product(*choices):
-        yield Block(block.tensor, box)
+        yield TensorBlock(block.tensor, box)
 
 
-def missing_text(missing: Sequence[Block]) -> str:
+def missing_text(missing: Sequence[TensorBlock]) -> str:
     """Say in a few words which blocks nobody holds."""
     names = sorted({block.tensor for block in missing})
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

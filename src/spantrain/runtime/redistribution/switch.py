@@ -31,10 +31,16 @@ from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.redistribution.exchange import Block, place_of
-from spantrain.runtime.redistribution.transfer import Exchange, Group, Post, bytes_of, read_words
+from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
+from spantrain.runtime.redistribution.transfer import (
+    ExchangeChannel,
+    ExchangeGroup,
+    TensorExchange,
+    bytes_of,
+    read_words,
+)
 from spantrain.runtime.step.stage_member import StageMember, build_member
-from spantrain.runtime.worker.plan_part import OwnPart, Surroundings, own_part
+from spantrain.runtime.worker.plan_part import PlanPart, Surroundings, make_plan_part
 
 
 def keeps_stage(before: Plan, after: Plan, device: str) -> bool:
@@ -73,7 +79,7 @@ def givers_of(before: Plan, after: Plan, device: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def switch_group(before: Plan, after: Plan, device: str) -> Group:
+def switch_group(before: Plan, after: Plan, device: str) -> ExchangeGroup:
     """Return those who give a device something or take something from it."""
     givers = set(givers_of(before, after, device))
     takers = {name for name in after.devices if device in givers_of(before, after, name)}
@@ -111,19 +117,19 @@ OpenGroups = Callable[[Plan, int], StageGroups]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
+class _HeldTensors:
     """What one device holds, as others are told of it."""
 
     device: str
     tensors: Mapping[str, StoredTensor]
 
 
-class _Shelf:
+class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
-    def __init__(self, device: str, part: OwnPart) -> None:
+    def __init__(self, device: str, part: PlanPart) -> None:
         self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parameters)
-        self.held = _Held(
+        self.held = _HeldTensors(
             device=device,
             tensors={
                 name: StoredTensor(part=self._parts[name], dtype=dtype_name(tensor.dtype))
@@ -135,7 +141,7 @@ class _Shelf:
         """Return its own name: all that it holds is one file."""
         return (self.held.device,)
 
-    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+    def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         """Return blocks of the unsplit model's tensors."""
         assert name == self.held.device, f"{name} is not here"
         found = (self._tensors[block.tensor][place_of(block.box, self._parts[block.tensor])] for block in blocks)
@@ -143,8 +149,8 @@ class _Shelf:
 
 
 def take_over(
-    here: Surroundings, before: OwnPart, plan: Plan, *, step: int, open_groups: OpenGroups
-) -> tuple[OwnPart, int]:
+    here: Surroundings, before: PlanPart, plan: Plan, *, step: int, open_groups: OpenGroups
+) -> tuple[PlanPart, int]:
     """Make this device's part of a plan of what it and others hold; the mailbox is in the new generation already.
 
     Args:
@@ -169,7 +175,7 @@ def take_over(
             undo.callback(member.groups.close)
             optimizer = build_optimizer(here.job, member.executor.named_parameters().values())
         holding = before.holding if moves_nothing(before.plan, plan) else None
-        after = own_part(here, plan, member, optimizer, holding)
+        after = make_plan_part(here, plan, member, optimizer, holding)
         received_bytes = _bring(here, before, after, step)
         undo.pop_all()
     return after, received_bytes
@@ -181,7 +187,7 @@ def _in_place(member: StageMember, plan: Plan, name: str) -> StageMember:
     return replace(member, stage_index=stage_index, replica=plan.stages[stage_index].replicas[replica_index])
 
 
-def _remade(here: Surroundings, before: OwnPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
+def _remade(here: Surroundings, before: PlanPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
     """Return a member with other units, or other parts of them; those that it had whole and keeps whole are the same.
 
     Its other parameters hold anything.
@@ -205,14 +211,14 @@ def _remade(here: Surroundings, before: OwnPart, plan: Plan, open_groups: OpenGr
     return member
 
 
-def _whole_units(part: OwnPart) -> dict[int, UnitModule]:
+def _whole_units(part: PlanPart) -> dict[int, UnitModule]:
     """Return the units that no group divides, by index."""
     if len(part.member.replica.devices) > 1:
         return {}
     return dict(zip(part.plan.stages[part.member.stage_index].units, part.member.units, strict=True))
 
 
-def _bring(here: Surroundings, before: OwnPart, after: OwnPart, step: int) -> int:
+def _bring(here: Surroundings, before: PlanPart, after: PlanPart, step: int) -> int:
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
@@ -228,14 +234,16 @@ def _bring(here: Surroundings, before: OwnPart, after: OwnPart, step: int) -> in
         for name, parameter in after.holding.parameters.items()
         if name not in fresh and parameter in before.optimizer.state
     }
-    shelf, post = _Shelf(here.name, before), after.post(here, step)
+    shelf, post = LocalTensorSource(here.name, before), after.post(here, step)
     files = _described(here.name, before.plan, after.plan, shelf.held, post)
-    exchange = Exchange(switch_group(before.plan, after.plan, here.name), files, shelf, post)
+    exchange = TensorExchange(switch_group(before.plan, after.plan, here.name), files, shelf, post)
     put_back(arriving, after.optimizer, exchange.run(wanted_of(arriving, files)), kept)
     return exchange.taken_bytes
 
 
-def _described(name: str, before: Plan, after: Plan, own: _Held, post: Post) -> dict[str, _Held]:
+def _described(
+    name: str, before: Plan, after: Plan, own: _HeldTensors, post: ExchangeChannel
+) -> dict[str, _HeldTensors]:
     """Tell those that may take from here what there is; hear the same from those that give."""
     takers = [taker for taker in after.devices if name in givers_of(before, after, taker)]
     text = zlib.compress(json.dumps(to_json(own), separators=(",", ":")).encode())
@@ -245,11 +253,11 @@ def _described(name: str, before: Plan, after: Plan, own: _Held, post: Post) -> 
     return {name: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
 
 
-def read_held(message: torch.Tensor, giver: str) -> _Held:
+def read_held(message: torch.Tensor, giver: str) -> _HeldTensors:
     """Return what a peer says that it holds."""
     unpacker = zlib.decompressobj()
     try:
         text = unpacker.decompress(bytes_of(message, giver), _MOST_DESCRIBED_BYTES)
     except zlib.error as error:
         raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
-    return from_json(_Held, read_words(text, giver), f"what {giver} holds", error=ProtocolError)
+    return from_json(_HeldTensors, read_words(text, giver), f"what {giver} holds", error=ProtocolError)

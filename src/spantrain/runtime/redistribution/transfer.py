@@ -24,8 +24,8 @@ from spantrain.core.parts import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.redistribution.exchange import (
-    Block,
     Box,
+    TensorBlock,
     boxes_of,
     chunks_of,
     missing_text,
@@ -38,11 +38,11 @@ _WORDS_BYTES = 32 * 2**20
 """Of one message of words, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
-Request = dict[str, tuple[Block, ...]]
+Request = dict[str, tuple[TensorBlock, ...]]
 """Blocks by file."""
 
 
-class Post(Protocol):
+class ExchangeChannel(Protocol):
     """How messages go to and come from the others; each lane is used once."""
 
     def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
@@ -64,18 +64,18 @@ class Described(Protocol):
         """What is in it, by stored name."""
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Tensors that are readable here, in named files."""
 
     def present(self) -> tuple[str, ...]:
         """Return the names of the files that are readable here."""
 
-    def read(self, name: str, blocks: Sequence[Block]) -> list[torch.Tensor]:
+    def read(self, name: str, blocks: Sequence[TensorBlock]) -> list[torch.Tensor]:
         """Return blocks of the unsplit model's tensors from one file, checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ExchangeGroup:
     """The devices that exchange, as one of them sees them."""
 
     own: str
@@ -95,10 +95,12 @@ class Group:
         return sorted(self.peers, key=rank)
 
 
-class Exchange:
+class TensorExchange:
     """One device's part in an exchange."""
 
-    def __init__(self, group: Group, files: Mapping[str, Described], source: Source, post: Post | None) -> None:
+    def __init__(
+        self, group: ExchangeGroup, files: Mapping[str, Described], source: TensorSource, post: ExchangeChannel | None
+    ) -> None:
         """Take part; `post` may be None where there are no peers."""
         assert post is not None or not group.peers, "peers need a way to be reached"
         self._group = group
@@ -139,7 +141,7 @@ class Exchange:
             raise ProtocolError(f"{tensor}: {self._stored[tensor].dtype[:40]!r} is no type of numbers")
         return found
 
-    def _element_bytes(self, blocks: Iterable[Block]) -> dict[str, int]:
+    def _element_bytes(self, blocks: Iterable[TensorBlock]) -> dict[str, int]:
         return {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
 
     def _tell_what_is_here(self) -> dict[str, tuple[str, ...]]:
@@ -157,7 +159,7 @@ class Exchange:
 
     def _divide(
         self, wanted: Mapping[str, TensorPart], have: Mapping[str, tuple[str, ...]]
-    ) -> tuple[dict[str, Request], tuple[Block, ...]]:
+    ) -> tuple[dict[str, Request], tuple[TensorBlock, ...]]:
         """Return what is asked of whom (also of this device itself), and what nobody has."""
         holder: dict[str, str] = {}
         for device, names in have.items():
@@ -172,7 +174,7 @@ class Exchange:
             requests.setdefault(holder[name], {})[name] = blocks
         return requests, missing
 
-    def _nobody_has(self, missing: Sequence[Block], have: Mapping[str, tuple[str, ...]]) -> str:
+    def _nobody_has(self, missing: Sequence[TensorBlock], have: Mapping[str, tuple[str, ...]]) -> str:
         seen = {name for names in have.values() for name in names}
         absent = [f"{name} (device {file.device} wrote it)" for name, file in self._files.items() if name not in seen]
         where = f"not on any machine of this run: {', '.join(absent)}; copy it there" if absent else "no file holds it"
@@ -211,7 +213,7 @@ class Exchange:
                 self._fill(taken, wanted, group, self._unpack(peer, group, flat))
                 number += 1
 
-    def _unpack(self, peer: str, group: Sequence[Block], flat: torch.Tensor) -> list[torch.Tensor]:
+    def _unpack(self, peer: str, group: Sequence[TensorBlock], flat: torch.Tensor) -> list[torch.Tensor]:
         sizes = [block.elements * self._dtype(block.tensor).itemsize for block in group]
         if flat.dtype != torch.uint8 or flat.numel() != sum(sizes):
             raise ProtocolError(f"{peer}: sent {flat.numel()} of {flat.dtype}, wanted {sum(sizes)} bytes")
@@ -224,7 +226,7 @@ class Exchange:
     def _fill(
         taken: Mapping[str, torch.Tensor],
         wanted: Mapping[str, TensorPart],
-        blocks: Sequence[Block],
+        blocks: Sequence[TensorBlock],
         values: Sequence[torch.Tensor],
     ) -> None:
         for block, value in zip(blocks, values, strict=True):
@@ -239,7 +241,7 @@ class Exchange:
         return self._post.receive(lane)
 
 
-def _is_inside(block: Block, part: TensorPart) -> bool:
+def _is_inside(block: TensorBlock, part: TensorPart) -> bool:
     """Whether a box lies within one range of a part."""
     return any(
         len(box) == len(block.box) and all(outer.contains(span) for outer, span in zip(box, block.box, strict=True))
@@ -292,7 +294,8 @@ def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
     try:
         assert isinstance(words, dict)
         return {
-            name: tuple(Block(str(stored), _box(bounds)) for stored, bounds in blocks) for name, blocks in words.items()
+            name: tuple(TensorBlock(str(stored), _box(bounds)) for stored, bounds in blocks)
+            for name, blocks in words.items()
         }
     except (AssertionError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ProtocolError(f"{peer}: asks in a way that cannot be read: {error}") from None

@@ -26,13 +26,13 @@ from spantrain.core.plan import Plan
 from spantrain.devices.device import Device
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
 from spantrain.runtime.staleness.driver import StaleDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
-from spantrain.runtime.worker.background import Background, Piece
 from spantrain.runtime.worker.memory import peak_bytes
-from spantrain.runtime.worker.plan_part import OwnPart, own_part
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
 from spantrain.runtime.worker.trainer import Colleagues, TrainSession
-from spantrain.runtime.worker.worker_protocol import StepReport, TrainOrder, TrainResult, Verdict
+from spantrain.runtime.worker.worker_protocol import DeviceReport, StepVerdict, TrainOrder, TrainResult
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -104,20 +104,20 @@ class _End:
     """The end of a step, in its own thread."""
 
     step: int
-    piece: Piece
-    verdict: Callable[[], Verdict]
+    piece: BackgroundTask
+    verdict: Callable[[], StepVerdict]
 
 
 class StaleSession(TrainSession):
     """One train order on one device, with two steps at once."""
 
-    def _part_of(self, member: StageMember) -> OwnPart:
+    def _part_of(self, member: StageMember) -> PlanPart:
         order, here = self._order, self._here
         member, self._sets = with_second_set(order.plan, member, here.device)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values())
         holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own)
-        return own_part(here, order.plan, member, optimizer, holding)
+        return make_plan_part(here, order.plan, member, optimizer, holding)
 
     def run(self) -> TrainResult:
         """Train until the coordinator says stop; return what this device saw."""
@@ -152,7 +152,7 @@ class StaleSession(TrainSession):
             self._recorder.end_steps()
             self._commit(step, None, self._evaluate(step))
 
-    def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, Verdict]:
+    def _run_until_quiet(self, first: int, evaluation: float | None) -> tuple[int, StepVerdict]:
         """Run steps until one behind which everything gets quiet; return the step to come, and that one's verdict."""
         driver = self._driver
         ends: deque[_End] = deque()
@@ -193,7 +193,7 @@ class StaleSession(TrainSession):
     def _begin_end(self, step: int, loss_sum: float | None, evaluation: float | None) -> _End:
         """Have a step's gradients summed and its update made, behind the ends of the steps before."""
         report = self._figures(step, loss_sum, evaluation)
-        verdicts: list[Verdict] = []
+        verdicts: list[StepVerdict] = []
 
         def work() -> None:
             verdicts.append(self._settle(step, report))
@@ -201,7 +201,7 @@ class StaleSession(TrainSession):
 
         return _End(step=step, piece=self._ends.begin(work), verdict=lambda: verdicts[0])
 
-    def _settle(self, step: int, report: StepReport) -> Verdict:
+    def _settle(self, step: int, report: DeviceReport) -> StepVerdict:
         """Sum, agree, update; in the thread of the ends."""
         part, parameters = self._part, self._sets.of(step)
         sums = part.stage_sum.begin(parameters)
@@ -214,7 +214,7 @@ class StaleSession(TrainSession):
         self._follow_outer(step, verdict)
         return verdict
 
-    def _verdict_of(self, end: _End) -> Verdict:
+    def _verdict_of(self, end: _End) -> StepVerdict:
         """Return the verdict of an end that is over, or raise what stopped it."""
         self._ends.wait(end.piece, self._colleagues.check_abort)
         self._driver.forget(end.step)

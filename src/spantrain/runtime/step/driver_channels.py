@@ -7,13 +7,13 @@ import torch
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError
-from spantrain.runtime.gradients.tied import Messenger
+from spantrain.runtime.gradients.stage_sums import Messenger
 from spantrain.transport.mailbox.interface import MailboxLike
 
 _POLL_S = 0.25
 
 
-class DriverPost:
+class DriverChannel:
     """Of a device whose driver hears from other stages: what is none of the exchange's is kept for the first step."""
 
     def __init__(self, driver: Messenger, *, generation: int, step: int) -> None:
@@ -30,7 +30,7 @@ class DriverPost:
         return self._driver.wait_for_message(self._step, lane)[0]
 
 
-class MailboxPost:
+class MailboxChannel:
     """Of a device that nobody sends anything else to."""
 
     def __init__(

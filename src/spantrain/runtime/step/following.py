@@ -22,7 +22,7 @@ from spantrain.core.span import Span
 from spantrain.errors import WorkerError
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.groups import MemberGroup
-from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
 
 _ROW = 256
@@ -145,7 +145,7 @@ class Follower:
         clock: DeviceClock,
         stage: int,
         samples: int,
-        recorder: Recorder,
+        recorder: StepRecorder,
         check_abort: Callable[[], None],
     ) -> None:
         """Follow the leader of a group, whose replica has so many samples of each step."""

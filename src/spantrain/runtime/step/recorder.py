@@ -1,13 +1,16 @@
-"""What one worker did, when and why: for the trace, the log of decisions, and as figures of each step."""
+"""What one worker did, when and why: for the trace, the log of decisions, and as figures of each step.
+
+Bytes on the wire since a session began; a mailbox counts on through all its sessions.
+"""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spantrain.core.decisions import Decision
 from spantrain.core.messages import Command, Event, MessageKey, Recut
 from spantrain.core.trace import Flow, Interval, Trace
-from spantrain.transport.mailbox.interface import Message
+from spantrain.transport.mailbox.interface import MailboxLike, Message, PeerCounters
 
 
 @dataclass
@@ -28,7 +31,7 @@ class _StepRecord:
     decisions: list[tuple[int, float, Event, Sequence[Command]]] = field(default_factory=list)
 
 
-class Recorder:
+class StepRecorder:
     """Keeps intervals, flows and decisions of the last steps, on this machine's monotonic clock."""
 
     def __init__(self, device: str, *, clock_offset_s: float = 0.0, steps: int = 0) -> None:
@@ -144,3 +147,24 @@ class Recorder:
                 detail=detail or {},
             )
         )
+
+
+class PeerTraffic:
+    """What went to each peer and came from it since this was made."""
+
+    def __init__(self, mailbox: MailboxLike) -> None:
+        self._mailbox = mailbox
+        self._before = mailbox.counters().peers
+
+    def sent(self) -> dict[str, int]:
+        """Return what went to each peer."""
+        return self._since(lambda counters: counters.wire_bytes_sent)
+
+    def received(self) -> dict[str, int]:
+        """Return what came from each peer."""
+        return self._since(lambda counters: counters.wire_bytes_received)
+
+    def _since(self, value: Callable[[PeerCounters], int]) -> dict[str, int]:
+        none = PeerCounters()
+        now = self._mailbox.counters().peers
+        return {name: value(counters) - value(self._before.get(name, none)) for name, counters in now.items()}

@@ -7,12 +7,12 @@ from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.plan import Plan
 from spantrain.devices.device import Device
 from spantrain.models.execution.stage import NamesFinal
-from spantrain.runtime.gradients.tied import Messenger
+from spantrain.runtime.gradients.stage_sums import Messenger
 from spantrain.runtime.staleness.driver import StaleDriver
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.emulation import emulated_unit_seconds
 from spantrain.runtime.step.following import Follower, Followers
-from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
 from spantrain.schedule.dispatch.machine import DispatchPolicy
@@ -33,7 +33,7 @@ class StageActions:
         device: Device,
         mailbox: MailboxLike,
         feed: Feed,
-        recorder: Recorder,
+        recorder: StepRecorder,
         check_abort: Callable[[], None],
         local: LocalAdapter | None = None,
     ) -> None:

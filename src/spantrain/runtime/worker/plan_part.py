@@ -11,11 +11,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.devices.device import Device
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
-from spantrain.runtime.gradients.gradients import StageSum
-from spantrain.runtime.gradients.tied import TiedSums, tied_across_stages
-from spantrain.runtime.redistribution.transfer import Post
-from spantrain.runtime.step.driver_channels import DriverPost, MailboxPost
-from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
+from spantrain.runtime.redistribution.transfer import ExchangeChannel
+from spantrain.runtime.step.driver_channels import DriverChannel, MailboxChannel
+from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_actions import StageActions
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import Feed
@@ -32,14 +31,14 @@ class Surroundings:
     job: TrainJob
     mailbox: MailboxLike
     feed: Feed
-    recorder: Recorder
+    recorder: StepRecorder
     check_abort: Callable[[], None]
     adapters: LocalAdapters
     """What follows its links, whichever plan runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPart:
+class PlanPart:
     """A device's part of one plan."""
 
     plan: Plan
@@ -49,7 +48,7 @@ class OwnPart:
     holding: Holding
     actions: StageActions
     stage_sum: StageSum
-    tied_sums: TiedSums
+    tied_sums: TiedGradientSums
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
@@ -66,22 +65,22 @@ class OwnPart:
         self.stage_sum.close()
         self.member.groups.close()
 
-    def post(self, here: Surroundings, step: int, *, at_end: bool = False) -> Post:
+    def post(self, here: Surroundings, step: int, *, at_end: bool = False) -> ExchangeChannel:
         """Return how an exchange before a step, or at its end, reaches the others, with nothing lost of the step's."""
         address = {"generation": self.plan.generation, "step": step}
         driver = self.actions.messenger if at_end else self.actions.driver
         if driver is not None:
-            return DriverPost(driver, **address)
-        return MailboxPost(here.mailbox, **address, check_abort=here.check_abort)
+            return DriverChannel(driver, **address)
+        return MailboxChannel(here.mailbox, **address, check_abort=here.check_abort)
 
 
-def own_part(
+def make_plan_part(
     here: Surroundings,
     plan: Plan,
     member: StageMember,
     optimizer: torch.optim.Optimizer,
     holding: Holding | None = None,
-) -> OwnPart:
+) -> PlanPart:
     """Make all that a step needs besides the stage's units and their optimizer; `holding` is found if it is not known.
 
     It takes a few milliseconds.
@@ -104,7 +103,7 @@ def own_part(
         partial=member.partial,
         sums=plan.stages[member.stage_index].sums,
     )
-    tied_sums = TiedSums(
+    tied_sums = TiedGradientSums(
         tied_across_stages(plan, member.stage_index, member.graph, member.units),
         plan=plan,
         stage_index=member.stage_index,
@@ -113,7 +112,7 @@ def own_part(
         recorder=here.recorder,
     )
     named = member.executor.named_parameters()
-    return OwnPart(
+    return PlanPart(
         plan=plan,
         member=member,
         optimizer=optimizer,

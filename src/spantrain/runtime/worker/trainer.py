@@ -19,29 +19,26 @@ from spantrain.core.plan import Plan
 from spantrain.devices.device import Device, EmulatedDevice, real_compute_ratio
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.runtime.checkpoint.device import DeviceCheckpoints
 from spantrain.runtime.checkpoint.restore import group_of
-from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.coordinator.external_batches import GIVEN, GivenFeed
-from spantrain.runtime.gradients.background_sums import StepSums
-from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.gradients.scaling import GradientScaling
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
+from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.outer.layers import moves_layers
 from spantrain.runtime.redistribution.switch import OpenGroups, take_over
-from spantrain.runtime.step.feed import SampledFeed
-from spantrain.runtime.step.recorder import Recorder
+from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, join_stage
-from spantrain.runtime.step.traffic import Traffic
+from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.memory import forget_peak, peak_bytes
-from spantrain.runtime.worker.plan_part import OwnPart, Surroundings, own_part
+from spantrain.runtime.worker.plan_part import PlanPart, Surroundings, make_plan_part
 from spantrain.runtime.worker.worker_protocol import (
+    DeviceReport,
     OuterCall,
     PeerEntry,
-    StepReport,
+    StepVerdict,
     SwitchReport,
     TrainOrder,
     TrainResult,
-    Verdict,
 )
 from spantrain.transport.mailbox.interface import MailboxLike
 
@@ -60,14 +57,14 @@ class Colleagues:
     mailbox: MailboxLike
     admit: Callable[[int, tuple[PeerEntry, ...]], None]
     """(generation, peers): returns when all of them have admitted each other."""
-    commit_step: Callable[[StepReport], Verdict]
+    commit_step: Callable[[DeviceReport], StepVerdict]
     open_groups: OpenGroups
     checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
     """Returns the steps whose checkpoints are not kept any longer."""
     meet_stages: Callable[[OuterCall], StageMeeting]
     """What all stages say of the outer optimizer outside of steps."""
     ask_given: Callable[[dict[str, Any]], dict[str, Any]]
-    """What to do next, and rows of batches that a user's own loop gives (`runtime.coordinator.external_batches`)."""
+    """What to do next, and rows of batches that a user's own loop gives (`runtime.coordinator.batches`)."""
     check_abort: Callable[[], None]
     begin: Callable[[], None]
     """Returns when all devices of the run are ready for their first step."""
@@ -81,10 +78,10 @@ class TrainSession:
         self._order = order
         self._job = order.job
         self._colleagues = colleagues
-        self._recorder = Recorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
+        self._recorder = StepRecorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         colleagues.admit(order.plan.generation, order.peers)
-        self._traffic = Traffic(colleagues.mailbox)
+        self._traffic = PeerTraffic(colleagues.mailbox)
         forget_peak(device)
         self._peak_bytes = 0
         """Under the plans that have run before the present one."""
@@ -118,7 +115,7 @@ class TrainSession:
         self._outer_notices: list[str] = []
         self._meetings = itertools.count()
 
-    def _first_part(self) -> OwnPart:
+    def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
         groups = self._colleagues.open_groups(order.plan, order.plan.place(here.name)[0])
         member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
@@ -128,14 +125,14 @@ class TrainSession:
             undo.pop_all()
         return part
 
-    def _part_of(self, member: StageMember) -> OwnPart:
+    def _part_of(self, member: StageMember) -> PlanPart:
         optimizer = build_optimizer(self._job, member.executor.named_parameters().values())
-        return own_part(self._here, self._order.plan, member, optimizer)
+        return make_plan_part(self._here, self._order.plan, member, optimizer)
 
-    def _feed(self, *, held_out: bool) -> SampledFeed | GivenFeed:
+    def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
         plan = self._order.plan
-        if plan.model.dataset == GIVEN:
-            return GivenFeed(self._colleagues.ask_given, self._colleagues.check_abort)
+        if plan.model.dataset == EXTERNAL:
+            return QueuedFeed(self._colleagues.ask_given, self._colleagues.check_abort)
         return SampledFeed(
             open_dataset(plan.model, held_out=held_out),
             global_batch=plan.global_batch,
@@ -170,7 +167,7 @@ class TrainSession:
         self._colleagues.begin()
         evaluate = True
         while True:
-            if isinstance(self._training, GivenFeed) and not self._training.next_step(step, self._save):
+            if isinstance(self._training, QueuedFeed) and not self._training.next_step(step, self._save):
                 self._finish_outer(step)
                 break
             evaluation = self._evaluate(step) if evaluate else None
@@ -212,7 +209,7 @@ class TrainSession:
     def _meet_stages(self, report: StageReport | None) -> StageMeeting:
         return self._colleagues.meet_stages(OuterCall(number=next(self._meetings), report=report))
 
-    def _follow_outer(self, step: int, verdict: Verdict) -> None:
+    def _follow_outer(self, step: int, verdict: StepVerdict) -> None:
         """Do behind the update of a step what the outer optimizer's leader orders."""
         if self._outer and verdict.outer:
             self._outer.follow(verdict.outer, step)
@@ -273,12 +270,12 @@ class TrainSession:
 
     def _commit(
         self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
-    ) -> Verdict:
+    ) -> StepVerdict:
         report = self._figures(step, loss_sum, evaluation)
         self._switch_report = None
         return self._agreed(self._with_norm(report, self._part.parameters, overflow=overflow))
 
-    def _agreed(self, report: StepReport) -> Verdict:
+    def _agreed(self, report: DeviceReport) -> StepVerdict:
         """Bring a report to the barrier; return what all do."""
         verdict = self._colleagues.commit_step(replace(report, outer=self._outer.report() if self._outer else None))
         if verdict.data_differs:
@@ -289,7 +286,7 @@ class TrainSession:
             )
         return verdict
 
-    def _with_norm(self, report: StepReport, parameters: Parameters, *, overflow: bool = False) -> StepReport:
+    def _with_norm(self, report: DeviceReport, parameters: Parameters, *, overflow: bool = False) -> DeviceReport:
         """Add what is known when gradients are summed."""
         part = self._part
         square = part.stage_sum.square(parameters, leave_out=part.tied_sums.counted_elsewhere)
@@ -298,7 +295,7 @@ class TrainSession:
         _check_finite(report.step, {"squared gradient norm": square})
         return replace(report, grad_square=square, overflow=overflow)
 
-    def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> StepReport:
+    def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> DeviceReport:
         """Return what is known when a step's actions are done here.
 
         Raises:
@@ -307,7 +304,7 @@ class TrainSession:
         _check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
         part, figures = self._part, self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
-        return StepReport(
+        return DeviceReport(
             generation=part.plan.generation,
             step=step,
             loss_sum=loss_sum,
@@ -322,7 +319,7 @@ class TrainSession:
             links=part.actions.driver.link_reports() if part.actions.driver else (),
         )
 
-    def _update(self, step: int, verdict: Verdict) -> None:
+    def _update(self, step: int, verdict: StepVerdict) -> None:
         optimizer = self._part.optimizer
         self._scaling.settle(skipped=verdict.skip_update)
         if verdict.skip_update:

@@ -27,28 +27,26 @@ from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.comparison.order import FrameworkOrder
 from spantrain.runtime.comparison.session import FrameworkSession
-from spantrain.runtime.gradients.groups import StageGroups, open_groups
-from spantrain.runtime.gradients.stores import hold_store, reach_store
-from spantrain.runtime.launch.worker_settings import WorkerSettings
+from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
+from spantrain.runtime.launch.launcher import WorkerSettings
 from spantrain.runtime.staleness.session import session_of
 from spantrain.runtime.step.emulation import law_of
-from spantrain.runtime.worker.connections import connections, cut
 from spantrain.runtime.worker.failure import told
 from spantrain.runtime.worker.trainer import Colleagues
 from spantrain.runtime.worker.user_functions import with_own_functions
-from spantrain.runtime.worker.watch import Standing, Watch
+from spantrain.runtime.worker.watch import Standing, Watch, connections, cut
 from spantrain.runtime.worker.worker_protocol import (
     ComputeOrder,
     ComputeResult,
     ConnectOrder,
+    DeviceReport,
     EchoOrder,
     LinkOrder,
     LinkResult,
     OuterCall,
     PeerEntry,
-    StepReport,
+    StepVerdict,
     TrainOrder,
-    Verdict,
 )
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
@@ -341,9 +339,9 @@ class Worker:
     def _begin(self) -> None:
         self._ask("begin", {})
 
-    def _commit_step(self, report: StepReport) -> Verdict:
+    def _commit_step(self, report: DeviceReport) -> StepVerdict:
         answer = self._ask("commit_step", to_json(report))
-        return from_json(Verdict, answer, "verdict")
+        return from_json(StepVerdict, answer, "verdict")
 
     def _meet_stages(self, call: OuterCall) -> StageMeeting:
         return from_json(StageMeeting, self._ask("meet_stages", to_json(call)), "meeting of stages")

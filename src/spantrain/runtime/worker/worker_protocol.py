@@ -147,7 +147,7 @@ class SwitchReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepReport:
+class DeviceReport:
     """What a worker brings to the barrier at the end of a step."""
 
     generation: int
@@ -187,7 +187,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class StepVerdict:
     """What all workers do after the barrier, in the same way."""
 
     grad_norm: float

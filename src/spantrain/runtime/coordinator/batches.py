@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
 
-GIVEN = "given"
+EXTERNAL = "given"
 """The `ModelSpec.dataset` of such runs."""
 
 _PIECE_BYTES = 4 * 2**20
@@ -43,18 +43,18 @@ class NextStep(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Batch:
+class _HeldBatch:
     inputs: Tensors
     labels: torch.Tensor
 
 
-class BatchDesk:
+class BatchQueue:
     """The loop's side; safe from any thread."""
 
     def __init__(self, global_batch: int) -> None:
         self._global_batch = global_batch
         self._changed = Condition()
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, _HeldBatch] = {}
         self._saves: set[int] = set()
         self._stopped = False
 
@@ -67,7 +67,7 @@ class BatchDesk:
         for name, tensor in (*((f"input {index}", tensor) for index, tensor in enumerate(inputs)), (_LABELS, labels)):
             if tensor.shape[:1] != (self._global_batch,):
                 raise ValueError(f"{name} is {tuple(tensor.shape)}; wanted one row for each of {self._global_batch}")
-        batch = _Batch(inputs=tuple(tensor.detach().cpu() for tensor in inputs), labels=labels.detach().cpu())
+        batch = _HeldBatch(inputs=tuple(tensor.detach().cpu() for tensor in inputs), labels=labels.detach().cpu())
         with self._changed:
             self._batches = {known: kept for known, kept in self._batches.items() if known >= step - 1}
             self._batches[step] = batch
@@ -132,7 +132,7 @@ class BatchDesk:
         return {"piece": content[offset : offset + _PIECE_BYTES], "total": len(content)}
 
 
-class GivenFeed:
+class QueuedFeed:
     """A device's side: fetches the rows that it works on."""
 
     digest = ""

@@ -6,8 +6,15 @@ the same on all devices of a ring, whenever each of them gets that far. (Li et a
 section 3.2.3 has buckets in reverse order, summed beside the backward pass. Kept: that. Not kept: hooks in the model's
 forward pass, and buckets that are rebuilt by the order in which gradients came.) How large buckets are, and how many
 are under way at once, is the plan's (`core.sums`).
+
+A thread that does pieces of work beside the main one, in the order in which they are begun.
+
+Collectives need one order, and the main thread computes on meanwhile. A failure ends it: later pieces would meet others
+of their peers', so none of them runs, and who waits for any piece gets the failure.
 """
 
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +24,79 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.sums import OWN_SUMS, GradientSums
-from spantrain.runtime.worker.background import Background, Piece
+from spantrain.errors import SpanTrainError, WorkerError
+
+_POLL_S = 0.25
+"""How often one who waits looks whether the run was aborted."""
+_END_S = 0.5
+"""How long the end waits for a piece under way; a collective whose peers are gone ends by itself, later."""
+
+
+class BackgroundTask:
+    """Work that was begun."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.over = threading.Event()
+
+
+class Background:
+    """One thread, which starts with the first piece; a process that ends does not wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pieces: queue.SimpleQueue[BackgroundTask | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: SpanTrainError | RuntimeError | None = None
+        self._closed = False
+
+    def begin(self, work: Callable[[], None]) -> BackgroundTask:
+        """Have work done when all that was begun before is; return at once."""
+        assert not self._closed, f"{self._name}: this thread has ended"
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        piece = BackgroundTask(work)
+        self._pieces.put(piece)
+        return piece
+
+    @property
+    def has_more(self) -> bool:
+        """Whether work waits behind that which is done now."""
+        return not self._pieces.empty()
+
+    def wait(self, piece: BackgroundTask, check_abort: Callable[[], None]) -> None:
+        """Wait until a piece is done.
+
+        Raises:
+            SpanTrainError: it failed, or one before it did; or `check_abort` has news.
+            RuntimeError: the same, of torch.
+        """
+        while not piece.over.wait(_POLL_S):
+            check_abort()
+            if self._thread is not None and not self._thread.is_alive():
+                break
+        if self._failure is not None:
+            raise self._failure
+        if not piece.over.is_set():
+            raise WorkerError(f"{self._name}: the thread ended before its work; its own log says why")
+
+    def close(self) -> None:
+        """End the thread; what has not begun is dropped."""
+        self._closed = True
+        self._pieces.put(None)
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            if self._failure is None and not self._closed:
+                try:
+                    piece.work()
+                except (SpanTrainError, RuntimeError) as error:
+                    self._failure = error
+            piece.over.set()
+
 
 Parameters = Mapping[str, nn.Parameter]
 BeginSum = Callable[[Sequence[Tensor]], Callable[[], None]]
@@ -59,7 +138,7 @@ class StepSums:
         self._bucket_of = {name: number for number, names in enumerate(beside) for name in names}
         self._left = 0
         """How many buckets have left."""
-        self._last: Piece | None = None
+        self._last: BackgroundTask | None = None
         self._under_way: deque[tuple[float, Callable[[], None]]] = deque()
         """When each sum began that is not known to have ended, and what waits for it; the background's own."""
         self._gradients: dict[str, Tensor] = {}
