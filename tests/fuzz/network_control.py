@@ -144,7 +144,7 @@ CONTROL_TARGETS: tuple[Target, ...] = (
     *(
         _from_json(f"{kind.__name__}", kind)
         for kind in (
-            orders.StepReport, orders.Verdict, orders.OuterCall, SavedFile, StageMeeting, orders.ComputeResult,
+            orders.DeviceReport, orders.StepVerdict, orders.OuterCall, SavedFile, StageMeeting, orders.ComputeResult,
             orders.LinkResult, orders.TrainResult, orders.TrainOrder, orders.ComputeOrder, orders.LinkOrder,
             orders.ConnectOrder, orders.EchoOrder, FrameworkOrder,
         )
