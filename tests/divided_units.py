@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.tensor_parallel.group import ThreadGroup, run_members

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import four_sites
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, Proposal
 from spantrain.adaptation.network_state import LinkState, Pair, Reports
-from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
+from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.formats.registry import WireFormat
 
 RATE = 100.0

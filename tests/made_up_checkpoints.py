@@ -8,7 +8,7 @@ import torch
 
 from made_up_runs import PlanDevice, load_all, save_all
 from spantrain.core.job import TrainJob
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest

@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 
 

@@ -12,8 +12,8 @@ from made_up_parts import dealt, put, taken
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan, Replica
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.models.build import build_units

@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, MonitorState, SentMessage
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.core.links import LinkReport, LinkVerdict
+from spantrain.core.speed import LinkReport, LinkVerdict
 
 RATE, ROUND_TRIP_S, SIZE = 1e6, 0.05, 100_000
 EXPECTED = {"b": LinkExpectation(bytes_per_s=RATE, round_trip_s=ROUND_TRIP_S)}

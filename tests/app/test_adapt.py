@@ -10,9 +10,9 @@ from spantrain.adaptation.network_state import LinkState
 from spantrain.app.training.adapt import ProfileForecast, adviser_of
 from spantrain.app.training.plan_changes import PlanChange, with_reasons
 from spantrain.core.job import TrainJob
-from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.plan import StateSharding
 from spantrain.core.span import equal_spans
+from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.core.trace import Interval, Trace
 from spantrain.formats.registry import WireFormat
 from spantrain.runtime.worker.worker_protocol import DeviceReport

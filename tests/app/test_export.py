@@ -13,7 +13,7 @@ from small_models import small_spec
 from spantrain.app.export.export import EXAMPLE_FILE, export_run, trained_parameters
 from spantrain.app.export.import_weights import import_weights
 from spantrain.core.checkpoint import SampleLedger
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units

@@ -14,8 +14,7 @@ from spantrain.config.artefacts import read_plan, read_profile, reference_to_pro
 from spantrain.config.cluster.presets import load_preset
 from spantrain.config.decision_log import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
-from spantrain.core.decisions import Decision, DeviceDecisions
-from spantrain.core.messages import Arrived, Finished, MessageKey, StepStarted
+from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Flow, Trace

@@ -16,7 +16,7 @@ from spantrain.config.artefacts import (
 )
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.whole import whole_model
 from spantrain.runtime.checkpoint.holding import PARAMETER

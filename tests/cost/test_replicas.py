@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.presets import load_preset
 from spantrain.core.action import Op
-from spantrain.core.plan import Replica, Stage, StateSharding
+from spantrain.core.plan import OWN_SUMS, GradientSums, Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of
 from spantrain.core.span import equal_spans
-from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.collectives import SumOptions
 from spantrain.cost.replicas import ReplicaCost, Ring, rings_of

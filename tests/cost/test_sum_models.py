@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.core.cluster import Device
-from spantrain.core.sums import DEFAULT_BUCKET_BYTES, GradientSums, SumModel
+from spantrain.core.plan import DEFAULT_BUCKET_BYTES, GradientSums, SumModel
 from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sum_models import default_sums, nccl_between, sum_options

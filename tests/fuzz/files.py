@@ -17,10 +17,8 @@ from spantrain.config.cluster.cluster_file import parse_cluster
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.checkpoint import SampleLedger, StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster
-from spantrain.core.decisions import Decision, DeviceDecisions
 from spantrain.core.job import TrainJob
-from spantrain.core.messages import Arrived, Finished, StepStarted
-from spantrain.core.parts import TensorPart
+from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, StepStarted
 from spantrain.core.plan import Alternative, Plan, Prediction, ProfileReference, Replica, Stage
 from spantrain.core.profile import (
     BandwidthCurve,
@@ -30,6 +28,7 @@ from spantrain.core.profile import (
     RuntimeCosts,
     UnitTiming,
 )
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph

@@ -14,7 +14,7 @@ from fuzz.messages import altered
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from spantrain.core.checkpoint import StoredFile, StoredTensor
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from planner_requests import draw_sites, request_of
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.presets import load_preset
-from spantrain.core.plan import Plan
+from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, Plan, SumModel
 from spantrain.core.profile import Profile
-from spantrain.core.sums import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sum_models import sum_options
 from spantrain.models.catalog.catalog import resolve_model

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gloo_members import CLASSES, WIDTH, Classes, Tokens
 from patience import PATIENCE_S
 from spantrain.core.action import Action, Op
+from spantrain.core.plan import OWN_SUMS, GradientSums
 from spantrain.core.span import Span
-from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.cost.buckets import fill_buckets
 from spantrain.devices.device import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError

@@ -8,10 +8,10 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
-from spantrain.core.links import LinkReport, LinkVerdict
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
+from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.errors import Interrupted
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
 from made_up_runs import load_all, save_all
 from spantrain.core.checkpoint import CheckpointContent
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.holding import Holding

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from restless import RestlessLocal
 from spantrain.core.action import Op
-from spantrain.core.decisions import Decision, DeviceDecisions
+from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.devices.device import CpuDevice

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up_parts import dealt, taken
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.redistribution.exchange import (
     TensorBlock,

@@ -12,7 +12,7 @@ from made_up_parts import dealt, put, taken
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.messages import MessageKey
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from spantrain.core.action import Op
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Replica, Stage
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.devices.device import EmulatedDevice
 from spantrain.errors import ConfigError

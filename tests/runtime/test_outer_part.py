@@ -10,8 +10,8 @@ from made_up_clients import EXACT
 from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageOrder, StageReport
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names

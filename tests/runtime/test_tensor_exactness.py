@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from library_models import library_spec
 from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
-from spantrain.core.plan import Plan
+from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
-from spantrain.core.sums import GradientSums
 from spantrain.devices.device import CpuDevice
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.formats.registry import WireFormat

@@ -3,8 +3,7 @@
 import pytest
 
 from spantrain.core.action import Action
-from spantrain.core.decisions import Decision, event_of, event_text
-from spantrain.core.messages import Finished, Recut, StepStarted
+from spantrain.core.messages import Decision, Finished, Recut, StepStarted, event_of, event_text
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from made_up import plan_of
 from spantrain.config.decision_log import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
-from spantrain.core.decisions import Decision, DeviceDecisions, event_of, event_text
-from spantrain.core.messages import Arrived, Finished, Run, StepStarted
+from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, Run, StepStarted, event_of, event_text
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
 from spantrain.schedule.registry import make_policy, schedule_names

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, MonitorState, RateSample, SentMessage
 from spantrain.adaptation.pace import Pace, PaceState
 from spantrain.core.action import Direction, Op
-from spantrain.core.links import LinkReport
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
+from spantrain.core.speed import LinkReport
 from spantrain.schedule.dispatch.machine import DispatchPolicy
 
 

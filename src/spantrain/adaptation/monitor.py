@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spantrain.core.links import LinkReport, LinkVerdict
+from spantrain.core.speed import LinkReport, LinkVerdict
 
 _WINDOW = 64
 """Messages that are kept."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, permutations, product
 
 from spantrain.adaptation.monitor import LinkExpectation
-from spantrain.core.links import LinkReport
 from spantrain.core.plan import Plan
+from spantrain.core.speed import LinkReport
 
 Pair = tuple[str, str]
 """Sender and receiver, leaders of their replicas."""

@@ -15,7 +15,7 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import shortened
 from spantrain.config.files.text_files import read_text, write_atomically
-from spantrain.core.decisions import Decision, DeviceDecisions
+from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.errors import ConfigError
 
 DECISIONS_FORMAT = "spantrain-decisions"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

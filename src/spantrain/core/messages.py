@@ -1,5 +1,10 @@
-"""What decision machines and their drivers exchange (DESIGN idea 2), and the address of a message on the wire."""
+"""What decision machines and their drivers exchange (DESIGN idea 2), its log, and the address of a message on the wire.
 
+The log says what a replica's policy was told and what it answered, in a form that people read and that parses back.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spantrain.core.action import Action, Direction
@@ -71,3 +76,103 @@ class MessageKey:
 
     def __str__(self) -> str:
         return f"g{self.generation}/s{self.step}/{self.lane}/cut{self.cut}{self.span}"
+
+
+def event_text(event: Event) -> str:
+    """Return an event as text that `event_of` reads back.
+
+    >>> event_text(StepStarted(7)), event_text(Finished(Action.parse("2F[0:4]")))
+    ('step 7', 'finished 2F[0:4]')
+    """
+    match event:
+        case StepStarted(step):
+            return f"step {step}"
+        case Arrived(direction, span):
+            return f"arrived {direction.value} {span}"
+        case Finished(action):
+            return f"finished {action}"
+        case Recut(spans, reason):
+            return f"recut {' '.join(map(str, spans))} because {reason}"
+
+
+def event_of(text: str) -> Event:
+    """Read the text form of an event.
+
+    Raises:
+        ValueError: it is none.
+
+    >>> event_of("arrived backward [4:8]")
+    Arrived(direction=<Direction.BACKWARD: 'backward'>, span=Span(lo=4, hi=8))
+    >>> event_of("recut [0:2] [2:4] because the link is slow").reason
+    'the link is slow'
+    """
+    what, _, reason = text.partition(" because ")
+    match what.split(" "):
+        case ["recut", _, *_] if reason:
+            return Recut(tuple(map(Span.parse, what.split(" ")[1:])), reason)
+        case _ if reason:
+            pass
+        case ["step", number] if number.isascii() and number.isdecimal():
+            return StepStarted(int(number))
+        case ["arrived", ("forward" | "backward") as direction, span]:
+            return Arrived(Direction(direction), Span.parse(span))
+        case ["finished", action]:
+            return Finished(Action.parse(action))
+    raise ValueError(
+        f"not an event: {text!r}; write step N, arrived forward|backward [lo:hi], finished ACTION, or "
+        "recut [lo:hi] ... because REASON, e.g. finished 2F[0:16]"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One event that a policy heard, and its answer."""
+
+    step: int
+    now_s: float
+    """The time that it was told: its own device's monotonic clock."""
+    event: str
+    """Text form."""
+    run: tuple[Action, ...] = ()
+    """What it wants done now; nothing, or one action."""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or not math.isfinite(self.now_s):
+            raise ValueError(f"step must not be negative and now_s must be finite, got {self.step}, {self.now_s}")
+        event_of(self.event)
+
+    @classmethod
+    def of(cls, step: int, now_s: float, event: Event, commands: Sequence[Command]) -> "Decision":
+        """Note an event and the commands that answered it."""
+        return cls(
+            step=step,
+            now_s=now_s,
+            event=event_text(event),
+            run=tuple(command.action for command in commands),
+            reason="; ".join(command.reason for command in commands),
+        )
+
+    @property
+    def heard(self) -> Event:
+        """What the policy was told."""
+        return event_of(self.event)
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """What it answered."""
+        return tuple(Run(action, self.reason) for action in self.run)
+
+    def __str__(self) -> str:
+        answer = f"run {', '.join(map(str, self.run))} ({self.reason})" if self.run else "nothing to run"
+        return f"step {self.step}, {self.event} -> {answer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceDecisions:
+    """The decisions of one device's policy, in order, whole steps only."""
+
+    device: str
+    trace_shift_s: float
+    """What is added to its `now_s` to get the time of the run's trace."""
+    decisions: tuple[Decision, ...]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from spantrain.core.sums import GradientSums
+from spantrain.core.plan import GradientSums
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,11 +32,10 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Replica, Stage, StateSharding
+from spantrain.core.plan import GradientSums, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
-from spantrain.core.sums import GradientSums
 from spantrain.cost.buckets import SumBucket, behind_s, fill_buckets
 from spantrain.cost.collectives import Collectives, SumOptions
 from spantrain.cost.recompute import operations_of

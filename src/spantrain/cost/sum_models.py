@@ -24,7 +24,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 
 from spantrain.core.cluster import Device
-from spantrain.core.sums import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
+from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
 from spantrain.cost.collectives import Collectives, SumOptions
 
 _MIB = 2**20

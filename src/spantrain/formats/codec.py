@@ -17,7 +17,24 @@ if TYPE_CHECKING:
 
     Tensors = tuple[Tensor, ...]
 
-ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "float32": 4,
+        "bfloat16": 2,
+        "float16": 2,
+        "float64": 8,
+        "int64": 8,
+        "int32": 4,
+        "int16": 2,
+        "int8": 1,
+        "uint8": 1,
+        "bool": 1,
+    }
+)
+"""Types of tensors that can be sent, by torch's names, with a number's bytes; messages count them in this order."""
+ROUNDED_DTYPES: Mapping[str, int] = MappingProxyType(
+    {name: DTYPE_BYTES[name] for name in ("float32", "bfloat16", "float16")}
+)
 """Types of tensors that may be sent in rows, with the bytes of a number."""
 _SCALE_BYTES = 2
 _MIN_SCALE = 2.0**-110

@@ -77,7 +77,7 @@ class EndOfStep(Protocol):
 class OverlappedSums(EndOfStep, Protocol):
     """What costs may say besides: when buckets may be summed. Sums of costs that do not begin behind the last action.
 
-    A stage's `sums` say whether a bucket is summed as soon as its gradients are whole (`core.sums`).
+    A stage's `sums` say whether a bucket is summed as soon as its gradients are whole (`core.plan`).
     """
 
     def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:

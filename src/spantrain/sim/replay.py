@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from spantrain.core.action import Action
-from spantrain.core.decisions import Decision, DeviceDecisions
-from spantrain.core.messages import Event, Finished, StepStarted
+from spantrain.core.messages import Decision, DeviceDecisions, Event, Finished, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask

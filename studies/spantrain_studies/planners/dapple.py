@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 
 from spantrain.core.action import Op
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal

@@ -7,7 +7,7 @@ training. A device that would get no sample is left out.
 
 from collections.abc import Iterator
 
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import SumModel
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 

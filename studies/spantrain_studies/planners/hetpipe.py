@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import SumModel
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.assembly.cuts import least_largest
 from spantrain.planner.assembly.tables import Array

@@ -11,7 +11,7 @@ from divided_units import Member, Seen, Work, assert_near, whole_gradients
 from gloo_members import CLASSES, SHARES, Order, member, small_units
 from patience import PATIENCE_S
 from preloaded import spawn
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.build import build_units
 from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from spantrain.core.parts import divide_pieces
+from spantrain.core.shares import divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.tensor_parallel.logits import DividedLogits

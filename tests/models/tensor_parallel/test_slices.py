@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.core.parts import TensorPart, divide_pieces
+from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.slices import part_of, put, take, whole_of
 

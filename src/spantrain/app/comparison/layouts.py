@@ -12,10 +12,9 @@ from itertools import pairwise
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
-from spantrain.core.sums import SumModel
 from spantrain.cost.sum_models import default_sums
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
 from spantrain.models.whole import WholeModel, whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spantrain.config.files.text_files import check_tensor_header
 from spantrain.core.checkpoint import SampleLedger, StoredFile
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.whole import WholeParameter, whole_buffers, whole_parameters

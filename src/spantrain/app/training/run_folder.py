@@ -18,7 +18,7 @@ from spantrain.config.artefacts import (
 )
 from spantrain.config.decision_log import write_decisions
 from spantrain.config.files.text_files import write_atomically
-from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace

@@ -11,7 +11,7 @@ from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FI
 from spantrain.config.decision_log import read_decisions
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.action import Action
-from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Interval, Trace

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.formats.registry import WireFormat
 
-PARAMETER_TYPES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+PARAMETER_TYPES: Mapping[str, int] = {name: DTYPE_BYTES[name] for name in ("bfloat16", "float16", "float32", "float64")}
 """Types that parameters may have, and bytes of one number."""
-LAYER_TYPES: Mapping[str, int] = {**PARAMETER_TYPES, "uint8": 1}
+LAYER_TYPES: Mapping[str, int] = {**PARAMETER_TYPES, "uint8": DTYPE_BYTES["uint8"]}
 """Types that tensors of a layer may be sent as, and bytes of one number; uint8: codes of rounded numbers."""
 PIECE_NUMBERS = 2**16
 """Numbers of a parameter that are rounded at once; what is sent is their codes and scales, piece after piece."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from spantrain.core.parts import TensorPart, divide_pieces
+from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.experts import divide_experts, expert_parts, expert_width
 from spantrain.models.tensor_parallel.functions import InputCopy, sum_parts

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.functions import InputCopy, sum_parts
 from spantrain.models.tensor_parallel.group import TensorGroup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.models.tensor_parallel.blocks import Block, sequence_blocks
 from spantrain.models.tensor_parallel.divided import gathered
 from spantrain.models.tensor_parallel.division import Change, Divider, Task

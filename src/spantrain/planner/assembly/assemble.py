@@ -8,11 +8,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
+from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
 from spantrain.core.span import Span, equal_spans
-from spantrain.core.sums import SumModel
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.network import NetworkCost

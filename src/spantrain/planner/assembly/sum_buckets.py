@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage, StateSharding
-from spantrain.core.sums import DEFAULT_BUCKET_BYTES, SumModel
+from spantrain.core.plan import DEFAULT_BUCKET_BYTES, Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sum_models import sum_options
 from spantrain.schedule.registry import splits_backward

@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.core.hints import DispatchHints
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import DispatchHints, Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.energy import energy_of_step
 from spantrain.cost.memory import MemoryCost

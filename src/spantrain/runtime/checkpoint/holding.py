@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
+from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.models.build import empty_unit

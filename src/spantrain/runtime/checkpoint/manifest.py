@@ -13,8 +13,8 @@ from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_ar
 from spantrain.config.files.text_files import read_text
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan
+from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder

@@ -17,7 +17,7 @@ import torch
 
 from spantrain.core.checkpoint import CheckpointContent, StoredFile, StoredTensor
 from spantrain.core.names import file_stem
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint.holding import Holding, tensors_of
 from spantrain.runtime.checkpoint.restore import restore

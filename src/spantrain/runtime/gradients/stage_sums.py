@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.messages import MessageKey
-from spantrain.core.plan import Plan
+from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
 from spantrain.core.span import Span
-from spantrain.core.sums import OWN_SUMS, GradientSums
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
 from spantrain.runtime.gradients.groups import MemberGroup, StageGroups

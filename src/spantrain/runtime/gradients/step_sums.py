@@ -5,7 +5,7 @@ are filled in it: which gradients share a bucket, and which bucket is summed fir
 the same on all devices of a ring, whenever each of them gets that far. (Li et al., "PyTorch Distributed", VLDB 2020,
 section 3.2.3 has buckets in reverse order, summed beside the backward pass. Kept: that. Not kept: hooks in the model's
 forward pass, and buckets that are rebuilt by the order in which gradients came.) How large buckets are, and how many
-are under way at once, is the plan's (`core.sums`).
+are under way at once, is the plan's (`core.plan`).
 
 A thread that does pieces of work beside the main one, in the order in which they are begun.
 
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from spantrain.core.sums import OWN_SUMS, GradientSums
+from spantrain.core.plan import OWN_SUMS, GradientSums
 from spantrain.errors import SpanTrainError, WorkerError
 
 _POLL_S = 0.25

@@ -1,6 +1,6 @@
 """Who gives whom which blocks of tensors: a pure plan, for any way to divide them before and after.
 
-A tensor's part (`core.parts.TensorPart`) is a set of boxes: indices from a to b along each dimension. What is wanted
+A tensor's part (`core.shares.TensorPart`) is a set of boxes: indices from a to b along each dimension. What is wanted
 is cut against what is held, box by box, until every wanted element has one source. Parts may be divided along other
 dimensions, by other shares or not at all on the two sides. Nothing here knows files or networks.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 
 Box = tuple[Span, ...]

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
-from spantrain.core.parts import TensorPart
+from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.redistribution.exchange import (

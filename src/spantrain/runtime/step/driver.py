@@ -11,10 +11,10 @@ import torch
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
-from spantrain.core.links import LinkReport
 from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
+from spantrain.core.speed import LinkReport
 from spantrain.formats.registry import WireFormat
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.step.following import Followers

@@ -20,6 +20,7 @@ from torch import Tensor
 from spantrain.core.action import Action, Op
 from spantrain.core.span import Span
 from spantrain.errors import WorkerError
+from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.groups import MemberGroup
 from spantrain.runtime.step.recorder import StepRecorder
@@ -28,18 +29,7 @@ from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, Replica
 _ROW = 256
 _KEEP_ALIVE_S = 1.0
 """How often an idle leader says so: collectives give up on one who says nothing."""
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
+_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPE_BYTES)
 
 Tensors = tuple[Tensor, ...]
 

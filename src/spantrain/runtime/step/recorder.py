@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spantrain.core.decisions import Decision
-from spantrain.core.messages import Command, Event, MessageKey, Recut
+from spantrain.core.messages import Command, Decision, Event, MessageKey, Recut
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.transport.mailbox.interface import MailboxLike, Message, PeerCounters
 

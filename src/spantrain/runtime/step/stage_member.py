@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spantrain.core.parts import TensorPart
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.shares import TensorPart
 from spantrain.core.units import UnitGraph
 from spantrain.devices.device import Device
 from spantrain.errors import ConfigError

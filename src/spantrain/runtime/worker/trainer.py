@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spantrain.adaptation.registry import LocalAdapters
-from spantrain.core.decisions import DeviceDecisions
+from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.devices.device import Device, EmulatedDevice, real_compute_ratio

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.cluster import Cluster
-from spantrain.core.decisions import DeviceDecisions
 from spantrain.core.job import TrainJob
-from spantrain.core.links import LinkReport
+from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
+from spantrain.core.speed import LinkReport
 from spantrain.core.trace import Trace
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.runtime.comparison.order import FrameworkOrder

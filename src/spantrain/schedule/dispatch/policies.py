@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spantrain.core.action import Action, Op
-from spantrain.core.hints import DispatchHints, PlannedOrder
+from spantrain.core.plan import DispatchHints, PlannedOrder
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchState, Machine, ReplicaTask
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
@@ -178,7 +178,7 @@ def _compact(task: ReplicaTask) -> Machine:
 
 
 def _critical_path(task: ReplicaTask) -> Machine:
-    """Return what follows the planned order (`core.hints`); without one, what goes back first.
+    """Return what follows the planned order (`core.plan`); without one, what goes back first.
 
     The stages before wait for backwards of inputs. Nobody waits for stage 0: it sends forwards as early as its memory
     allows. A pipeline of one stage goes back first, to hold the least.

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spantrain.core.action import Action, Op
-from spantrain.core.hints import DispatchHints, PlannedOrder, PlannedWait
-from spantrain.core.plan import Plan
+from spantrain.core.plan import DispatchHints, Plan, PlannedOrder, PlannedWait
 from spantrain.errors import PlanError
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.registry import schedules, static_orders

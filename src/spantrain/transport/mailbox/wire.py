@@ -14,6 +14,7 @@ import torch
 
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
+from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.transport.connection.bounds import Refusal, array, shown, text, unpack, whole_number
 
 VERSION = 2
@@ -41,18 +42,7 @@ MOST_EXTRA_BYTES = _MESSAGE_COST_BYTES + _MAX_TENSORS * _TENSOR_COST_BYTES
 _INT31, _INT63 = 2**31, 2**63
 _BOUNDS = {"max_text": _MAX_NAME, "max_entries": MAX_AHEAD}
 _CHUNK_PREFIX = struct.Struct("<BQQI")
-_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 

@@ -13,9 +13,8 @@ planning.
 from collections.abc import Iterator, Sequence
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage, SumModel
 from spantrain.core.span import equal_spans
-from spantrain.core.sums import SumModel
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.network import NetworkCost

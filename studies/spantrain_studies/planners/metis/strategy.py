@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.assembly.cuts import least_largest

@@ -25,7 +25,7 @@ from functools import cache, partial
 from itertools import product
 from math import prod
 
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal

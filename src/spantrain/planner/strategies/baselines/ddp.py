@@ -6,8 +6,7 @@ their sizes and those of buckets the best is taken, as a user would who tries th
 does not divide evenly, shares differ by one sample in the place of padding.
 """
 
-from spantrain.core.plan import StateSharding
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import StateSharding, SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal

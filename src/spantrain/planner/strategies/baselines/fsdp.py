@@ -7,8 +7,7 @@ taken. Not kept: hybrid sharding (divided inside a host, whole across hosts), gr
 (`no_sync`, which would hold them whole), offloading. Devices are alike to it, and all are used.
 """
 
-from spantrain.core.plan import StateSharding
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import StateSharding, SumModel
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.baselines.ddp import data_parallel
 

@@ -6,8 +6,7 @@ gradients are summed to their holders beside the backward, which do not keep wha
 micro-batch and bucket are taken. Not kept: offloading to the host.
 """
 
-from spantrain.core.plan import StateSharding
-from spantrain.core.sums import SumModel
+from spantrain.core.plan import StateSharding, SumModel
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.baselines.ddp import data_parallel
 
