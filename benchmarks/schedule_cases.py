@@ -20,7 +20,7 @@ from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 from spantrain.cost.analytic import HALF_RATE_SAMPLES, AnalyticLaw
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 _MODEL = ModelSpec(name="none", family="gpt2", config={}, dataset="stdlib-text")
 _PAPERS = (
@@ -112,10 +112,10 @@ class MadeUpCosts:
         nominal = of[Op.BACKWARD_INPUT] + of[Op.BACKWARD_WEIGHT] if whole else of[action.op]
         return nominal * (action.span.size + HALF_RATE_SAMPLES) / (NOMINAL + HALF_RATE_SAMPLES)
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span; each pair has its own link."""
         cut = stage if direction is Direction.FORWARD else stage - 1
-        return Transfer(
+        return TransferCost(
             size_bytes=span.size,
             latency_s=self.latency_s[cut],
             occupancy_s=self.transfer_s[cut] * span.size / NOMINAL,
@@ -249,7 +249,7 @@ class LawCosts:
         units = self.units[stage.first_unit : stage.end_unit]
         return self._laws[device].stage_seconds(units, action.op, action.span.size)
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span; all pairs between two sites share the link."""
         here, cluster = self.plan.stages[stage], self.plan.cluster
         unit = (here.end_unit if direction is Direction.FORWARD else here.first_unit) - 1
@@ -257,7 +257,7 @@ class LawCosts:
         size_bytes = self.units[unit].cut_bytes_per_sample * span.size
         a, b = cluster.device_by_name[source], cluster.device_by_name[target]
         name = f"{a.site}->{b.site}" if a.site != b.site else f"{a.host}->{b.host}"
-        return Transfer(
+        return TransferCost(
             size_bytes=size_bytes,
             latency_s=link.latency_s,
             occupancy_s=size_bytes / link.bandwidth_bytes_per_s,

@@ -26,7 +26,7 @@ from spantrain.cost.memory import HeldSizes
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 BOUND_SMALL_S, BOUND_LARGE_S, BOUND_BYTES, BOUND_GROWTH = 20e-3, 3.0, 500e6, 1.5
 SECONDS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
@@ -101,7 +101,7 @@ class Case:
 class PortCosts(TableCosts):
     """Each transfer takes the port of its sender's host and that of its receiver's."""
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span."""
         alone = super().transfer(source, target, direction, stage, span)
         hosts = (stage, stage + 1) if direction is Direction.FORWARD else (stage, stage - 1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import four_sites
-from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, Proposal
+from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, PlanReplacement
 from spantrain.adaptation.network_state import LinkState, Pair, Reports
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
@@ -95,12 +95,12 @@ def begun(settings: AutoSettings | None = None) -> tuple[Plan, TableForecast, Au
     return plan, forecast, boundary
 
 
-def twice(boundary: AutoBoundary, plan: Plan, part: float) -> Proposal | None:
+def twice(boundary: AutoBoundary, plan: Plan, part: float) -> PlanReplacement | None:
     """What is proposed after two steps with all links at a part of their rate; nothing after the first."""
     return twice_at(boundary, 3, plan, part)
 
 
-def twice_at(boundary: AutoBoundary, step: int, plan: Plan, part: float) -> Proposal | None:
+def twice_at(boundary: AutoBoundary, step: int, plan: Plan, part: float) -> PlanReplacement | None:
     """The same from a step on."""
     assert boundary.advise(step, plan, reports(plan, part), STEP_S) is None
     return boundary.advise(step + 1, plan, reports(plan, part), STEP_S)

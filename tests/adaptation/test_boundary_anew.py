@@ -8,7 +8,7 @@ import pytest
 
 import four_sites
 from link_table import SIZE, STEP_S, TableForecast, begun, reports, twice, twice_at
-from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, Proposal
+from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, PlanReplacement
 from spantrain.adaptation.network_state import LinkState
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
@@ -208,7 +208,7 @@ def test_a_change_that_would_not_be_worth_its_toll_yet_waits_and_is_forgotten_wh
     plan, forecast = four_sites.plan(0.01), SlowWhenCalm(moving_s=math.inf)
     boundary = AutoBoundary(plan, forecast, AutoSettings(believed=math.inf))
 
-    def asked(part: float, steps: Sequence[int]) -> dict[int, Proposal]:
+    def asked(part: float, steps: Sequence[int]) -> dict[int, PlanReplacement]:
         found = {step: boundary.advise(step, plan, reports(plan, part), STEP_S) for step in steps}
         return {step: proposal for step, proposal in found.items() if proposal is not None}
 

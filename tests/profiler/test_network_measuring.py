@@ -28,7 +28,7 @@ from spantrain.profiler.network import (
 )
 from spantrain.profiler.network_latency import Software
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
-from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
+from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox
@@ -344,7 +344,7 @@ def loads_over(shaped, chunk_bytes=8948):
 @pytest.mark.parametrize("rate", [1.25e6, 3.125e6, 12.5e6, 50e6, 125e6])
 @pytest.mark.parametrize("latency_s", [0.0005, 0.01, 0.05])
 def test_the_rate_of_a_shaped_link_is_found_on_a_virtual_clock(rate, latency_s):
-    shaped = ShapedLink(Shape(bandwidth_bytes_per_s=rate, latency_s=latency_s), Random(1))
+    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=rate, latency_s=latency_s), Random(1))
     found, payload_bytes = measure_bandwidth(loads_over(shaped), 64 * 2**20, 2, latency_s)
     assert found == pytest.approx(rate, rel=0.02)
     assert payload_bytes >= 0.09 * rate

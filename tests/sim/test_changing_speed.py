@@ -13,7 +13,7 @@ from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 
@@ -110,7 +110,7 @@ def test_shared_links_slow_down_for_all() -> None:
     clock, arrived = VirtualClock(), {}
     network = Network(clock, speeds={"up": trace((1.0, 0.5))})
     for target, occupancy_s in (("b", 1.0), ("c", 2.0)):
-        transfer = Transfer(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, links=("up",))
+        transfer = TransferCost(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, links=("up",))
         network.send("a", target, transfer, lambda start_s, sent_s, to=target: arrived.update({to: sent_s}))
     clock.run()
     # Half of b is through at 1 s, the rest at a quarter of the speed; then a second and a half of c are left.

@@ -10,7 +10,7 @@ from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 
@@ -94,7 +94,7 @@ def test_links_are_shared_or_taken_by_turn(fair: bool, expected: dict[str, float
     arrived: dict[str, float] = {}
 
     def carry(target: str, occupancy_s: float) -> None:
-        transfer = Transfer(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, links=("up",))
+        transfer = TransferCost(size_bytes=1, latency_s=1.0, occupancy_s=occupancy_s, links=("up",))
         network.send("a", target, transfer, lambda start_s, sent_s: arrived.update({target: clock.now_s}))
 
     carry("b", 1.0)
@@ -107,7 +107,7 @@ def test_one_pair_sends_one_after_the_other() -> None:
     clock, times = VirtualClock(), []
     network = Network(clock)
     for _ in range(3):
-        transfer = Transfer(size_bytes=1, latency_s=5.0, occupancy_s=1.0, links=("up",))
+        transfer = TransferCost(size_bytes=1, latency_s=5.0, occupancy_s=1.0, links=("up",))
         network.send("a", "b", transfer, lambda start_s, sent_s: times.append((start_s, sent_s, clock.now_s)))
     clock.run()
     assert times == [(0.0, 1.0, 6.0), (1.0, 2.0, 7.0), (2.0, 3.0, 8.0)]

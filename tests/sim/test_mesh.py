@@ -8,12 +8,12 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.cost.fairness import fair_parts
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 LINKS = ("port", "far", "near")
 
 
-def send_all(*messages: tuple[float, str, Transfer], fair: bool = True, **speeds: SpeedTrace):
+def send_all(*messages: tuple[float, str, TransferCost], fair: bool = True, **speeds: SpeedTrace):
     """Send at these times from `a` to these devices; return by device when each began, had left, and was there."""
     clock, found = VirtualClock(), {}
     network = Network(clock, fair=fair, speeds=speeds)
@@ -27,8 +27,10 @@ def send_all(*messages: tuple[float, str, Transfer], fair: bool = True, **speeds
     return found
 
 
-def message(size: int, seconds: float, *links: str, usage: tuple[float, ...] = (), latency_s: float = 0.0) -> Transfer:
-    return Transfer(size_bytes=size, latency_s=latency_s, occupancy_s=seconds, links=links, usage=usage)
+def message(
+    size: int, seconds: float, *links: str, usage: tuple[float, ...] = (), latency_s: float = 0.0
+) -> TransferCost:
+    return TransferCost(size_bytes=size, latency_s=latency_s, occupancy_s=seconds, links=links, usage=usage)
 
 
 @st.composite

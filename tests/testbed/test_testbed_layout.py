@@ -8,7 +8,7 @@ import pytest
 
 from spantrain.core.cluster import Cluster, Host, Link
 from spantrain.errors import TestbedError
-from spantrain.testbed.layout import Layout, lay_out
+from spantrain.testbed.layout import NetworkLayout, lay_out
 from spantrain.testbed.router.packets import parse_packet
 from spantrain.testbed.state import ProcessMark, State, boot_id, mark_of, read_states, runtime_dir
 from spantrain.testbed.testbed import down_all
@@ -60,7 +60,7 @@ def test_addresses_are_unlike_and_survive_json(cluster: Cluster) -> None:
     assert len(set(addresses)) == 600
     assert addresses[0] == "10.2.0.2"
     assert layout.sites[1].gateway not in addresses
-    assert Layout.from_json(layout.to_json()) == layout
+    assert NetworkLayout.from_json(layout.to_json()) == layout
 
 
 def test_a_sites_line_is_laid_out(cluster: Cluster) -> None:
@@ -68,7 +68,7 @@ def test_a_sites_line_is_laid_out(cluster: Cluster) -> None:
     layout = lay_out(dataclasses.replace(cluster, sites=sites), testbed_id="t", parent_pid=None)
     assert [site.uplink_bandwidth_bytes_per_s for site in layout.sites] == [5e6, None]
     assert [site.downlink_bandwidth_bytes_per_s for site in layout.sites] == [None, None]
-    assert Layout.from_json(layout.to_json()) == layout
+    assert NetworkLayout.from_json(layout.to_json()) == layout
 
 
 def test_all_that_is_wrong_with_a_cluster_is_said_at_once(cluster: Cluster) -> None:

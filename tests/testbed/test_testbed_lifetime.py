@@ -15,7 +15,7 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
-from spantrain.testbed.namespace_processes import find_inhabitants
+from spantrain.testbed.namespace_processes import find_processes
 from spantrain.testbed.state import State, read_states
 from spantrain.testbed.testbed import Testbed, down_all
 from spantrain_studies.testbed_traffic import measure_round_trips
@@ -71,7 +71,7 @@ def test_down_leaves_nothing(cluster: Cluster, own_runtime_dir: Path) -> None:
     testbed = Testbed.up(cluster)
     state = state_of(testbed)
     children = [start(testbed, "cloud-0", SLEEP), start(testbed, "edge-1", SLEEP)]
-    assert set(find_inhabitants(state.networks)) >= {child.pid for child in children}
+    assert set(find_processes(state.networks)) >= {child.pid for child in children}
     testbed.down()
     assert [child.wait() for child in children] == [-signal.SIGTERM] * 2
     assert_nothing_remains(state)
@@ -79,7 +79,7 @@ def test_down_leaves_nothing(cluster: Cluster, own_runtime_dir: Path) -> None:
     with pytest.raises(TestbedError, match="does not answer"):
         testbed.status()
     with pytest.raises(ProcessLookupError):
-        testbed.entrance("edge-0").enter()
+        testbed.namespace("edge-0").enter()
 
 
 def test_down_kills_what_does_not_listen(cluster: Cluster, own_runtime_dir: Path) -> None:

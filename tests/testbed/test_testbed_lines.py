@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spantrain.core.cluster import Link
 from spantrain.testbed.layout import SiteLayout
 from spantrain.testbed.router.forwarding import ShapedNetwork
-from spantrain.testbed.router.shaper import Packet, Shape
+from spantrain.testbed.router.shaper import LinkShape, Packet
 
 SITES = ("lab", "office", "home")
 RATE, LATENCY_S = 1e6, 0.01
@@ -100,7 +100,7 @@ def test_sites_that_send_to_one_share_its_downlink() -> None:
 
 def test_what_a_slow_pair_leaves_of_an_uplink_is_for_the_other() -> None:
     shaped = network(rate=2 * RATE, lab_up=RATE)
-    shaped.reshape(0.0, ("lab", "home"), Shape(bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S))
+    shaped.reshape(0.0, ("lab", "home"), LinkShape(bandwidth_bytes_per_s=0.2 * RATE, latency_s=LATENCY_S))
     pairs = {("lab", "office"): 1.2 * RATE, ("lab", "home"): 0.2 * RATE}
     shares = bytes_between(flood(shaped, pairs, 0.0, 2.0), 0.5, 2.0)
     assert shares[b"lab>home"] == pytest.approx(0.3 * RATE, abs=2 * PACKET_BYTES)
@@ -135,7 +135,7 @@ def test_a_line_may_be_new_and_its_queue_follows_its_links() -> None:
         assert shaped.push(1.0 + number * 1e-9, "lab", Packet(b"y", b"y", PACKET_BYTES, 1, 1))
     assert line.waiting_bytes <= line.shape.room_bytes(LATENCY_S) < line.waiting_bytes + PACKET_BYTES
     for pair in shaped.links:
-        shaped.reshape(1.01, pair, Shape(bandwidth_bytes_per_s=RATE, latency_s=0.0))
+        shaped.reshape(1.01, pair, LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0))
     assert line.waiting_bytes <= line.shape.room_bytes(0.0)
 
 

@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
-from spantrain.testbed.status import LinkStatus
+from spantrain.testbed.status import ShapedLinkStatus
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow, measure_round_trips
 
@@ -49,7 +49,7 @@ def test_hosts_reach_each_other_and_nothing_else(testbed: Testbed) -> None:
     assert testbed.interface("edge-0") in {name for route in json.loads(seen) for name in [route["dev"]]}
 
 
-def link_of(testbed: Testbed, source: str) -> LinkStatus:
+def link_of(testbed: Testbed, source: str) -> ShapedLinkStatus:
     return next(link for link in testbed.status().links if link.source == source)
 
 
@@ -145,12 +145,12 @@ def test_lost_packets_are_counted_and_tcp_gets_through(testbed: Testbed) -> None
 
 
 def test_a_process_enters_by_itself_with_an_entrance(testbed: Testbed) -> None:
-    entrance = testbed.entrance("edge-1")
+    namespace = testbed.namespace("edge-1")
     code = (
         "import sys, pickle, os; pickle.loads(bytes.fromhex(sys.argv[1])).enter(); "
         "os.execvp('ip', ['ip', '-4', 'addr'])"
     )
-    seen = subprocess.run([sys.executable, "-c", code, pickle.dumps(entrance).hex()], capture_output=True, check=True)
+    seen = subprocess.run([sys.executable, "-c", code, pickle.dumps(namespace).hex()], capture_output=True, check=True)
     assert f"inet {testbed.address('edge-1')}/16".encode() in seen.stdout
 
 

@@ -15,7 +15,7 @@ from spantrain.errors import TestbedError
 from spantrain.testbed.layout import SiteLayout
 from spantrain.testbed.load import Load
 from spantrain.testbed.router.forwarding import ShapedNetwork
-from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
+from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow
 
@@ -76,7 +76,7 @@ def test_packets_leave_when_the_trace_says_and_none_is_lost(data: st.DataObject)
 
 @pytest.mark.parametrize("part", [0.0, 0.25])
 def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
-    shaped = ShapedLink(Shape(bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
+    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.0), Random(1))
     shaped.push(0.0, Packet(b"a", b"flow", PACKET_BYTES))
     shaped.change_speed(0.0005, part)
     assert shaped.collect(0.001) == []
@@ -87,7 +87,7 @@ def test_what_is_being_sent_goes_on_at_the_new_speed(part: float) -> None:
 
 
 def test_a_link_that_stands_still_keeps_its_buffer() -> None:
-    shaped = ShapedLink(Shape(bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
+    shaped = ShapedLink(LinkShape(bandwidth_bytes_per_s=RATE, latency_s=0.1), Random(1))
     shaped.change_speed(0.0, 0.0)
     room_bytes = shaped.shape.queue_bytes
     for number in range(2 * room_bytes // PACKET_BYTES):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from spantrain.adaptation.local import CuttingLocal, LocalState
 from spantrain.adaptation.monitor import LinkExpectation
-from spantrain.adaptation.pace import Pace
+from spantrain.adaptation.pace import SamplePace
 from spantrain.core.action import Direction, Op
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
@@ -55,7 +55,7 @@ class AutoLocal(CuttingLocal):
         """Take what links should do, who is of the next stage, and what an action or a message takes of the runtime."""
         super().__init__(expected, after=after, message_s=overhead_s)
         self._overhead_s = overhead_s
-        self._arriving: dict[Direction, Pace] = {}
+        self._arriving: dict[Direction, SamplePace] = {}
         self._came_s: dict[Direction, float] = {}
         """When the last samples of this step came."""
         self._action_s: dict[Op, dict[int, float]] = {}
@@ -137,7 +137,7 @@ class AutoLocal(CuttingLocal):
         return Recut((Span(span.lo, span.lo + there), Span(span.lo + there, span.hi)), reason)
 
     @property
-    def _paces(self) -> tuple[Pace, ...]:
+    def _paces(self) -> tuple[SamplePace, ...]:
         return (*self._sending.values(), *self._arriving.values())
 
     def _look(self) -> None:

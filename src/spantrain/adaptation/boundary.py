@@ -26,7 +26,7 @@ from spantrain.formats.registry import WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
+class PlanReplacement:
     """A plan for the steps to come."""
 
     plan: Plan
@@ -38,7 +38,7 @@ class Proposal:
 class BoundaryAdapter(Protocol):
     """Decides between steps."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:
         """Return what should run instead of the plan that ran this step, in so many seconds; None: leave it."""
 
 
@@ -86,7 +86,7 @@ _BLIND_REPORTS, _LATER = 8, 4
 class _Waiting:
     """A plan that is better on the present links, until it would have been worth its toll."""
 
-    proposal: Proposal
+    proposal: PlanReplacement
     state: LinkState
     """For which it was found."""
     gain_s: float
@@ -139,7 +139,7 @@ class AutoBoundary:
         """What the links are taken to be."""
         return self._state
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:
         """Return a better plan for the present links, if it is worth it."""
         rates = self._watch.learn(plan, measured_rates(reports), self._state)
         newest = newest_rates(reports)
@@ -161,7 +161,9 @@ class AutoBoundary:
             self._guess = self._guessed(plan, self._watch.factors(plan, last, self._state, matter), step_s)
         return self._planned_anew(plan, slow_steps)
 
-    def _changed(self, plan: Plan, factors: Mapping[Pair, float], slow_steps: int, step_s: float) -> Proposal | None:
+    def _changed(
+        self, plan: Plan, factors: Mapping[Pair, float], slow_steps: int, step_s: float
+    ) -> PlanReplacement | None:
         """Take the links for what reports say of them, and look for a plan."""
         state = self._refined(plan, factors)
         if state.calm:
@@ -287,23 +289,23 @@ class AutoBoundary:
         again = {pair: factor * before[pair] / now[pair] for pair, factor in factors.items() if pair in now}
         return first.changed(again)
 
-    def _back(self, plan: Plan) -> Proposal | None:
+    def _back(self, plan: Plan) -> PlanReplacement | None:
         self._state, self._out, self._waiting = LinkState(), set(), None
         if self._is_base(plan):
             return None
-        return Proposal(plan=self._base, reason="links are as planned again: back to the plan made for them")
+        return PlanReplacement(plan=self._base, reason="links are as planned again: back to the plan made for them")
 
     def _is_base(self, plan: Plan) -> bool:
         return plan.stages == self._base.stages and plan.hints == self._base.hints
 
-    def _believed(self, search: PlanSearch, slow_steps: int, simulated: int) -> Proposal | None:
+    def _believed(self, search: PlanSearch, slow_steps: int, simulated: int) -> PlanReplacement | None:
         """Take the links for what a search was for; have a plan made anew where those near the first do not suffice."""
         self._state, self._waiting = search.state, None
         if self._replanner is not None and search.best.seconds > self._settings.suffices * self._calm_step_s():
             self._replanner.ask(self._state.assumed(search.running.plan))
         return self._judged(search, slow_steps, simulated)
 
-    def _planned_anew(self, plan: Plan, slow_steps: int) -> Proposal | None:
+    def _planned_anew(self, plan: Plan, slow_steps: int) -> PlanReplacement | None:
         """Return what the planner has made for the present links, if it has; or what was found before, if it is due."""
         planned = None if self._replanner is None or self._state.calm else self._replanner.answer()
         if planned is None:
@@ -313,7 +315,7 @@ class AutoBoundary:
         self.simulated += search.simulated
         return self._judged(search, slow_steps, search.simulated)
 
-    def _judged(self, search: PlanSearch, slow_steps: int, simulated: int) -> Proposal | None:
+    def _judged(self, search: PlanSearch, slow_steps: int, simulated: int) -> PlanReplacement | None:
         """Keep the best plan of a search until it is due, if it saves enough and none that is kept saves more."""
         now_s, best = search.running.seconds, search.best
         gain_s = now_s - best.seconds
@@ -322,13 +324,13 @@ class AutoBoundary:
                 f"{search.state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step in the place of {now_s:.4g} s, "
                 f"simulated with these links"
             )
-            proposal = Proposal(plan=best.plan, reason=reason, simulated=simulated)
+            proposal = PlanReplacement(plan=best.plan, reason=reason, simulated=simulated)
             self._waiting = _Waiting(
                 proposal=proposal, state=search.state, gain_s=gain_s, toll_s=best.toll_s, stays=best.stays
             )
         return self._due(slow_steps)
 
-    def _due(self, slow_steps: int) -> Proposal | None:
+    def _due(self, slow_steps: int) -> PlanReplacement | None:
         """Return the plan that waits, once links have been slow for so long that it will be worth its toll.
 
         Nobody knows how long they stay so; what has lasted for some steps is taken to last for as many more. So a

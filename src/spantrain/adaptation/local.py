@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from spantrain.adaptation.monitor import LinkExpectation, LinkMonitor, MonitorState, RateSample, SentMessage
-from spantrain.adaptation.pace import Pace, PaceState
+from spantrain.adaptation.pace import PaceState, SamplePace
 from spantrain.core.action import Direction, Op
 from spantrain.core.messages import Event, Recut, StepStarted
 from spantrain.core.span import Span
@@ -90,7 +90,7 @@ class CuttingLocal(LocalAdapter):
         super().__init__(expected)
         self._after = frozenset(after)
         self._message_s = message_s
-        self._sending: dict[Direction, Pace] = {}
+        self._sending: dict[Direction, SamplePace] = {}
         """To all replicas of a neighbour together: they may share a line."""
         self._known_s: dict[Direction, float] = {}
         """When word of the last message came."""
@@ -124,7 +124,7 @@ class CuttingLocal(LocalAdapter):
                 self._noted(self._sending.setdefault(direction, self._pace()), occupied_s, samples)
         return rate
 
-    def _noted(self, pace: Pace, seconds: float, samples: int) -> None:
+    def _noted(self, pace: SamplePace, seconds: float, samples: int) -> None:
         """Take in how long samples took, and see what follows."""
         pace.note(seconds, samples)
         self._look()
@@ -147,11 +147,11 @@ class CuttingLocal(LocalAdapter):
         self._is_cut = True
         return Recut(changed, self._reason)
 
-    def _pace(self, state: PaceState | None = None) -> Pace:
-        return Pace(state, messages=self._messages, message_s=self._message_s)
+    def _pace(self, state: PaceState | None = None) -> SamplePace:
+        return SamplePace(state, messages=self._messages, message_s=self._message_s)
 
     @property
-    def _paces(self) -> tuple[Pace, ...]:
+    def _paces(self) -> tuple[SamplePace, ...]:
         return tuple(self._sending.values())
 
     @abstractmethod

@@ -27,8 +27,8 @@ _SIZES, _UNLIKE = 8, 1.5
 """Sizes whose fastest message is kept; sizes at least so many times as large tell a round trip from a rate."""
 _SMALL_IN_A_ROW = 32
 """Small messages in a row that are the usual ones now: the large ones before were something else, as a plan's units."""
-_LEAST_S = 1e-6
-_LEAST_PART = 0.1
+_MIN_S = 1e-6
+_MIN_PART = 0.1
 """Of a message's time since it, or the one before, was under way: it has taken at least that of the link."""
 
 
@@ -175,7 +175,7 @@ class _Peer:
         sample = RateSample(
             size_bytes=message.size_bytes,
             acknowledged_s=message.acknowledged_s,
-            occupied_s=max(message.acknowledged_s - begun_s, _LEAST_PART * alone_s, _LEAST_S),
+            occupied_s=max(message.acknowledged_s - begun_s, _MIN_PART * alone_s, _MIN_S),
             queued_s=message.started_s - message.queued_s,
             held_back_s=max(0.0, message.started_s - max(message.queued_s, before_s)),
         )
@@ -214,7 +214,7 @@ class _Peer:
         if large >= _UNLIKE * small and long_s > short_s:
             fitted_s = short_s - small * (long_s - short_s) / (large - small)
         least_s = min(short_s, long_s)
-        return min(max(known_s, fitted_s, self._round_trip_s or 0.0), (1 - _LEAST_PART) * least_s)
+        return min(max(known_s, fitted_s, self._round_trip_s or 0.0), (1 - _MIN_PART) * least_s)
 
     def report(self, name: str, since_s: float) -> LinkReport:
         idle = self._acknowledged_s is None or self._acknowledged_s < since_s

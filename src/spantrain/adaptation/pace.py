@@ -23,10 +23,10 @@ class PaceState:
     """The slowest pace of the calmest step."""
 
 
-class Pace:
+class SamplePace:
     """Seconds per sample, the median of the last messages; each counts without what a message takes whatever it holds.
 
-    >>> pace = Pace()
+    >>> pace = SamplePace()
     >>> for seconds in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0):
     ...     pace.note(4 * seconds, 4)
     >>> pace.begin_step()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from spantrain.adaptation.boundary import Proposal
+from spantrain.adaptation.boundary import PlanReplacement
 from spantrain.adaptation.expectation import Expects, LinkWatch
 from spantrain.adaptation.local import CuttingLocal, LocalState
 from spantrain.adaptation.monitor import LinkExpectation
@@ -105,7 +105,7 @@ class PaperBoundary:
         self._poor: dict[Pair, float] = {}
         """Links that made the network poor, each with the least part of what is expected that it gave since."""
 
-    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> Proposal | None:  # noqa: ARG002
+    def advise(self, step: int, plan: Plan, reports: Reports, step_s: float) -> PlanReplacement | None:  # noqa: ARG002
         """Return the plan with other micro-batches, if those of the last step are not the ones that the rules want."""
         self._poor = self._found_poor(plan, reports, step_s)
         wanted = self._resized(fill=bool(self._poor))
@@ -113,7 +113,7 @@ class PaperBoundary:
             return None
         pair = min(self._poor, default=None)
         why = f"poor link {pair[0]}->{pair[1]}: small ones fill the pipeline; " if pair else ""
-        return Proposal(plan=wanted, reason=f"{why}small ones at the end of the step")
+        return PlanReplacement(plan=wanted, reason=f"{why}small ones at the end of the step")
 
     def _found_poor(self, plan: Plan, reports: Reports, step_s: float) -> dict[Pair, float]:
         """Return the links that make the network poor; once it is, until all of them are good again."""

@@ -17,23 +17,19 @@ _MOVES = (1, -1, 2, -2, 4, -4)
 """Units that go to the stage before, or after."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A plan that might run, and what is other in it."""
-
-    plan: Plan
-    what: str
+Other = tuple[Plan, str]
+"""A plan that might run, and what is other in it."""
 
 
-def with_formats(base: Plan, state: LinkState, allowed: Sequence[WireFormat]) -> Iterator[Candidate]:
+def with_formats(base: Plan, state: LinkState, allowed: Sequence[WireFormat]) -> Iterator[Other]:
     """Yield the plan with each of the allowed wire formats on its slow cuts, where it has another there."""
     slow = [cut for cut in range(len(base.stages) - 1) if _is_slow(base, cut, state)]
     for form in allowed:
         if any(base.stages[cut].wire_format is not form for cut in slow):
-            yield Candidate(plan=_with_format(base, slow, form), what=f"{form} on cut {', '.join(map(str, slow))}")
+            yield _with_format(base, slow, form), f"{form} on cut {', '.join(map(str, slow))}"
 
 
-def moved_units(plan: Plan) -> Iterator[Candidate]:
+def moved_units(plan: Plan) -> Iterator[Other]:
     """Yield plans with some units moved over one cut; what was recomputed of them is no longer."""
     for cut in range(len(plan.stages) - 1):
         before, after = plan.stages[cut], plan.stages[cut + 1]
@@ -47,7 +43,7 @@ def moved_units(plan: Plan) -> Iterator[Candidate]:
                 _with_units(after, edge, after.end_unit),
                 *plan.stages[cut + 2 :],
             )
-            yield Candidate(plan=replace(plan, stages=stages, hints=None), what=f"cut {cut} behind unit {edge - 1}")
+            yield replace(plan, stages=stages, hints=None), f"cut {cut} behind unit {edge - 1}"
 
 
 def _is_slow(plan: Plan, cut: int, state: LinkState) -> bool:
@@ -150,19 +146,15 @@ class PlanSearch:
 
     def _starts(self, allowed: Sequence[WireFormat]) -> Iterator[tuple[Plan, tuple[str, ...]]]:
         yield self._base, ()
-        for candidate in with_formats(self._base, self.state, allowed):
-            yield candidate.plan, (candidate.what,)
+        for plan, what in with_formats(self._base, self.state, allowed):
+            yield plan, (what,)
 
     def _move_a_cut(self) -> bool:
         """Move a cut of the best plan so far; return whether anything was won."""
-        near = [
-            candidate for candidate in moved_units(self.best.plan) if self._way_s(candidate.plan, back=False) < math.inf
-        ]
-        timed = [(self._step_s(candidate.plan), candidate) for candidate in near]
-        seconds, moved = min(timed, key=lambda entry: entry[0], default=(math.inf, None))
-        if moved is None or seconds >= self.best.seconds:
-            return False
-        return self.try_tuned(moved.plan, (*self.best.what, moved.what))
+        near = (other for other in moved_units(self.best.plan) if self._way_s(other[0], back=False) < math.inf)
+        timed = [(self._step_s(plan), plan, what) for plan, what in near]
+        seconds, plan, what = min(timed, key=lambda entry: entry[0], default=(math.inf, self.best.plan, ""))
+        return seconds < self.best.seconds and self.try_tuned(plan, (*self.best.what, what))
 
     def _take(self, plan: Plan, seconds: float, what: tuple[str, ...]) -> bool:
         """Take a plan for the best, if it is with its toll."""

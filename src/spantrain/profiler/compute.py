@@ -30,7 +30,7 @@ _HALVES = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _LONG_POINT_S = 0.15
 """A point that has taken less in all is repeated further: what else the machine does weighs more in short ones."""
 
-_MOST_REPEATS = 9
+_MAX_REPEATS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class _UnitBench:
         )
 
     def _is_short(self, seen: Sequence[_OpSeconds]) -> bool:
-        return len(seen) < _MOST_REPEATS and sum(seconds.total_s for seconds in seen) < _LONG_POINT_S
+        return len(seen) < _MAX_REPEATS and sum(seconds.total_s for seconds in seen) < _LONG_POINT_S
 
     def _once(
         self, samples: int, inputs: tuple[Tensor, ...], labels: Tensor | None, gradients: tuple[Tensor, ...]

@@ -2,9 +2,8 @@
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
 `spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the
-other `measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `knock` at those that they will
-measure with, so that connecting is over.
-No clock of one machine is compared with a clock of another.
+other `measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `warm_up_links` to those that they
+will measure with, so that connecting is over. No clock of one machine is compared with a clock of another.
 """
 
 import statistics
@@ -24,7 +23,7 @@ DevicePair = tuple[str, str]
 
 _PINGS_PER_ROUND = 5
 _POLL_S = 0.25
-_LEAST_ALIKE, _DOUBTFUL_PART = 3, 0.8
+_MIN_ALIKE, _DOUBTFUL_PART = 3, 0.8
 
 
 # Who measures with whom, and when.
@@ -109,7 +108,7 @@ def doubtful(cluster: Cluster, links: Iterable[LinkMeasurement]) -> frozenset[De
     return frozenset(
         (link.source, link.target)
         for group in alike.values()
-        if len(group) >= _LEAST_ALIKE
+        if len(group) >= _MIN_ALIKE
         for link in group
         if link.bandwidth_bytes_per_s
         < _DOUBTFUL_PART * statistics.median(other.bandwidth_bytes_per_s for other in group)

@@ -18,7 +18,7 @@ from spantrain.profiler.network_probes import Echo, Prober
 from spantrain.transport.mailbox.interface import Limits, MailboxLike
 from spantrain.transport.mailbox.mailbox import Mailbox
 
-_LEAST_PINGS, _WARM_UP_PINGS = 15, 2
+_MIN_PINGS, _WARM_UP_PINGS = 15, 2
 """Of a sample; several samples, some time apart, find a moment in which every processor on their way is free."""
 _GAP_S = 3e-3
 """Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
@@ -50,9 +50,9 @@ class LatencyMeter:
         self._software_s = (prober.ask_software_round_trip() + prober.software_round_trip_s()) / 2
         self._answers: list[tuple[float, float]] = []
 
-    def sample(self, pings: int = _LEAST_PINGS) -> RoundTrip:
+    def sample(self, pings: int = _MIN_PINGS) -> RoundTrip:
         """Send pings; return what these and all before say."""
-        self._answers += self._prober.ping(max(pings, _LEAST_PINGS), _GAP_S)
+        self._answers += self._prober.ping(max(pings, _MIN_PINGS), _GAP_S)
         round_trips_s = [round_trip_s for round_trip_s, _ in self._answers]
         return RoundTrip(
             latency_s=max(0.0, (min(round_trips_s) - self._software_s) / 2),
@@ -103,7 +103,7 @@ def software_round_trip(like: MailboxLike) -> float:
         answering.start()
         prober = Prober(near, "far", lambda: 0.0)
         prober.ping(_WARM_UP_PINGS, _GAP_S)
-        return min(round_trip_s for round_trip_s, _ in prober.ping(_LEAST_PINGS, _GAP_S))
+        return min(round_trip_s for round_trip_s, _ in prober.ping(_MIN_PINGS, _GAP_S))
     finally:
         stop.set()
         far.wake()

@@ -14,8 +14,8 @@ from spantrain.core.span import Span
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.mailbox.interface import MailboxLike, Message
 
-LARGEST_PIECE_BYTES = 124 * 1024
-LARGEST_PIECES = 4096
+MAX_PIECE_BYTES = 124 * 1024
+MAX_PIECES = 4096
 _LANE = "probe"
 _PING_INTS = 5
 _REPLY_S = 60.0
@@ -94,7 +94,7 @@ class Echo:
 
     def _serve(self, message: Message) -> None:
         numbers = _integers(message, 2)
-        if numbers is not None and 1 <= numbers[0] <= LARGEST_PIECES and 1 <= numbers[1] <= LARGEST_PIECE_BYTES:
+        if numbers is not None and 1 <= numbers[0] <= MAX_PIECES and 1 <= numbers[1] <= MAX_PIECE_BYTES:
             _send_load(self._mailbox, message.source, message.key.step, numbers[0], numbers[1])
 
     def _load(self, message: Message) -> list[float] | None:
@@ -108,7 +108,7 @@ class Echo:
             self._arrivals = {key: times for key, times in self._arrivals.items() if key[0] != message.source}
         arrivals = self._arrivals.setdefault(address, [])
         arrivals.append(message.received_s)
-        if len(arrivals) < min(numbers[0], LARGEST_PIECES):
+        if len(arrivals) < min(numbers[0], MAX_PIECES):
             return None
         return sorted(self._arrivals.pop(address))
 
@@ -125,7 +125,7 @@ def _number(message: Message) -> float:
     return float(message.tensors[0])
 
 
-def knock(mailbox: MailboxLike, peers: Collection[str]) -> None:
+def warm_up_links(mailbox: MailboxLike, peers: Collection[str]) -> None:
     """Return when there is a connection to each of the peers, all of which must have been dialled or have dialled.
 
     Raises:

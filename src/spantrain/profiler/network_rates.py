@@ -4,31 +4,31 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from spantrain.profiler.network_probes import LARGEST_PIECE_BYTES, LARGEST_PIECES
+from spantrain.profiler.network_probes import MAX_PIECE_BYTES, MAX_PIECES
 
 OVERHEAD_BYTES = 280
 """What a small message takes on the wire besides its tensors: header, framing, encryption, TCP and IP."""
 WARM_UP_BYTES = 256 * 1024
-_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MOST_TRANSFER_S = 0.15, 1, 1.5
-_MOST_GROWTH = 6
+_TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MAX_TRANSFER_S = 0.15, 1, 1.5
+_MAX_GROWTH = 6
 """Of a transfer over the one before: TCP finds its speed in steps."""
 _LONG_ENOUGH_PART = 0.6
 _AS_EXPECTED = 0.05
-_LEAST_REPEATS, _REPEAT_PART = 2, 2.0
+_MIN_REPEATS, _REPEAT_PART = 2, 2.0
 """A transfer that was not steady is repeated so often, and more within so many times the length that was wanted."""
 _PIECES = 48
-_LEAST_PIECE_BYTES = 8 * 1024
+_MIN_PIECE_BYTES = 8 * 1024
 _RAMP_PART = 0.35
 """Part of a transfer that is left out at its beginning: TCP may still be finding its speed."""
 _STEADY_RATIO, _RAMP_ROUND_TRIPS = 0.1, 2
-_AGREEMENT, _MOST_RAMP_PART = 0.03, 0.15
+_AGREEMENT, _MAX_RAMP_PART = 0.03, 0.15
 """Two transfers whose wholes came equally fast are believed, if the beginning may have spoilt so little of each."""
 _GRAIN_BYTES = 64 * 1024
 """Kernels join packets up to this size, so that pieces arrive in grains, not evenly."""
-_LEAST_GRAINS, _LEAST_POINTS = 12, 4
+_MIN_GRAINS, _MIN_POINTS = 12, 4
 _GRAIN_GAP_PART = 0.25
 """Pieces nearer than this part of their mean distance came in one grain."""
-_LEAST_JUDGED_BYTES = _LEAST_GRAINS * _GRAIN_BYTES
+_MIN_JUDGED_BYTES = _MIN_GRAINS * _GRAIN_BYTES
 
 
 def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
@@ -45,7 +45,7 @@ def arrival_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:
     count = len(arrivals_s)
     begin, end = int(count * _RAMP_PART), max(count - 3, int(count * _RAMP_PART) + 2)
     lag = max(1, (end - begin) // 3)
-    if lag * piece_bytes < _LEAST_JUDGED_BYTES:
+    if lag * piece_bytes < _MIN_JUDGED_BYTES:
         slope_s = _slope(arrivals_s, begin, end)
     else:
         slope_s = statistics.median(arrivals_s[at + lag] - arrivals_s[at] for at in range(begin, end - lag)) / lag
@@ -59,7 +59,7 @@ def _slope(arrivals_s: Sequence[float], begin: int, end: int) -> float:
     """
     least_gap_s = _GRAIN_GAP_PART * (arrivals_s[-1] - arrivals_s[0]) / len(arrivals_s)
     last = [at for at in range(begin, end) if arrivals_s[at + 1] - arrivals_s[at] > least_gap_s]
-    if len(last) < _LEAST_POINTS:
+    if len(last) < _MIN_POINTS:
         last = list(range(begin, end))
     middle, middle_s = statistics.fmean(last), statistics.fmean(arrivals_s[at] for at in last)
     return sum((at - middle) * (arrivals_s[at] - middle_s) for at in last) / sum((at - middle) ** 2 for at in last)
@@ -67,8 +67,8 @@ def _slope(arrivals_s: Sequence[float], begin: int, end: int) -> float:
 
 def _pieces(total_bytes: float) -> tuple[int, int]:
     """Divide a load into pieces small enough to see its course."""
-    piece_bytes = int(min(max(total_bytes / _PIECES, _LEAST_PIECE_BYTES), LARGEST_PIECE_BYTES))
-    return min(max(8, round(total_bytes / piece_bytes)), LARGEST_PIECES), piece_bytes
+    piece_bytes = int(min(max(total_bytes / _PIECES, _MIN_PIECE_BYTES), MAX_PIECE_BYTES))
+    return min(max(8, round(total_bytes / piece_bytes)), MAX_PIECES), piece_bytes
 
 
 def measure_bandwidth(
@@ -88,7 +88,7 @@ def measure_bandwidth(
     expected, or if the next one, of as many bytes, takes long too. A transfer that was not steady is repeated while
     there is time.
     """
-    wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MOST_TRANSFER_S)
+    wanted_s = min(_TRANSFER_S + _TRANSFER_ROUND_TRIPS * 2 * latency_s, _MAX_TRANSFER_S)
     give_up_s = time.monotonic() + _REPEAT_PART * wanted_s
     total_bytes = float(min(WARM_UP_BYTES, max_payload_bytes))
     while True:
@@ -105,20 +105,20 @@ def measure_bandwidth(
         if expected_bytes_per_s is not None and total_bytes < wanted_s * expected_bytes_per_s:
             enough_bytes = wanted_s * expected_bytes_per_s
         else:
-            enough_bytes = min(_MOST_GROWTH * total_bytes, wanted_s * arrival_rate(transfers[-1], piece_bytes))
-        total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, _LEAST_JUDGED_BYTES, enough_bytes))
+            enough_bytes = min(_MAX_GROWTH * total_bytes, wanted_s * arrival_rate(transfers[-1], piece_bytes))
+        total_bytes = min(max_payload_bytes, max(1.25 * total_bytes, _MIN_JUDGED_BYTES, enough_bytes))
     while len(transfers) < rounds or (
         not _steady(transfers[-1], piece_bytes, 2 * latency_s)
         and not _agree(transfers, 2 * latency_s)
         and not _as_expected(transfers[-1], piece_bytes, 2 * latency_s, expected_bytes_per_s)
-        and (len(transfers) <= _LEAST_REPEATS or time.monotonic() < give_up_s)
+        and (len(transfers) <= _MIN_REPEATS or time.monotonic() < give_up_s)
     ):
         transfers.append(load(pieces, piece_bytes))
     return _judge(transfers, piece_bytes, 2 * latency_s), pieces * piece_bytes
 
 
 def _long_enough(arrivals_s: Sequence[float], total_bytes: float, wanted_s: float) -> bool:
-    return arrivals_s[-1] - arrivals_s[0] >= _LONG_ENOUGH_PART * wanted_s and total_bytes >= _LEAST_JUDGED_BYTES
+    return arrivals_s[-1] - arrivals_s[0] >= _LONG_ENOUGH_PART * wanted_s and total_bytes >= _MIN_JUDGED_BYTES
 
 
 def _as_expected(
@@ -152,11 +152,11 @@ def _agree(transfers: Sequence[Sequence[float]], round_trip_s: float) -> bool:
     Then the link set their pace, in whatever order and grains the pieces came: where its queue had overflowed, many
     wait for the one that is sent again.
     """
-    if len(transfers) < _LEAST_REPEATS:
+    if len(transfers) < _MIN_REPEATS:
         return False
     took_s = [max(arrivals_s[-1] - arrivals_s[0], 1e-6) for arrivals_s in transfers[-2:]]
     ramp_part = _RAMP_ROUND_TRIPS * round_trip_s / min(took_s)
-    return max(took_s) <= (1 + _AGREEMENT) * min(took_s) and ramp_part <= _MOST_RAMP_PART
+    return max(took_s) <= (1 + _AGREEMENT) * min(took_s) and ramp_part <= _MAX_RAMP_PART
 
 
 def _whole_rate(arrivals_s: Sequence[float], piece_bytes: int) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from spantrain.adaptation.boundary import BoundaryAdapter, Proposal
+from spantrain.adaptation.boundary import BoundaryAdapter, PlanReplacement
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.registry import LocalAdapters, make_local
@@ -131,7 +131,7 @@ def simulate_adapting(
         step_s, recuts = _run(plan, costs_of(plan), adapters, link_speed, now_s)
         done.append(AdaptedStep(step=step, begun_s=now_s, step_s=step_s, plan=plan, reason=reason, recuts=recuts))
         now_s, reason = now_s + step_s, ""
-        taken: Proposal | None = pending
+        taken: PlanReplacement | None = pending
         pending = None
         if taken is None and boundary is not None:
             reports = {name: adapter.reports() for name, adapter in adapters.items()}

@@ -17,7 +17,7 @@ from spantrain.cost.fairness import Uses
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import scarce_links
 from spantrain.schedule.layout import Router
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 
 class StepCosts(Protocol):
@@ -33,7 +33,7 @@ class StepCosts(Protocol):
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span, produced by a stage, to a device of its neighbour."""
 
     def gradient_sum_s(self, stage: int) -> float:
@@ -128,11 +128,11 @@ class TableCosts:
         direction: Direction,
         stage: int,
         span: Span,
-    ) -> Transfer:
+    ) -> TransferCost:
         """Return what it takes to send a span; a sample counts as one byte."""
         forward = direction is Direction.FORWARD
         cut = stage if forward else stage - 1
-        return Transfer(
+        return TransferCost(
             size_bytes=span.size,
             latency_s=self.latency_s[cut],
             occupancy_s=span.size * (self.forward_s if forward else self.backward_s)[cut],
@@ -211,11 +211,11 @@ class ProfileCosts:
         ]
         return scarce_links(self._network, dict.fromkeys(pairs))
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span over the measured link."""
         return self._transfers(source, target, direction, stage, span.size)
 
-    def _transfer(self, source: str, target: str, direction: Direction, stage: int, samples: int) -> Transfer:
+    def _transfer(self, source: str, target: str, direction: Direction, stage: int, samples: int) -> TransferCost:
         here = self._plan.stages[stage]
         if direction is Direction.FORWARD:
             per_sample = self._graph.units[here.end_unit - 1].forward_bytes(here.wire_format)
@@ -224,7 +224,7 @@ class ProfileCosts:
             per_sample = self._graph.units[here.first_unit - 1].backward_bytes(wire_format)
         size_bytes = per_sample * samples
         uses = self._uses.get((source, target)) or self._uses_of_neighbours[source, target]
-        return Transfer(
+        return TransferCost(
             size_bytes=size_bytes,
             latency_s=self._network.link(source, target).latency_s + self._message_s,
             occupancy_s=self._network.occupancy_seconds(source, target, size_bytes),

@@ -20,7 +20,7 @@ from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
 from spantrain.sim.memory import DeviceMemory, MemoryLog
 from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.network.sums import SharedSums, ends_together, undisturbed
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
@@ -105,7 +105,10 @@ def simulate(
     return Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
 
 
-class _Message:
+_Pair = tuple[str, str]
+
+
+class _SampleMessage:
     """Samples on their way."""
 
     __slots__ = ("direction", "made_s", "route", "simulation", "span", "stage", "step", "target", "transfer")
@@ -122,7 +125,7 @@ class _Message:
         """When the action began that made it."""
         self.route: tuple[str, str]
         self.target: SimulatedReplica
-        self.transfer: Transfer
+        self.transfer: TransferCost
 
     def arrived(self, start_s: float, sent_s: float) -> None:
         """Be there."""
@@ -143,7 +146,9 @@ class Simulation:
         self._router = Router(plan)
         self._recorder = TraceRecorder(on=options.trace)
         self._link_bytes: dict[tuple[str, str], int] = {}
-        self._transfers: dict[tuple[str, str, Direction, int], tuple[Transfer, SimulatedReplica, tuple[str, str]]] = {}
+        self._transfers: dict[
+            tuple[str, str, Direction, int], tuple[TransferCost, SimulatedReplica, tuple[str, str]]
+        ] = {}
         """By sender, receiver, direction and samples: what it takes, who gets it, and the pair."""
         self._options = options
         self._stages = self._replicas(schedule)
@@ -300,10 +305,10 @@ class Simulation:
             self._by_leader[source].hold_until(self._clock.now_s + hold_s)
         for target, part in self._router.destinations(source, direction, action.span):
             for piece in self._by_leader[source].pieces(target, part):
-                message = _Message(self, direction, action.stage, step, piece, made_s)
+                message = _SampleMessage(self, direction, action.stage, step, piece, made_s)
                 self._send(source, target, message)
 
-    def _send(self, source: str, target: str, message: _Message) -> None:
+    def _send(self, source: str, target: str, message: _SampleMessage) -> None:
         key = (source, target, message.direction, message.span.hi - message.span.lo)
         known = self._transfers.get(key)
         if known is None:
@@ -314,7 +319,7 @@ class Simulation:
         self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
         self._network.send(source, target, transfer, message.arrived)
 
-    def arrived(self, message: _Message, start_s: float, sent_s: float) -> None:
+    def arrived(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Give a message to the replica that it is for."""
         if self._is_watched:
             self._note(message, start_s, sent_s)
@@ -325,7 +330,7 @@ class Simulation:
             message.target.hear_received(message.direction, message.span.size, self._clock.now_s)
         message.target.arrive(message.step, Arrived(message.direction, message.span), self._world)
 
-    def _note(self, message: _Message, start_s: float, sent_s: float) -> None:
+    def _note(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Keep what a trace and the memory over time show of a message."""
         source, target = message.route
         transfer = message.transfer

@@ -17,7 +17,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
 from spantrain.sim.costs import ProfileCosts, TiedSum
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 
 _DIGITS = 9
 _FOLDED_FROM = 2
@@ -66,7 +66,7 @@ class _FoldedCosts:
         """Return the seconds of an action on a device."""
         return self._costs.action_s(device, action)
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span when all pipelines of its sort do."""
         alone = self._costs.transfer(source, target, direction, stage, span)
         loads = self._loads[source, target]
@@ -177,7 +177,7 @@ def _even(stage: Stage, plan: Plan) -> bool:
     )
 
 
-_Flow = tuple[tuple[str, str], Transfer]
+_Flow = tuple[tuple[str, str], TransferCost]
 
 
 def _flows(plan: Plan, costs: ProfileCosts) -> list[list[_Flow]]:
@@ -216,7 +216,7 @@ def _looks(plan: Plan, flows: list[list[_Flow]], number: int) -> tuple[object, .
     return stages, ways
 
 
-def _uses(transfer: Transfer) -> list[tuple[str, float]]:
+def _uses(transfer: TransferCost) -> list[tuple[str, float]]:
     return list(zip(transfer.links, transfer.usage or (1.0,) * len(transfer.links), strict=True))
 
 

@@ -9,7 +9,7 @@ from spantrain.core.action import Action, Op
 from spantrain.cost.memory import HeldBytes, HeldSizes
 
 
-class _Part(IntEnum):
+class _HeldPart(IntEnum):
     """What comes and goes, by the byte; the first four by the sample: members of a group hold different parts."""
 
     ACTIVATIONS = 0
@@ -24,7 +24,7 @@ class _Part(IntEnum):
     SENDING = 5
 
 
-_BY_SAMPLE = (_Part.ACTIVATIONS, _Part.DEFERRED, _Part.AGAIN, _Part.AGAIN_SPLIT)
+_BY_SAMPLE = (_HeldPart.ACTIVATIONS, _HeldPart.DEFERRED, _HeldPart.AGAIN, _HeldPart.AGAIN_SPLIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,29 +68,29 @@ class MemoryLog:
         sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
         op = action.op
         if op is Op.FORWARD:
-            changes.append((start_s, samples, _Part.ACTIVATIONS))
+            changes.append((start_s, samples, _HeldPart.ACTIVATIONS))
             taken_s = start_s if sizes.keeps_input else end_s
-            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _Part.RECEIVED))
+            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _HeldPart.RECEIVED))
             return
         if op is Op.BACKWARD_WEIGHT:
-            changes.append((end_s, -samples, _Part.DEFERRED))
+            changes.append((end_s, -samples, _HeldPart.DEFERRED))
             return
-        again = _Part.AGAIN if op is Op.BACKWARD else _Part.AGAIN_SPLIT
+        again = _HeldPart.AGAIN if op is Op.BACKWARD else _HeldPart.AGAIN_SPLIT
         changes += [(start_s, samples, again), (end_s, -samples, again)]
-        changes.append((end_s, -samples, _Part.ACTIVATIONS))
+        changes.append((end_s, -samples, _HeldPart.ACTIVATIONS))
         if op is Op.BACKWARD_INPUT:
-            changes.append((end_s, samples, _Part.DEFERRED))
-        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _Part.RECEIVED))
+            changes.append((end_s, samples, _HeldPart.DEFERRED))
+        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _HeldPart.RECEIVED))
 
     def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float, *, forward: bool = False) -> None:
         """Note a message at its sender: when the action that makes it began, and when its last byte had left."""
         if forward and self._sizes[device].keeps_output:
             return
-        self._changes[device] += ((made_s, size_bytes, _Part.SENDING), (sent_s, -size_bytes, _Part.SENDING))
+        self._changes[device] += ((made_s, size_bytes, _HeldPart.SENDING), (sent_s, -size_bytes, _HeldPart.SENDING))
 
     def received(self, device: str, size_bytes: int, first_byte_s: float) -> None:
         """Note a message at its receiver: when its first byte was there."""
-        self._changes[device].append((first_byte_s, size_bytes, _Part.RECEIVED))
+        self._changes[device].append((first_byte_s, size_bytes, _HeldPart.RECEIVED))
 
     def of(self, device: str, leader: str) -> DeviceMemory:
         """Return the memory of a device, which does what the leader of its replica does.
@@ -99,7 +99,7 @@ class MemoryLog:
             ValueError: the sizes by the sample do not fit the sizes of messages.
         """
         sizes = self._sizes[device]
-        held, most = [0] * len(_Part), [0] * len(_Part)
+        held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
         per_sample = _per_sample(sizes)
         base = now = highest = sizes.held().total_bytes
         peak_s = 0.0
@@ -118,8 +118,8 @@ class MemoryLog:
             )
         peak = sizes.held(
             activation_bytes=sum(most[part] for part in _BY_SAMPLE),
-            received_bytes=most[_Part.RECEIVED],
-            sending_bytes=most[_Part.SENDING],
+            received_bytes=most[_HeldPart.RECEIVED],
+            sending_bytes=most[_HeldPart.SENDING],
         )
         return DeviceMemory(peak_s=peak_s, peak=peak, timeline=_changes(levels))
 

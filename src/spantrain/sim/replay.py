@@ -106,7 +106,7 @@ def simulated_order(schedule: str, task: ReplicaTask, log: DeviceDecisions) -> D
     for step, decisions in _by_step(log.decisions).items():
         live = _run_in(decisions)
         try:
-            again = _SimulatedStep(task, schedule, decisions).run()
+            again = _ReplayedStep(task, schedule, decisions).run()
         except (ScheduleError, ValueError, AssertionError) as error:
             # The live replica went through this step; that a simulated one cannot is a difference.
             logged = f"step {step}, {len(live)} actions"
@@ -134,7 +134,7 @@ def _by_step(decisions: Sequence[Decision]) -> Mapping[int, list[Decision]]:
     return steps
 
 
-class _SimulatedStep:
+class _ReplayedStep:
     """One step of one replica on the virtual clock."""
 
     def __init__(self, task: ReplicaTask, schedule: str, decisions: Sequence[Decision]) -> None:

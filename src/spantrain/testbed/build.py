@@ -9,12 +9,12 @@ from pathlib import Path
 
 from spantrain.errors import TestbedError
 from spantrain.testbed import namespaces
-from spantrain.testbed.layout import HOST_INTERFACE, Layout, SiteLayout
+from spantrain.testbed.layout import HOST_INTERFACE, NetworkLayout, SiteLayout
 
 MTU_BYTES = 9000
 """Large, so that headers take 0.6 % of a link; not larger, since at 10 Mbit/s one such packet takes 7 ms."""
 _WIRE_OVERHEAD_RATIO = (MTU_BYTES + 14) / MTU_BYTES
-_LEAST_MTU_BYTES = 1500
+_MIN_MTU_BYTES = 1500
 _PACKET_S = 0.01
 """A packet takes no longer on the slowest way of its site, unless it has the least size."""
 _PORT_BURST_S = 0.01
@@ -48,7 +48,7 @@ class Built:
         return {fd: os.fstat(fd).st_ino for fd in (*self.site_fds, *self.host_fds.values())}
 
 
-def build(layout: Layout) -> Built:
+def build(layout: NetworkLayout) -> Built:
     """Build all sites; as root in plain namespaces, otherwise in a user namespace of our own.
 
     Raises:
@@ -109,7 +109,7 @@ def _set_sysctls(*, forward: bool) -> None:
             Path("/proc/sys/net", name).write_text(value)
 
 
-def _build_switch(layout: Layout, site: SiteLayout, host_fds: dict[str, int]) -> None:
+def _build_switch(layout: NetworkLayout, site: SiteLayout, host_fds: dict[str, int]) -> None:
     lines = [
         "link set lo up",
         f"link add br0 mtu {MTU_BYTES} type bridge",
@@ -144,14 +144,14 @@ def _build_host(site: SiteLayout, address: str, mtu_bytes: int) -> None:
     _run("tc", [_port_shape(HOST_INTERFACE, site, mtu_bytes)])
 
 
-def _mtu_bytes(layout: Layout, site: SiteLayout) -> int:
+def _mtu_bytes(layout: NetworkLayout, site: SiteLayout) -> int:
     """Return what a packet of a site's hosts may have: on slow ways less, since a whole one passes at once, and what
     comes behind it waits for it.
     """
     lines = [rate for rate in (site.uplink_bandwidth_bytes_per_s, site.downlink_bandwidth_bytes_per_s) if rate]
     links = [link.bandwidth_bytes_per_s for link in layout.links if site.name in (link.source, link.target)]
     slowest = min(site.bandwidth_bytes_per_s, *lines, *links, MTU_BYTES / _PACKET_S)
-    return int(max(_LEAST_MTU_BYTES, slowest * _PACKET_S))
+    return int(max(_MIN_MTU_BYTES, slowest * _PACKET_S))
 
 
 def _port_shape(interface: str, site: SiteLayout, mtu_bytes: int) -> str:

@@ -9,7 +9,7 @@ from spantrain.errors import TestbedError
 
 _TIMEOUT_S = 20.0
 """A router answers within milliseconds; on a machine that is busy with other things, within seconds."""
-_LONGEST_REQUEST_BYTES = 1 << 22
+_MAX_REQUEST_BYTES = 1 << 22
 """A trace of a thousand changes for each of a hundred links."""
 _PART_BYTES = 65536
 
@@ -39,7 +39,7 @@ def ask(path: Path, operation: str, **arguments: Any) -> Answer:
     return answer
 
 
-class ControlServer:
+class RequestServer:
     """The router's end: never waits for a client, so that a slow one cannot hold up packets."""
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class ControlServer:
         except OSError:
             part = b""
         received += part
-        if not part or len(received) > _LONGEST_REQUEST_BYTES:
+        if not part or len(received) > _MAX_REQUEST_BYTES:
             self._close(ready_fd)
         elif received.endswith(b"\n"):
             return self._parse(ready_fd, bytes(received))

@@ -11,7 +11,7 @@ from spantrain.errors import TestbedError
 
 HOST_INTERFACE = "eth0"
 _HOSTS_PER_BLOCK = 250
-_MOST_SITES = 250
+_MAX_SITES = 250
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SiteLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class NetworkLayout:
     """Everything that the router builds."""
 
     testbed_id: str
@@ -55,7 +55,7 @@ class Layout:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Layout":
+    def from_json(cls, text: str) -> "NetworkLayout":
         """Read what `to_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
         sites = tuple(
@@ -66,7 +66,7 @@ class Layout:
         return cls(sites=sites, links=links, **fields)
 
 
-def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> Layout:
+def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> NetworkLayout:
     """Give addresses to all sites and hosts of a cluster.
 
     Raises:
@@ -91,7 +91,7 @@ def lay_out(cluster: Cluster, *, testbed_id: str, parent_pid: int | None) -> Lay
                 hosts=hosts,
             )
         )
-    return Layout(
+    return NetworkLayout(
         testbed_id=testbed_id, cluster=cluster.name, sites=tuple(sites), links=cluster.links, parent_pid=parent_pid
     )
 
@@ -108,6 +108,6 @@ def _problems(cluster: Cluster) -> list[str]:
         ]
     pairs = Counter((link.source, link.target) for link in cluster.links)
     problems += [f"{count} links {source} -> {target}" for (source, target), count in pairs.items() if count > 1]
-    if len(cluster.sites) > _MOST_SITES:
-        problems.append(f"{len(cluster.sites)} sites; at most {_MOST_SITES} have addresses")
+    if len(cluster.sites) > _MAX_SITES:
+        problems.append(f"{len(cluster.sites)} sites; at most {_MAX_SITES} have addresses")
     return problems

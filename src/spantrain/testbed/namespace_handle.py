@@ -1,7 +1,7 @@
 """The way into a host: plain data that a child process uses to move itself there.
 
-Also a script by itself, `python -I -S entrance.py ENTRANCE -- COMMAND...`, which enters and becomes the command; it is
-started by path and imports only the standard library, so that it costs a few milliseconds.
+Also a script by itself, `python -I -S namespace_handle.py HANDLE -- COMMAND...`, which enters and becomes the command;
+it is started by path and imports only the standard library, so that it costs a few milliseconds.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
 
 
-class Entrance:
+class NamespaceHandle:
     """Where a host's namespaces can be opened. Plain data: picklable, and small."""
 
     __slots__ = ("has_user_namespace", "host", "namespace_fd", "router_pid", "router_started")
@@ -72,7 +72,7 @@ def process_started(pid: int) -> int | None:
 def _main(arguments: list[str]) -> int:
     fields, _, *argv = arguments
     try:
-        Entrance(**json.loads(fields)).enter()
+        NamespaceHandle(**json.loads(fields)).enter()
         os.execvp(argv[0], argv)
     except FileNotFoundError:
         sys.stderr.write(f"{argv[0]}: no such command\n")

@@ -18,7 +18,7 @@ def network_of(pid: int) -> int | None:
         return None
 
 
-def find_inhabitants(networks: Collection[int], *, spare: Collection[int] = (), mark: str | None = None) -> list[int]:
+def find_processes(networks: Collection[int], *, spare: Collection[int] = (), mark: str | None = None) -> list[int]:
     """Return the processes in these namespaces (by inode) but for `spare`.
 
     Args:
@@ -31,13 +31,13 @@ def find_inhabitants(networks: Collection[int], *, spare: Collection[int] = (), 
     return found if mark is None else [pid for pid in found if _started_with(pid, mark)]
 
 
-def end_inhabitants(
+def end_processes(
     networks: Collection[int], *, spare: Collection[int] = (), mark: str | None = None, grace_s: float = 2.0
 ) -> int:
     """End all processes in these namespaces: ask first, kill what is left after `grace_s`. Return how many."""
     deadline_s = time.monotonic() + grace_s
     ended: set[int] = set()
-    while pids := find_inhabitants(networks, spare=spare, mark=mark):
+    while pids := find_processes(networks, spare=spare, mark=mark):
         ended.update(pids)
         late = time.monotonic() >= deadline_s
         with ExitStack() as stack:

@@ -14,7 +14,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.errors import TestbedError
 from spantrain.testbed.namespace_handle import process_started
 
-_LONGEST_DIRECTORY = 90
+_MAX_DIRECTORY = 90
 """A Unix socket's path has at most 107 bytes."""
 
 
@@ -105,7 +105,7 @@ def runtime_dir() -> Path:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise TestbedError(f"{path} must be a directory of this user with mode 700; remove it, or set XDG_RUNTIME_DIR")
-    if len(os.fsencode(path)) > _LONGEST_DIRECTORY:
+    if len(os.fsencode(path)) > _MAX_DIRECTORY:
         raise TestbedError(f"{path} is too long for a socket's path; set XDG_RUNTIME_DIR to a shorter directory")
     return path
 

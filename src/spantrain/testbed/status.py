@@ -14,7 +14,7 @@ class HostStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkStatus:
+class ShapedLinkStatus:
     """One direction between two sites: its shape now, and what has passed since the testbed came up."""
 
     source: str
@@ -66,7 +66,7 @@ class TestbedStatus:
     id: str
     cluster: str
     hosts: tuple[HostStatus, ...]
-    links: tuple[LinkStatus, ...]
+    links: tuple[ShapedLinkStatus, ...]
     lines: tuple[LineStatus, ...]
     """Of sites that have them."""
     packets_refused: int

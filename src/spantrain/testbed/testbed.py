@@ -16,11 +16,11 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import ask
-from spantrain.testbed.layout import HOST_INTERFACE, Layout, lay_out
-from spantrain.testbed.namespace_handle import Entrance
-from spantrain.testbed.namespace_processes import end_inhabitants, end_process
+from spantrain.testbed.layout import HOST_INTERFACE, NetworkLayout, lay_out
+from spantrain.testbed.namespace_handle import NamespaceHandle
+from spantrain.testbed.namespace_processes import end_process, end_processes
 from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
-from spantrain.testbed.status import HostStatus, LineStatus, LinkStatus, TestbedStatus
+from spantrain.testbed.status import HostStatus, LineStatus, ShapedLinkStatus, TestbedStatus
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
@@ -87,9 +87,9 @@ class Testbed:
         _known("host", host, self._state.address_of)
         return HOST_INTERFACE
 
-    def entrance(self, host: str) -> Entrance:
+    def namespace(self, host: str) -> NamespaceHandle:
         """Return what a child process needs in order to move itself to a host."""
-        return Entrance(
+        return NamespaceHandle(
             host=host,
             router_pid=self._state.router.pid,
             router_started=self._state.router.started,
@@ -109,7 +109,7 @@ class Testbed:
             if popen_args.get(name):
                 raise ValueError(f"popen on host {host}: {name} does not work here")
         environment = {**(popen_args.pop("env", None) or os.environ), _MARK: self.id}
-        return subprocess.Popen(self.entrance(host).command(list(argv)), env=environment, **popen_args)
+        return subprocess.Popen(self.namespace(host).command(list(argv)), env=environment, **popen_args)
 
     def shape(
         self,
@@ -211,7 +211,7 @@ class Testbed:
             HostStatus(host=host, site=site, address=state.address_of[host], interface=HOST_INTERFACE)
             for host, site in state.site_of.items()
         )
-        links = tuple(LinkStatus(**link) for link in answer.pop("links"))
+        links = tuple(ShapedLinkStatus(**link) for link in answer.pop("links"))
         lines = tuple(LineStatus(**line) for line in answer.pop("lines"))
         return TestbedStatus(
             id=state.testbed_id, cluster=state.cluster, hosts=hosts, links=links, lines=lines, **answer
@@ -256,7 +256,7 @@ def why_unavailable() -> str | None:
     return None
 
 
-def _start_router(layout: Layout, *options: str) -> "subprocess.Popen[str]":
+def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str]":
     if sys.platform != "linux":
         raise TestbedError(f"a testbed needs Linux, this is {sys.platform}; use --no-network")
     directory = runtime_dir()
@@ -291,13 +291,13 @@ def _tail(log: Path) -> str:
 def _take_down(state: State) -> None:
     spare = (os.getpid(), state.router.pid, state.keeper.pid)
     if state.running or (state.keeper.alive and _same_boot(state)):
-        end_inhabitants(state.networks, spare=spare)
+        end_processes(state.networks, spare=spare)
         _stop_router(state)
         if state.keeper.alive:
             end_process(state.keeper.pid, grace_s=2 * _GRACE_S)
     elif _same_boot(state):
         # Router and keeper were both killed, so the namespaces may be others' by now: the mark must match as well.
-        end_inhabitants(state.networks, spare=spare, mark=f"{_MARK}={state.testbed_id}")
+        end_processes(state.networks, spare=spare, mark=f"{_MARK}={state.testbed_id}")
     state.remove()
 
 

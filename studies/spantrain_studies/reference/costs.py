@@ -10,7 +10,7 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import Placed, ReferenceNetwork
 from spantrain_studies.reference.platform import Platform
@@ -122,9 +122,9 @@ class _CaseRun:
         direction = Direction.FORWARD if action.op is Op.FORWARD else Direction.BACKWARD
         return self._compute_s(device, action.op) + self._receive_s(device, direction)
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return a message that takes no time by itself: receiving and sending are part of the actions."""
-        return Transfer(
+        return TransferCost(
             size_bytes=self._cut_sample_bytes(stage if direction is Direction.FORWARD else stage - 1) * span.size,
             latency_s=0.0,
             occupancy_s=0.0,

@@ -178,6 +178,6 @@ def _placement(
     )
     return WorkerPlacement(
         settings=settings,
-        entrance=testbed.entrance(device.host) if testbed else None,
+        namespace=testbed.namespace(device.host) if testbed else None,
         environment={"GLOO_SOCKET_IFNAME": testbed.interface(device.host) if testbed else "lo"},
     )

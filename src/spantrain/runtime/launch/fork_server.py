@@ -18,7 +18,7 @@ import sys
 import traceback
 from typing import Any
 
-from spantrain.testbed.namespace_handle import Entrance
+from spantrain.testbed.namespace_handle import NamespaceHandle
 
 _PR_SET_PDEATHSIG = 1
 
@@ -105,8 +105,8 @@ def _become_worker(request: dict[str, Any]) -> None:
         os.dup2(source, target)
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if request["entrance"]:
-        Entrance(**request["entrance"]).enter()
+    if request["namespace"]:
+        NamespaceHandle(**request["namespace"]).enter()
     os.environ.update(request["environment"])
     from spantrain.runtime.launch.launcher import WorkerSettings
     from spantrain.runtime.worker.worker import Worker

@@ -18,7 +18,7 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
-from spantrain.testbed.namespace_handle import Entrance
+from spantrain.testbed.namespace_handle import NamespaceHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class WorkerPlacement:
     """Where a worker of this machine lives."""
 
     settings: WorkerSettings
-    entrance: Entrance | None = None
+    namespace: NamespaceHandle | None = None
     """Of the testbed host to live on; None: this machine's own network."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class LocalWorkers:
             request = {
                 "name": placement.settings.name,
                 "settings": asdict(placement.settings),
-                "entrance": _fields(placement.entrance),
+                "namespace": _fields(placement.namespace),
                 "environment": dict(placement.environment),
                 "log": str(self.log_of(placement.settings.name)),
             }
@@ -156,5 +156,5 @@ class LocalWorkers:
         self._ready.set()
 
 
-def _fields(entrance: Entrance | None) -> dict[str, Any] | None:
-    return None if entrance is None else {name: getattr(entrance, name) for name in entrance.__slots__}
+def _fields(namespace: NamespaceHandle | None) -> dict[str, Any] | None:
+    return None if namespace is None else {name: getattr(namespace, name) for name in namespace.__slots__}

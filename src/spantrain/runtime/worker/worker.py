@@ -22,7 +22,7 @@ from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, WorkerE
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, measure_both
 from spantrain.profiler.network_latency import Software
-from spantrain.profiler.network_probes import knock
+from spantrain.profiler.network_probes import warm_up_links
 from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.comparison.order import FrameworkOrder
@@ -227,7 +227,7 @@ class Worker:
                 return self._measure_compute(order)
             case ConnectOrder():
                 self._admit(order.generation, order.peers)
-                knock(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
+                warm_up_links(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
                 return {}
             case EchoOrder():
                 self._admit(order.generation, order.peers)

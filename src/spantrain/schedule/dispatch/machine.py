@@ -59,7 +59,7 @@ class DispatchPolicy(Protocol):
         """What an idle replica waits for: its oldest micro-batch that has not come whole, and how much of it has."""
 
 
-class Progress(IntEnum):
+class SpanProgress(IntEnum):
     """How far a micro-batch is."""
 
     NEW = 0
@@ -69,13 +69,13 @@ class Progress(IntEnum):
 
 
 _AFTER = {
-    Op.FORWARD: Progress.FORWARDED,
-    Op.BACKWARD_INPUT: Progress.INPUT_DONE,
-    Op.BACKWARD_WEIGHT: Progress.RELEASED,
-    Op.BACKWARD: Progress.RELEASED,
+    Op.FORWARD: SpanProgress.FORWARDED,
+    Op.BACKWARD_INPUT: SpanProgress.INPUT_DONE,
+    Op.BACKWARD_WEIGHT: SpanProgress.RELEASED,
+    Op.BACKWARD: SpanProgress.RELEASED,
 }
 _ARRIVES = {"activation": Direction.FORWARD, "output_gradient": Direction.BACKWARD}
-_OWN = {"forward": Progress.FORWARDED, "backward_input": Progress.INPUT_DONE}
+_OWN = {"forward": SpanProgress.FORWARDED, "backward_input": SpanProgress.INPUT_DONE}
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ class DispatchState:
     """What has happened in this step."""
 
     step: int
-    progress: list[Progress]
+    progress: list[SpanProgress]
     """By own micro-batch."""
     activations: Coverage = field(default_factory=Coverage)
     gradients: Coverage = field(default_factory=Coverage)
@@ -174,7 +174,7 @@ class Machine(ABC):
         if state is None:
             return 0
         pairs = zip(self._spans, state.progress, strict=True)
-        return sum(span.size for span, progress in pairs if progress is not Progress.RELEASED)
+        return sum(span.size for span, progress in pairs if progress is not SpanProgress.RELEASED)
 
     def waiting_for(self) -> str:
         """Say in a few words what an idle replica waits for."""
@@ -188,14 +188,14 @@ class Machine(ABC):
         if ready and not self._fits(self.state, ready[0]):
             return (
                 f"room for {self._actions[Op.FORWARD][ready[0]]}: {self.held_before + self.state.held} of "
-                f"{self.task.in_flight_limit} samples held, gradients of {self._oldest(Progress.FORWARDED)}"
+                f"{self.task.in_flight_limit} samples held, gradients of {self._oldest(SpanProgress.FORWARDED)}"
             )
         return (
-            f"activations of {self._oldest(Progress.NEW)} (has {self.state.activations}), "
-            f"gradients of {self._oldest(Progress.FORWARDED)} (has {self.state.gradients})"
+            f"activations of {self._oldest(SpanProgress.NEW)} (has {self.state.activations}), "
+            f"gradients of {self._oldest(SpanProgress.FORWARDED)} (has {self.state.gradients})"
         )
 
-    def _oldest(self, progress: Progress) -> str:
+    def _oldest(self, progress: SpanProgress) -> str:
         assert self.state is not None
         at = [span for span, where in zip(self._spans, self.state.progress, strict=True) if where is progress]
         return str(at[0]) if at else "nothing"
@@ -209,7 +209,7 @@ class Machine(ABC):
         state = self.state
         if state is None:
             return []
-        new = [index for index, progress in enumerate(state.progress) if progress is Progress.NEW]
+        new = [index for index, progress in enumerate(state.progress) if progress is SpanProgress.NEW]
         return [index for index in new if state.running is None or index != state.running_index]
 
     @property
@@ -245,7 +245,7 @@ class Machine(ABC):
         replaced = check_recut(spans, [self._spans[index] for index in unbegun], self.task.spans, self.task.stage)
         change = Renumbering.of(self._spans, [unbegun[position] for position in replaced], spans)
         progress = state.progress
-        state.progress = [Progress.NEW if old is None else progress[old] for old in change.old_of]
+        state.progress = [SpanProgress.NEW if old is None else progress[old] for old in change.old_of]
         state.first_new = 0
         if state.running is not None:
             state.running_index = change.new_of[state.running_index]
@@ -272,7 +272,7 @@ class Machine(ABC):
             )
         if self._spans is not self.task.spans:
             self._take_spans(self.task.spans)
-        self.state = DispatchState(step=step, progress=[Progress.NEW] * len(self._spans))
+        self.state = DispatchState(step=step, progress=[SpanProgress.NEW] * len(self._spans))
         for ready in self._ready.values():
             ready.clear()
         if self._awaits[Op.FORWARD] is None:
@@ -284,9 +284,9 @@ class Machine(ABC):
         whole = self._index.get(span)
         touched = self._touched(span) if whole is None else (whole,)
         coverage, waiting = (
-            (state.activations, Progress.NEW)
+            (state.activations, SpanProgress.NEW)
             if direction is Direction.FORWARD
-            else (state.gradients, Progress.FORWARDED)
+            else (state.gradients, SpanProgress.FORWARDED)
         )
         coverage.add(span)
         op = self._next_op[waiting]
@@ -315,7 +315,7 @@ class Machine(ABC):
         state.running = None
         index = state.running_index
         progress = state.progress[index] = _AFTER[action.op]
-        if progress is Progress.RELEASED:
+        if progress is SpanProgress.RELEASED:
             state.held -= action.span.size
             state.num_released += 1
             return
@@ -330,7 +330,7 @@ class Machine(ABC):
         Without that room, forwards that overtook could fill the memory while the pipeline waits for an older one.
         """
         progress, spans = state.progress, self._spans
-        while state.first_new < index and progress[state.first_new] is not Progress.NEW:
+        while state.first_new < index and progress[state.first_new] is not SpanProgress.NEW:
             state.first_new += 1
-        older = sum(spans[k].size for k in range(state.first_new, index) if progress[k] is Progress.NEW)
+        older = sum(spans[k].size for k in range(state.first_new, index) if progress[k] is SpanProgress.NEW)
         return self.held_before + state.held + older + spans[index].size <= self.task.in_flight_limit

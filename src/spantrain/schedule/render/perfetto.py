@@ -26,7 +26,7 @@ def perfetto_json(trace: Trace) -> dict[str, Any]:
     """Return the trace in Chrome's JSON form; its times count from the first start."""
     devices = dict.fromkeys([*(i.device for i in trace.intervals), *(f.source for f in trace.flows)])
     devices.update(dict.fromkeys(flow.target for flow in trace.flows))
-    page = _Page({device: number for number, device in enumerate(devices, start=1)}, trace)
+    page = _PerfettoFile({device: number for number, device in enumerate(devices, start=1)}, trace)
     return {
         "traceEvents": page.events(),
         "displayTimeUnit": "ms",
@@ -34,7 +34,7 @@ def perfetto_json(trace: Trace) -> dict[str, Any]:
     }
 
 
-class _Page:
+class _PerfettoFile:
     """One trace on its way to a file."""
 
     def __init__(self, process: Mapping[str, int], trace: Trace) -> None:

@@ -14,9 +14,9 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import Router
-from spantrain.sim.bounds.rounds import Round, Work, rounds_bound_s
+from spantrain.sim.bounds.rounds import Round, RoundWork, rounds_bound_s
 from spantrain.sim.costs import StepCosts, tied_sums
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.network.sums import sum_behind_s
 
 Node = tuple[str, int, Span]
@@ -25,7 +25,7 @@ Node = tuple[str, int, Span]
 
 def pipeline_bound_s(plan: Plan, costs: StepCosts) -> float:
     """Return the least seconds from a step's first start to the end of its last action."""
-    ways = _Ways(plan, costs)
+    ways = _EmptyPipeline(plan, costs)
     rounds = _rounds(plan, ways)
     if len(rounds) == 1:
         return rounds_bound_s(rounds[0])  # no less than the others
@@ -59,7 +59,7 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
 
 def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:
     """Return for each stage the least seconds to the end of its last action; the first one's is often the last."""
-    ways = _WaysToFirst(plan, costs)
+    ways = _EmptyPipelineToFirst(plan, costs)
     ends_s = []
     for stage in plan.stages:
         leaders = {replica.devices[0] for replica in stage.replicas}
@@ -73,7 +73,7 @@ def _stage_ends_s(plan: Plan, costs: StepCosts) -> list[float]:
     return ends_s
 
 
-class _Ways:
+class _EmptyPipeline:
     """Times of a sample's way through an empty pipeline."""
 
     def __init__(self, plan: Plan, costs: StepCosts) -> None:
@@ -112,7 +112,7 @@ class _Ways:
         input_s = min(of[Op.BACKWARD], of[Op.BACKWARD_INPUT])
         return of[Op.FORWARD], input_s, backward_s - input_s
 
-    def received(self, node: Node, direction: Direction) -> Iterable[tuple[Node, Transfer]]:
+    def received(self, node: Node, direction: Direction) -> Iterable[tuple[Node, TransferCost]]:
         """Return who sends what to a node."""
         device, stage, span = node
         neighbour = stage - 1 if direction is Direction.FORWARD else stage + 1
@@ -122,7 +122,7 @@ class _Ways:
                 self._costs.transfer(source, device, direction, neighbour, piece),
             )
 
-    def sent(self, node: Node, direction: Direction) -> Iterable[tuple[Node, Transfer]]:
+    def sent(self, node: Node, direction: Direction) -> Iterable[tuple[Node, TransferCost]]:
         """Return what a node sends to whom."""
         device, stage, span = node
         for target, piece in self._router.destinations(device, direction, span):
@@ -167,7 +167,7 @@ class _Ways:
         return max([*ways, self.seconds(node)[2]])
 
 
-class _WaysToFirst(_Ways):
+class _EmptyPipelineToFirst(_EmptyPipeline):
     """The same, where what follows ends with the first stage's last action, not with any."""
 
     def _after_input_s(self, node: Node) -> float:
@@ -178,11 +178,11 @@ class _WaysToFirst(_Ways):
         return max(ways, default=self.seconds(node)[2])
 
 
-def _alone_s(way: Transfer) -> float:
+def _alone_s(way: TransferCost) -> float:
     return way.latency_s + way.occupancy_s
 
 
-def _device_bounds(ways: _Ways, *, own_end: bool = True) -> list[float]:
+def _device_bounds(ways: _EmptyPipeline, *, own_end: bool = True) -> list[float]:
     """Return what the work of each device allows; `own_end`: its own last action may be the last one that counts."""
     bounds = [0.0]
     for nodes in ways.by_device.values():
@@ -198,7 +198,7 @@ def _device_bounds(ways: _Ways, *, own_end: bool = True) -> list[float]:
     return bounds
 
 
-def _link_bounds(ways: _Ways) -> list[float]:
+def _link_bounds(ways: _EmptyPipeline) -> list[float]:
     """Return what the traffic of each link allows."""
     ready_s: dict[str, list[float]] = {}
     busy_s: dict[str, float] = {}
@@ -214,7 +214,7 @@ def _link_bounds(ways: _Ways) -> list[float]:
 
 
 def _directions(
-    ways: _Ways,
+    ways: _EmptyPipeline,
 ) -> tuple[tuple[Direction, Callable[[Node], float], int, Callable[[Node], float]], ...]:
     """Return each direction with: when a result can be sent, of which part, and what follows its arrival."""
     return (
@@ -223,7 +223,7 @@ def _directions(
     )
 
 
-def _rounds(plan: Plan, ways: _Ways) -> list[Round]:
+def _rounds(plan: Plan, ways: _EmptyPipeline) -> list[Round]:
     """Return what comes once with a micro-batch, for each sort of micro-batch; nothing if stages cut differently."""
     columns = _columns(plan)
     shapes = {tuple(node[2].size for node in column): column for column in columns}
@@ -238,7 +238,7 @@ def _least_round(rounds: Sequence[Round]) -> Round | None:
     return Round(works=tuple(map(_least, *(one.works for one in rounds))), count=rounds[0].count)
 
 
-def _least(*shapes: Work) -> Work:
+def _least(*shapes: RoundWork) -> RoundWork:
     """Return the least seconds of a work, and the most room, whatever the size of the micro-batch."""
     rooms = [work.room for work in shapes if work.room is not None]
     seconds = min(work.seconds for work in shapes)
@@ -259,36 +259,36 @@ def _columns(plan: Plan) -> list[tuple[Node, ...]]:
     return list(zip(*rows, strict=True))
 
 
-def _round_of(plan: Plan, ways: _Ways, column: tuple[Node, ...], count: int) -> Round:
+def _round_of(plan: Plan, ways: _EmptyPipeline, column: tuple[Node, ...], count: int) -> Round:
     """Return the work of one micro-batch: up the pipeline, and down again."""
     limits = {replica.devices[0]: replica.in_flight_limit for stage in plan.stages for replica in stage.replicas}
-    works: list[Work] = []
+    works: list[RoundWork] = []
     forward: dict[Node, int] = {}
     backward: dict[Node, int] = {}
     for node in column:
         before = _messages(works, ways.received(node, Direction.FORWARD), forward)
         forward[node] = len(works)
-        works.append(Work(resources=((node[0], 1.0),), seconds=ways.seconds(node)[0], before=before))
+        works.append(RoundWork(resources=((node[0], 1.0),), seconds=ways.seconds(node)[0], before=before))
     for node in reversed(column):
-        own = forward[node]
+        own, on_device = forward[node], ((node[0], 1.0),)
         before = ((own, 0.0), *_messages(works, ways.received(node, Direction.BACKWARD), backward))
         _, input_s, weight_s = ways.seconds(node)
         backward[node] = len(works)
-        works.append(Work(resources=((node[0], 1.0),), seconds=input_s, before=before, chain=(own,)))
+        works.append(RoundWork(resources=on_device, seconds=input_s, before=before, chain=(own,)))
         chain = (own, backward[node])
-        works.append(Work(resources=((node[0], 1.0),), seconds=weight_s, before=((backward[node], 0.0),), chain=chain))
+        works.append(RoundWork(resources=on_device, seconds=weight_s, before=((backward[node], 0.0),), chain=chain))
         most = limits[node[0]] // node[2].size
         works[own] = replace(works[own], room=(backward[node] + 1, most))
     return Round(works=tuple(works), count=count)
 
 
 def _messages(
-    works: list[Work], received: Iterable[tuple[Node, Transfer]], made_by: Mapping[Node, int]
+    works: list[RoundWork], received: Iterable[tuple[Node, TransferCost]], made_by: Mapping[Node, int]
 ) -> tuple[tuple[int, float], ...]:
     """Add what a node receives; return that it must be there before."""
     before = []
     for source, way in received:
         before.append((len(works), way.latency_s))
         links = tuple((f"link {name}", part) for name, part in way.uses)
-        works.append(Work(resources=links, seconds=way.occupancy_s, before=((made_by[source], 0.0),)))
+        works.append(RoundWork(resources=links, seconds=way.occupancy_s, before=((made_by[source], 0.0),)))
     return tuple(before)

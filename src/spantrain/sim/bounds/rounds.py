@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class RoundWork:
     """A piece of work that comes once with every micro-batch: an F, I or W of a replica, or a message."""
 
     resources: tuple[tuple[str, float], ...]
@@ -24,7 +24,7 @@ class Work:
 class Round:
     """All work of one micro-batch, predecessors first, and how many micro-batches there are."""
 
-    works: tuple[Work, ...]
+    works: tuple[RoundWork, ...]
     count: int
 
     def backwards(self) -> "Round":
@@ -41,7 +41,7 @@ class Round:
             if work.room is not None:
                 room[work.room[0]] = (last - index, work.room[1])
         works = [
-            Work(
+            RoundWork(
                 resources=work.resources,
                 seconds=work.seconds,
                 before=tuple(after[index]),

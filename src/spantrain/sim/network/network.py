@@ -10,7 +10,7 @@ from types import MappingProxyType
 from spantrain.core.speed import SpeedTrace
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.network.mesh import Mesh
-from spantrain.sim.network.sending import Arrived, Lane, Sending, Transfer
+from spantrain.sim.network.sending import Arrived, Lane, Sending, TransferCost
 
 Ended = Callable[[Sending], None]
 
@@ -19,7 +19,7 @@ def _left_s(sending: Sending) -> float:
     return sending.left_s
 
 
-class Link:
+class LinkCarrier:
     """Serves its messages at once, in equal shares, or one after the other.
 
     A message that is alone needs no event for its last byte: when that leaves is known (`Sending.end_s`) until another
@@ -146,7 +146,7 @@ class Network:
         self._clock = clock
         self._fair = fair
         self._speeds = speeds
-        self._carriers: dict[str, Link | Mesh] = {}
+        self._carriers: dict[str, LinkCarrier | Mesh] = {}
         self._mesh = Mesh(clock, self._ended, fair=fair, speeds=speeds)
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._lane_of: dict[Sending, Lane] = {}
@@ -157,7 +157,7 @@ class Network:
         """Names of the links that have carried anything."""
         return tuple(self._carriers)
 
-    def send(self, source: str, target: str, transfer: Transfer, arrived: Arrived) -> None:
+    def send(self, source: str, target: str, transfer: TransferCost, arrived: Arrived) -> None:
         """Carry a message; call `arrived(start_s, sent_s)` when it is there: when it left, and had left altogether."""
         lane = self._lanes.get((source, target))
         if lane is None:
@@ -178,7 +178,7 @@ class Network:
         if first not in self._lane_of:
             self._lane_of[first] = lane
             carrier = self._carriers[first.transfer.links[0]]
-            if isinstance(carrier, Link):
+            if isinstance(carrier, LinkCarrier):
                 carrier.tell_end(first)
 
     def _ended(self, sending: Sending) -> None:
@@ -192,10 +192,10 @@ class Network:
             self._lane_of[following] = lane
         carrier = self._carrier(following.transfer)
         carrier.add(following)
-        if len(lane) > 1 and isinstance(carrier, Link):
+        if len(lane) > 1 and isinstance(carrier, LinkCarrier):
             carrier.tell_end(following)
 
-    def _carrier(self, transfer: Transfer) -> Link | Mesh:
+    def _carrier(self, transfer: TransferCost) -> LinkCarrier | Mesh:
         """Return what carries a message: its only link, or the mesh if it takes several or only a part of one."""
         links = transfer.links
         carrier = self._carriers.get(links[0])
@@ -204,12 +204,12 @@ class Network:
             return carrier
         if alone:
             speed = self._speeds.get(links[0])
-            made = self._carriers[links[0]] = Link(self._clock, self._ended, fair=self._fair, speed=speed)
+            made = self._carriers[links[0]] = LinkCarrier(self._clock, self._ended, fair=self._fair, speed=speed)
             return made
         for name in links:
             carrier = self._carriers.get(name)
             if carrier is not self._mesh:
                 self._carriers[name] = self._mesh
-                for sending in carrier.withdraw() if isinstance(carrier, Link) else ():
+                for sending in carrier.withdraw() if isinstance(carrier, LinkCarrier) else ():
                     self._mesh.take_over(sending)
         return self._mesh

@@ -4,14 +4,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_LEAST_S = 1e-12
+_MIN_S = 1e-12
 
 Arrived = Callable[[float, float], None]
 """Takes when a message left, and when its last byte had left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class TransferCost:
     """What it takes to bring a message from one device to another."""
 
     size_bytes: int
@@ -36,7 +36,7 @@ class Transfer:
             raise ValueError(f"a transfer takes more than nothing and at most all of a link, got {self}")
         uses = tuple(zip(self.links, self.usage or (1.0,) * len(self.links), strict=True))
         object.__setattr__(self, "uses", uses)
-        bandwidth = max(self.size_bytes, 1) / max(self.occupancy_s, _LEAST_S)
+        bandwidth = max(self.size_bytes, 1) / max(self.occupancy_s, _MIN_S)
         object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
 
     @property
@@ -50,7 +50,7 @@ class Sending:
 
     __slots__ = ("arrived", "end_s", "left_s", "part", "since_s", "start_s", "transfer", "turn", "version")
 
-    def __init__(self, transfer: Transfer, arrived: Arrived) -> None:
+    def __init__(self, transfer: TransferCost, arrived: Arrived) -> None:
         self.transfer = transfer
         self.arrived = arrived
         self.left_s = transfer.occupancy_s

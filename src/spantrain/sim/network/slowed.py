@@ -7,7 +7,7 @@ from spantrain.adaptation.network_state import LinkState
 from spantrain.core.action import Action, Direction
 from spantrain.core.span import Span
 from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, TiedSum, tied_sums
-from spantrain.sim.network.sending import Transfer
+from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.network.sums import SharedSums
 
 
@@ -31,7 +31,7 @@ class SlowedCosts:
         """Return the seconds of an action on a device."""
         return self._costs.action_s(device, action)
 
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> Transfer:
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span, over the link as it is now."""
         transfer = self._costs.transfer(source, target, direction, stage, span)
         speed = self._state.speed(source, target)

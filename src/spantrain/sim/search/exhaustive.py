@@ -31,7 +31,7 @@ def shortest(model: StepModel, *, beat_s: float, enough_s: float = 0.0, most_nod
         ValueError: micro-batches are not alike, or a link carries more than one sort of message.
     """
     _check(model)
-    search = _Search(model, beat_s, enough_s, most_nodes)
+    search = _BranchAndBound(model, beat_s, enough_s, most_nodes)
     search.go()
     return Exhausted(seconds=search.best_s, orders=search.best, proven=search.nodes_left > 0)
 
@@ -57,7 +57,7 @@ def _check(model: StepModel) -> None:
                     raise ValueError("every link must have one sort of message for an exhaustive search")
 
 
-class _Search:
+class _BranchAndBound:
     def __init__(self, model: StepModel, beat_s: float, enough_s: float, most_nodes: int) -> None:
         self.best_s = beat_s
         self.best: Orders | None = None

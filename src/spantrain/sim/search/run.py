@@ -31,15 +31,15 @@ class Outcome:
 
 def run_ranks(model: StepModel, ranks: Ranks) -> Outcome:
     """Run what is ready, the least rank first, without ever waiting while something is."""
-    return _Run(model, ranks, None).go()
+    return _ModelRun(model, ranks, None).go()
 
 
 def run_orders(model: StepModel, orders: Orders) -> Outcome:
     """Run a fixed order, each piece as soon as it can."""
-    return _Run(model, None, orders).go()
+    return _ModelRun(model, None, orders).go()
 
 
-class _Run:
+class _ModelRun:
     def __init__(self, model: StepModel, ranks: Ranks | None, orders: Orders | None) -> None:
         devices = len(model.seconds)
         self._model = model

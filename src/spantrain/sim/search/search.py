@@ -54,7 +54,7 @@ def with_hints(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = No
     In-flight limits are kept. Hints that the plan has already are forgotten.
     """
     plan = replace(plan, hints=None)
-    search = _Search(plan, costs, effort or SearchEffort())
+    search = _OrderSearch(plan, costs, effort or SearchEffort())
     if not search.runs:
         return plan
     plain_s = simulated_s(plan, costs)
@@ -90,7 +90,7 @@ def _rules(model: StepModel) -> dict[str, list[tuple[int, ...]]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _FoundOrder:
     """An order in a model: with halves of backwards or without."""
 
     name: str
@@ -98,7 +98,7 @@ class _Found:
     outcome: Outcome
 
 
-class _Search:
+class _OrderSearch:
     def __init__(self, plan: Plan, costs: StepCosts, effort: SearchEffort) -> None:
         self._plan = plan
         self._costs = costs
@@ -126,7 +126,7 @@ class _Search:
         for found in (self._improve(models, starts, bound_s), *starts):
             yield self._hints(models[found.split], found, plain, bound_s)
 
-    def _plain(self, model: StepModel) -> _Found:
+    def _plain(self, model: StepModel) -> _FoundOrder:
         """Return what `critical-path` does without hints: backwards first, but on the first stage of several."""
         rules = _rules(model)
         several, first = self._layout.num_stages > 1, len(self._layout.spans[0])
@@ -134,7 +134,7 @@ class _Search:
             rules["forwards first" if several and device < first else "backwards first"][device]
             for device in range(len(model.seconds))
         ]
-        return _Found(name=_PLAIN, split=True, outcome=run_ranks(model, rank_by_part(model, preference)))
+        return _FoundOrder(name=_PLAIN, split=True, outcome=run_ranks(model, rank_by_part(model, preference)))
 
     def _whole_backwards_are_shorter(self) -> bool:
         """Whether B takes less than I and W somewhere, as it may where halves do some work twice."""
@@ -146,16 +146,16 @@ class _Search:
                         return True
         return False
 
-    def _starts(self, model: StepModel, *, split: bool) -> list[_Found]:
+    def _starts(self, model: StepModel, *, split: bool) -> list[_FoundOrder]:
         """Return what other rules and the static schedules do."""
         found = [
-            _Found(name=name, split=split, outcome=run_ranks(model, rank_by_part(model, preference)))
+            _FoundOrder(name=name, split=split, outcome=run_ranks(model, rank_by_part(model, preference)))
             for name, preference in _rules(model).items()
         ]
         for schedule, registered in schedules().items():
             orders = self._static(schedule, model) if registered.is_improved else None
             if orders is not None:
-                found.append(_Found(name=schedule, split=split, outcome=run_orders(model, orders)))
+                found.append(_FoundOrder(name=schedule, split=split, outcome=run_orders(model, orders)))
         return found
 
     def _static(self, schedule: str, model: StepModel) -> Orders | None:
@@ -167,7 +167,7 @@ class _Search:
         orders = [order for row in rows for order in row]
         return [_parts(order, len(parts)) for order, parts in zip(orders, model.seconds, strict=True)]
 
-    def _improve(self, models: dict[bool, StepModel], starts: list[_Found], bound_s: float) -> _Found:
+    def _improve(self, models: dict[bool, StepModel], starts: list[_FoundOrder], bound_s: float) -> _FoundOrder:
         """Return the best of what comes of the best starts, which share the runs."""
         best = starts[0]
         chosen = [found for found in starts if found.outcome.seconds <= 1.1 * best.outcome.seconds][:4]
@@ -183,7 +183,7 @@ class _Search:
                 return best
         return self._exhaust(models, best, bound_s)
 
-    def _exhaust(self, models: dict[bool, StepModel], best: _Found, bound_s: float) -> _Found:
+    def _exhaust(self, models: dict[bool, StepModel], best: _FoundOrder, bound_s: float) -> _FoundOrder:
         """Return the best order of all, or the best that branch and bound finds in time, if the step is small."""
         for split, model in models.items():
             if sum(len(row) for parts in model.seconds for row in parts) > _SMALL or not is_alike(model):
@@ -192,10 +192,10 @@ class _Search:
             found = shortest(model, beat_s=best.outcome.seconds, enough_s=bound_s, most_nodes=most)
             if found.orders is not None:
                 outcome = run_orders(model, found.orders)
-                best = _Found(name="branch and bound", split=split, outcome=outcome)
+                best = _FoundOrder(name="branch and bound", split=split, outcome=outcome)
         return best
 
-    def _hints(self, model: StepModel, best: _Found, plain: _Found, bound_s: float) -> DispatchHints:
+    def _hints(self, model: StepModel, best: _FoundOrder, plain: _FoundOrder, bound_s: float) -> DispatchHints:
         run = run_orders(model, best.outcome.orders)
         letters = {2: "FB", 3: "FIW"}
         planned = [

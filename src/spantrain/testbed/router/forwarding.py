@@ -18,10 +18,10 @@ from random import Random
 from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.layout import Layout, SiteLayout
+from spantrain.testbed.layout import NetworkLayout, SiteLayout
 from spantrain.testbed.namespaces import set_segmentation
 from spantrain.testbed.router.packets import parse_packet
-from spantrain.testbed.router.shaper import Packet, Shape, ShapedLink
+from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
 
 Pair = tuple[str, str]
 """Source and target site."""
@@ -31,9 +31,9 @@ Line = tuple[str, str]
 _SEED = 20
 
 
-def shape_of(link: Link) -> Shape:
+def shape_of(link: Link) -> LinkShape:
     """Return the shape of a link of a cluster."""
-    return Shape(
+    return LinkShape(
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         latency_s=link.latency_s,
         jitter_s=link.jitter_s,
@@ -131,14 +131,14 @@ class ShapedNetwork:
         there.sort(key=itemgetter(0))
         return [(target, packet) for _, target, packet in there]
 
-    def reshape(self, now_s: float, pair: Pair, shape: Shape) -> None:
+    def reshape(self, now_s: float, pair: Pair, shape: LinkShape) -> None:
         """Change a link at once."""
         self.links[pair].reshape(now_s, shape)
         self._make_room()
 
     def reshape_line(self, now_s: float, line: Line, bandwidth_bytes_per_s: float) -> None:
         """Change a site's uplink or downlink at once; one that was not there is there from now on."""
-        shape = Shape(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=0.0)
+        shape = LinkShape(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=0.0)
         found = self.lines.get(line)
         if found is not None:
             found.reshape(now_s, shape)
@@ -174,7 +174,7 @@ class ShapedNetwork:
         return left
 
 
-_LARGEST_READ_BYTES = 65536 + 64
+_MAX_READ_BYTES = 65536 + 64
 _READS_PER_TURN = 32
 _EARLY_S = 20e-6
 """Packets due within this time leave together: fewer wake-ups, and far below what is claimed for delays."""
@@ -184,7 +184,7 @@ _IDLE_S = 1.0
 class Forwarder:
     """All sites of a testbed, joined."""
 
-    def __init__(self, layout: Layout, tun_fds: tuple[int, ...]) -> None:
+    def __init__(self, layout: NetworkLayout, tun_fds: tuple[int, ...]) -> None:
         self.network = ShapedNetwork(layout.sites, layout.links)
         self._tun_of = {site.name: tun_fd for site, tun_fd in zip(layout.sites, tun_fds, strict=True)}
         self._site_of = {tun_fd: site for site, tun_fd in self._tun_of.items()}
@@ -209,7 +209,7 @@ class Forwarder:
         source = self._site_of[tun_fd]
         for _ in range(_READS_PER_TURN):
             try:
-                data = os.read(tun_fd, _LARGEST_READ_BYTES)
+                data = os.read(tun_fd, _MAX_READ_BYTES)
             except BlockingIOError:
                 return
             packet = parse_packet(data)
@@ -222,7 +222,7 @@ class Forwarder:
         for target, packet in self.network.take(time.monotonic() + _EARLY_S):
             self._write(self._tun_of[target], packet.data)
 
-    def reshape(self, pair: Pair, shape: Shape) -> None:
+    def reshape(self, pair: Pair, shape: LinkShape) -> None:
         """Change a link at once."""
         self.network.reshape(time.monotonic(), pair, shape)
         self._choose_segmentation(pair[0])

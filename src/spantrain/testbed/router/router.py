@@ -26,14 +26,14 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import SpanTrainError, TestbedError, UsageError
 from spantrain.testbed import namespaces
 from spantrain.testbed.build import Built, build
-from spantrain.testbed.control import Answer, ControlServer
-from spantrain.testbed.layout import Layout
-from spantrain.testbed.namespace_processes import end_inhabitants
+from spantrain.testbed.control import Answer, RequestServer
+from spantrain.testbed.layout import NetworkLayout
+from spantrain.testbed.namespace_processes import end_processes
 from spantrain.testbed.router.forwarding import Forwarder
-from spantrain.testbed.router.shaper import Shape
+from spantrain.testbed.router.shaper import LinkShape
 from spantrain.testbed.state import State, boot_id, mark_of
 
-_FIRST_S, _LONGEST_S = 60e-6, 200e-6
+_FIRST_LEAD_S, _MAX_LEAD_S = 60e-6, 200e-6
 _STEP_S = 2e-6
 _PART = 0.9
 
@@ -42,7 +42,7 @@ class Lead:
     """How long before an instant to ask for the wake-up: what nine of ten wake-ups are late by, at most 0.2 ms."""
 
     def __init__(self) -> None:
-        self.seconds = _FIRST_S
+        self.seconds = _FIRST_LEAD_S
 
     def learn(self, late_s: float) -> None:
         """Take note of a wake-up that came so long after the time asked for.
@@ -50,7 +50,7 @@ class Lead:
         Steps up and down in the ratio of 9 to 1 rest where one wake-up in ten is later, however late that one is.
         """
         step_s = _PART * _STEP_S if late_s > self.seconds else (_PART - 1) * _STEP_S
-        self.seconds = min(max(0.0, self.seconds + step_s), _LONGEST_S)
+        self.seconds = min(max(0.0, self.seconds + step_s), _MAX_LEAD_S)
 
 
 def wait_until(due_s: float, fds: Sequence[int], lead: Lead) -> list[int]:
@@ -72,10 +72,10 @@ _NICENESS = -10
 """A late router is a wrong network: it goes before the computation it serves, where the system allows that."""
 
 
-class Router:
+class PacketRouter:
     """Serves packets and requests until asked to stop, or until its parent ends."""
 
-    def __init__(self, layout: Layout, built: Built, control: ControlServer) -> None:
+    def __init__(self, layout: NetworkLayout, built: Built, control: RequestServer) -> None:
         self._forwarder = Forwarder(layout, built.tun_fds)
         self._control = control
         self._parent_fd = None if layout.parent_pid is None else os.pidfd_open(layout.parent_pid)
@@ -124,8 +124,8 @@ class Router:
         if link is None:
             pairs = ", ".join(f"{a} -> {b}" for a, b in known)
             raise TestbedError(f"no link {source} -> {target}; there are {pairs or 'none'}")
-        present = {name: getattr(link.shape, name) for name in Shape.__dataclass_fields__}
-        self._forwarder.reshape((source, target), Shape(**{**present, **changes}))
+        present = {name: getattr(link.shape, name) for name in LinkShape.__dataclass_fields__}
+        self._forwarder.reshape((source, target), LinkShape(**{**present, **changes}))
         return {}
 
     def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
@@ -142,7 +142,7 @@ class Router:
             {
                 "source": source,
                 "target": target,
-                **{name: getattr(link.shape, name) for name in Shape.__dataclass_fields__},
+                **{name: getattr(link.shape, name) for name in LinkShape.__dataclass_fields__},
                 "speed": link.speed,
                 **vars(link.counters),
                 "bytes_waiting": link.waiting_bytes,
@@ -172,7 +172,7 @@ class Router:
         }
 
 
-def _write_state(directory: Path, layout: Layout, built: Built, keeper_pid: int) -> State:
+def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pid: int) -> State:
     hosts = [(host, site) for site in layout.sites for host in site.hosts]
     state = State(
         directory=str(directory),
@@ -192,7 +192,7 @@ def _write_state(directory: Path, layout: Layout, built: Built, keeper_pid: int)
     return state
 
 
-def _keep(router_pid: int, directory: Path, layout: Layout, built: Built) -> None:
+def _keep(router_pid: int, directory: Path, layout: NetworkLayout, built: Built) -> None:
     """Wait for the router's end, then clear up. Holds the namespaces open, so that none is taken for another."""
     for tun_fd in built.tun_fds:
         os.close(tun_fd)
@@ -200,12 +200,12 @@ def _keep(router_pid: int, directory: Path, layout: Layout, built: Built) -> Non
         signal.signal(number, signal.SIG_IGN)
     with suppress(ProcessLookupError):
         select.select([os.pidfd_open(router_pid)], [], [])
-    end_inhabitants(set(built.networks.values()), spare=(os.getpid(),))
+    end_processes(set(built.networks.values()), spare=(os.getpid(),))
     for path in directory.glob(f"{layout.testbed_id}.*"):
         path.unlink(missing_ok=True)
 
 
-def _start_keeper(directory: Path, layout: Layout, built: Built) -> int:
+def _start_keeper(directory: Path, layout: NetworkLayout, built: Built) -> int:
     router_pid = os.getpid()
     keeper_pid = os.fork()
     if keeper_pid:
@@ -226,13 +226,13 @@ def _settle() -> None:
     gc.disable()  # the loop makes no cycles
 
 
-def _run(directory: Path, layout: Layout, *, probe: bool) -> None:
+def _run(directory: Path, layout: NetworkLayout, *, probe: bool) -> None:
     built = build(layout)
     if probe:
         return
-    control = ControlServer(directory / f"{layout.testbed_id}.sock")
+    control = RequestServer(directory / f"{layout.testbed_id}.sock")
     keeper_pid = _start_keeper(directory, layout, built)
-    router = Router(layout, built, control)
+    router = PacketRouter(layout, built, control)
     _write_state(directory, layout, built, keeper_pid)
     _settle()
     _reply({"ready": True})
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
     """Run the router; return its exit code."""
     directory, probe = Path(arguments[0]), arguments[1:] == ["--probe"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    layout = Layout.from_json(sys.stdin.readline())
+    layout = NetworkLayout.from_json(sys.stdin.readline())
     try:
         _run(directory, layout, probe=probe)
     except SpanTrainError as error:

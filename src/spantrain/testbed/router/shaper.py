@@ -15,11 +15,11 @@ _QUANTUM_BYTES = 16384
 """Credit of a flow per round: a few packets, so that two bulk flows alternate in about a millisecond at 100 Mbit/s."""
 _QUEUE_FLOOR_BYTES = 131072
 _QUEUE_FLOOR_S = 0.03
-_LONGEST_PATIENCE_S = 0.5e-3
+_MAX_PATIENCE_S = 0.5e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class LinkShape:
     """What one direction of a link does to packets."""
 
     bandwidth_bytes_per_s: float
@@ -69,7 +69,7 @@ class Packet(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Flow:
+class _FlowQueue:
     key: bytes
     packets: deque[Packet] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -84,16 +84,16 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[bytes, _Flow] = {}
-        self._new: deque[_Flow] = deque()
-        self._old: deque[_Flow] = deque()
+        self._flows: dict[bytes, _FlowQueue] = {}
+        self._new: deque[_FlowQueue] = deque()
+        self._old: deque[_FlowQueue] = deque()
         self.waiting_bytes = 0
 
     def push(self, packet: Packet) -> None:
         """Add a packet at the end of its flow."""
         flow = self._flows.get(packet.flow)
         if flow is None:
-            flow = self._flows[packet.flow] = _Flow(packet.flow)
+            flow = self._flows[packet.flow] = _FlowQueue(packet.flow)
             self._new.append(flow)
         flow.packets.append(packet)
         flow.waiting_bytes += packet.wire_bytes
@@ -120,13 +120,13 @@ class FairQueue:
         assert self._flows, "nothing to drop"
         return self._take(max(self._flows.values(), key=lambda flow: flow.waiting_bytes))
 
-    def _take(self, flow: _Flow) -> Packet:
+    def _take(self, flow: _FlowQueue) -> Packet:
         packet = flow.packets.popleft()
         flow.waiting_bytes -= packet.wire_bytes
         self.waiting_bytes -= packet.wire_bytes
         return packet
 
-    def _retire(self, turn: deque[_Flow]) -> None:
+    def _retire(self, turn: deque[_FlowQueue]) -> None:
         flow = turn.popleft()
         if turn is self._new:
             self._old.append(flow)  # else a flow of single packets would be new, and so first, each time
@@ -155,7 +155,7 @@ class ShapedLink:
     as at its normal speed, and go on when it moves again.
     """
 
-    def __init__(self, shape: Shape, random: Random) -> None:
+    def __init__(self, shape: LinkShape, random: Random) -> None:
         self.shape = shape
         self.speed = 1.0
         self.counters = LinkCounters()
@@ -218,7 +218,7 @@ class ShapedLink:
             self._last_arrival_s.clear()
         return arrived
 
-    def reshape(self, now_s: float, shape: Shape) -> None:
+    def reshape(self, now_s: float, shape: LinkShape) -> None:
         """Change the shape; what is being sent goes on at the new rate, what travels arrives as it would have."""
         self._change(now_s, shape, self.speed)
 
@@ -226,7 +226,7 @@ class ShapedLink:
         """Let the link carry another part of its rate: what is being sent goes on at the new one, 0 stops it."""
         self._change(now_s, self.shape, speed)
 
-    def _change(self, now_s: float, shape: Shape, speed: float) -> None:
+    def _change(self, now_s: float, shape: LinkShape, speed: float) -> None:
         self._advance(now_s)
         left_bytes = self._stalled_bytes if self._sent_at_s == inf else (self._sent_at_s - now_s) * self._bytes_per_s
         self.shape, self.speed = shape, speed
@@ -283,5 +283,5 @@ class ShapedLink:
         heapq.heappush(self._travelling, (arrival_s, self._order, packet))
 
 
-def _patience_s(shape: Shape) -> float:
-    return min(_LONGEST_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))
+def _patience_s(shape: LinkShape) -> float:
+    return min(_MAX_PATIENCE_S, max(0.0, (shape.latency_s - shape.jitter_s) / 2))
