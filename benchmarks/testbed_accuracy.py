@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.devices.device import PreciseClock
+from spantrain.devices.emulated import PreciseClock
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain_studies.testbed_traffic import Flow, Sample, measure_round_trips, rate_bytes_per_s
 

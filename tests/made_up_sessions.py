@@ -13,7 +13,7 @@ from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFil
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest

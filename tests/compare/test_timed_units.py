@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from spantrain.core.action import Op
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.units import ModuleUnit
 from spantrain.runtime.comparison.whole import TimedChain
 

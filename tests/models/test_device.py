@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from spantrain.devices.device import CpuDevice, CudaDevice, EmulatedDevice, PreciseClock, open_device
+from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.cuda import CudaDevice
+from spantrain.devices.emulated import EmulatedDevice, PreciseClock
+from spantrain.devices.registry import open_device
 from spantrain.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.core.plan import StateSharding
 from spantrain.core.profile import Profile
-from spantrain.cost.memory import FRAMEWORK_BYTES
+from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.job import JobSpec
@@ -38,7 +38,7 @@ def profile(make_cluster: Callable, make_graph: Callable, make_profile: Callable
 
     def build(room: float) -> Profile:
         graph = make_graph(blocks=2, hidden=512)
-        memory_bytes = FRAMEWORK_BYTES["cuda"] + int(room * 4 * graph.parameter_bytes)
+        memory_bytes = BACKENDS["cuda"].framework_bytes + int(room * 4 * graph.parameter_bytes)
         cluster = make_cluster({"a": {"a0": 1.0, "a1": 0.6, "a2": 0.6}}, memory_bytes=memory_bytes)
         return make_profile(cluster, graph)
 
@@ -71,7 +71,7 @@ def test_a_model_that_fits_only_divided_is_divided(
     make_cluster: Callable, make_graph: Callable, make_profile: Callable
 ) -> None:
     graph = make_graph(blocks=1, hidden=1024)
-    memory_bytes = FRAMEWORK_BYTES["cuda"] + int(0.8 * 4 * max(unit.parameter_bytes for unit in graph.units))
+    memory_bytes = BACKENDS["cuda"].framework_bytes + int(0.8 * 4 * max(unit.parameter_bytes for unit in graph.units))
     cluster = make_cluster({"a": {f"a{k}": 1.0 for k in range(4)}}, memory_bytes=memory_bytes)
     profile = make_profile(cluster, graph)
     with pytest.raises(InfeasiblePlanError):

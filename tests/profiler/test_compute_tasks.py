@@ -5,7 +5,8 @@ import torch
 
 from spantrain.core.cluster import DeviceKind
 from spantrain.cost.analytic import COMPUTE_EFFICIENCY, AnalyticLaw
-from spantrain.devices.device import CpuDevice, EmulatedDevice
+from spantrain.devices.cpu import CpuDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.profiler.tasks import TASKS, measure_tasks
 
 KIND = DeviceKind(

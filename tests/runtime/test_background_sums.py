@@ -16,7 +16,7 @@ from spantrain.core.action import Action, Op
 from spantrain.core.plan import OWN_SUMS, GradientSums
 from spantrain.core.span import Span
 from spantrain.cost.buckets import fill_buckets
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule

@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph

@@ -14,7 +14,7 @@ from spantrain.core.action import Op
 from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset

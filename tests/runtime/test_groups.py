@@ -9,7 +9,7 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.group import run_members

@@ -16,7 +16,7 @@ from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.group import ThreadGroup

@@ -15,7 +15,7 @@ from made_up_groups import divided, random_groups
 from patience import PATIENCE_S
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import ConfigError, Interrupted
 from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count

@@ -16,7 +16,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
-from spantrain.devices.device import CpuDevice
+from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from spantrain.config.files.text_files import read_text
+from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
@@ -29,7 +28,7 @@ def prepared_worker(
     """Return what joins, carries out orders, and returns when the coordinator has no more.
 
     Under torchrun the device's name may be left out: it is then the coordinator's device number RANK; and the
-    CUDA device is number LOCAL_RANK. The token is in a file, or in SPANTRAIN_TOKEN: among the words of a command other
+    accelerator is number LOCAL_RANK. The token is in a file, or in SPANTRAIN_TOKEN: among the words of a command other
     users of the machine could see it.
 
     Raises:
@@ -42,7 +41,7 @@ def prepared_worker(
         raise ConfigError("give --name DEVICE, the device's name in the cluster file (torchrun's RANK will do, too)")
     if backend is None:
         local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
-        backend = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+        backend = default_backend(local_rank)
     settings = WorkerSettings(
         join=join,
         token=_token(token_file, environment),

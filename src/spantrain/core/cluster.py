@@ -52,7 +52,7 @@ class Device:
     host: str
     site: str
     backend: str
-    """`emulated`, `cpu` or `cuda:N`: what computes."""
+    """What computes (`devices.registry`): `emulated`, `cpu`, or a number of an accelerator."""
     memory_bytes: int
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
+from spantrain.devices.registry import CONTEXT_BYTES, find_backend
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 
@@ -33,18 +34,11 @@ OPTIMIZER_STATE_RATIO = {"sgd": 0.0, "momentum": 1.0, "adamw": 2.0}
 BUFFERED_MICRO_BATCHES = 2
 """Messages of each neighbour and direction that are held at once: one at work, one on its way."""
 
-FRAMEWORK_BYTES = {"cuda": 300 * 2**20, "cpu": 0}
-"""What the framework takes before the first tensor, by where it computes.
-
-A CUDA context with its libraries takes 250-500 MiB; 300 MiB stands for it and is a constant to calibrate. An
-emulated device stands for the accelerator of its kind, so it is charged like one. A `cpu` device's memory is
-the host's free memory, counted with the framework already in it.
-"""
-
 
 def framework_bytes(backend: str) -> int:
-    """Return the constant for a backend (`emulated`, `cpu`, `cuda:N`)."""
-    return FRAMEWORK_BYTES["cpu" if backend == "cpu" else "cuda"]
+    """Return what the framework takes on a backend before the first tensor."""
+    row = find_backend(backend)
+    return row.framework_bytes if row is not None else CONTEXT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from itertools import count, takewhile
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
 from spantrain.cost.collectives import Collectives, SumOptions
+from spantrain.devices.registry import find_backend
 
 _MIB = 2**20
 _DDP_CAPS_MIB = (5, 10, 25, 50, 100, 200, 400)
@@ -35,9 +36,18 @@ _PARTS = 16
 
 
 def nccl_between(devices: Sequence[Device]) -> bool:
-    """Return whether NCCL carries what devices sum: they are CUDA cards, all different; Gloo carries all else."""
+    """Return whether NCCL carries what devices sum, which then are all different; Gloo carries all else."""
+    return carrier_between(devices) != "gloo"
+
+
+def carrier_between(devices: Sequence[Device]) -> str:
+    """Return what `torch.distributed` calls its carrier of what devices sum, by the types of device that it takes."""
+    rows = {find_backend(device.backend) for device in devices}
+    row = next(iter(rows), None)
     cards = {(device.host, device.backend) for device in devices}
-    return len(cards) == len(devices) and all(device.backend.startswith("cuda") for device in devices)
+    if len(rows) > 1 or row is None or row.carrier == "gloo" or len(cards) < len(devices):
+        return "gloo"
+    return f"cpu:gloo,{row.torch_type}:{row.carrier}"
 
 
 def default_sums(model: SumModel) -> GradientSums:

@@ -12,7 +12,7 @@ from spantrain.core.action import Op
 from spantrain.core.profile import UnitTiming
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.models.build import build_units, example_inputs, example_labels
 from spantrain.models.execution.precision import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
@@ -37,7 +37,7 @@ _MAX_REPEATS = 9
 class Bench:
     """What is measured, and on what."""
 
-    device: Device
+    device: ComputeDevice
     spec: ModelSpec
     graph: UnitGraph
     """The model's units, built for `dtype`."""

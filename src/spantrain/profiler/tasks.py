@@ -14,7 +14,7 @@ from torch import nn
 
 from spantrain.core.profile import DeviceScore
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.models.execution.flop import FlopMeter
 
 _REPEATS = 3
@@ -83,7 +83,7 @@ TASKS = (
 """Training weighs 0.7, bare arithmetic 0.3, half of that in low precision."""
 
 
-def measure_tasks(device: Device, *, name: str, law: AnalyticLaw | None) -> DeviceScore:
+def measure_tasks(device: ComputeDevice, *, name: str, law: AnalyticLaw | None) -> DeviceScore:
     """Return the score of a device in TFLOP/s, with the seconds of each task at nominal size.
 
     A CUDA device gets tasks 16 times as large, or starting them would be all that is measured; an emulated device gets
@@ -107,10 +107,10 @@ def measure_tasks(device: Device, *, name: str, law: AnalyticLaw | None) -> Devi
     return DeviceScore(device=name, score=score, task_s=task_s)
 
 
-def _rows(task: CapacityTask, device: Device, law: AnalyticLaw | None) -> int:
+def _rows(task: CapacityTask, device: ComputeDevice, law: AnalyticLaw | None) -> int:
     if law is not None:
         return max(1, task.rows // 16)
-    return task.rows * 16 if device.torch_device.type == "cuda" else task.rows
+    return task.rows * 16 if device.torch_device.type != "cpu" else task.rows
 
 
 def _flop(task: CapacityTask, rows: int) -> float:
@@ -120,7 +120,7 @@ def _flop(task: CapacityTask, rows: int) -> float:
     return float(meter.total)
 
 
-def _median_seconds(device: Device, work: Work, emulated_s: float | None) -> float:
+def _median_seconds(device: ComputeDevice, work: Work, emulated_s: float | None) -> float:
     device.run(work, None)
     seen: list[float] = []
     while len(seen) < _REPEATS and sum(seen) < _TASK_S:

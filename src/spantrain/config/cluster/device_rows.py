@@ -1,6 +1,5 @@
 """The `devices` of one host in a cluster file: `{kind: count}`, or a list with a name, backend or memory each."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,8 +7,8 @@ from spantrain.config.cluster.kinds import load_kinds
 from spantrain.config.files.yaml_fields import Field
 from spantrain.core.cluster import DeviceKind
 from spantrain.core.quantities import parse_bytes
+from spantrain.devices.registry import backend_names, find_backend
 
-_BACKEND = re.compile(r"emulated|cpu|cuda(:\d{1,3})?")
 _CPU = "cpu"
 
 
@@ -72,8 +71,8 @@ def _check_kind(kind: str, at: Field, kinds: Mapping[str, DeviceKind]) -> None:
 
 def _read_backend(at: Field) -> str | None:
     text = at.text()
-    if text is not None and _BACKEND.fullmatch(text) is None:
-        at.problem(f"unknown backend {text!r}; write emulated, cpu, cuda or cuda:N")
+    if text is not None and find_backend(text) is None:
+        at.problem(f"unknown backend {text!r}; write {backend_names()}")
         return None
     return text
 
@@ -81,15 +80,21 @@ def _read_backend(at: Field) -> str | None:
 def _backend(kind: str, asked: str | None, index: int, at: Field) -> str:
     """Return what computes: as asked, else the processor for kind cpu, else emulation.
 
-    A `cuda` without a number is the device of the same place in the host's list. A real device keeps its own
+    An accelerator without a number is the device of the same place in the host's list. A real device keeps its own
     kind of figures: measurements are kept by kind, so a processor must not pass for a shipped accelerator.
     """
     backend = asked or (_CPU if kind == _CPU else "emulated")
     if backend == _CPU and kind != _CPU and kind in load_kinds():
         at.problem(f"a {kind} cannot have the backend cpu; use kind cpu, a kind of your own, or backend emulated")
-    if backend.startswith("cuda") and kind == _CPU:
+    numbered = _is_numbered(backend)
+    if numbered and kind == _CPU:
         at.problem(f"kind cpu cannot have the backend {backend}; name the accelerator's kind")
-    return f"cuda:{index}" if backend == "cuda" else backend
+    return f"{backend}:{index}" if numbered and ":" not in backend else backend
+
+
+def _is_numbered(backend: str) -> bool:
+    row = find_backend(backend)
+    return row is not None and row.numbered
 
 
 def _check_rows(rows: list[DeviceRow], section: Field) -> None:
@@ -97,6 +102,6 @@ def _check_rows(rows: list[DeviceRow], section: Field) -> None:
         section.problem("a host needs at least one device, e.g. {rtx-4090: 2}")
     seen: set[str] = set()
     for row in rows:
-        if row.backend.startswith("cuda") and row.backend in seen:
+        if _is_numbered(row.backend) and row.backend in seen:
             row.at.problem(f"{row.backend} is used twice on this host; give each device its own number")
         seen.add(row.backend)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from spantrain.core.outer.layers import ParameterSpec
+from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
 from spantrain.outer.client.grouping import plain_name, spec_of
 from spantrain.outer.client.ranks import Ranks, SingleRank
@@ -185,7 +186,7 @@ class ModelParameters:
 
     def memory(self) -> dict[str, Tensor]:
         """Return memory for a copy of all."""
-        fixed = any(one.device.type == "cuda" for one in self._live.values())
+        fixed = any(one.device.type != "cpu" for one in self._live.values())
         return {name: empty_copy(place.spec, fixed=fixed) for name, place in self._places.items()}
 
     @torch.no_grad()
@@ -237,8 +238,7 @@ class ModelParameters:
         return mine
 
     def _settle(self) -> None:
-        if any(one.device.type == "cuda" for one in self._live.values()):
-            torch.cuda.synchronize()
+        settle(self._live.values())
 
 
 def empty_copy(spec: ParameterSpec, *, fixed: bool) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from spantrain.core.checkpoint import CheckpointContent, StoredFile, StoredTensor
 from spantrain.core.names import file_stem
 from spantrain.core.shares import TensorPart
+from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.runtime.checkpoint.holding import Holding, tensors_of
 from spantrain.runtime.checkpoint.restore import restore
@@ -39,21 +40,21 @@ CHECKPOINTS = "checkpoint"
 class SnapshotBuffers:
     """Host memory for one snapshot, used again by the next: as much as the tensors themselves.
 
-    Of a CUDA device the buffers are page-locked and copies are queued on its stream: what trains next waits for them
+    Of an accelerator the buffers are page-locked and copies are queued on its stream: what trains next waits for them
     there, the processor does not.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
-        self._copied: list[torch.cuda.Event] = []
+        self._copied: list[Any] = []
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors; what is returned may be read after `wait`, and until the next `take`."""
         self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
-            self._buffers[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-        devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
-        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+            self._buffers[name].copy_(tensor.detach(), non_blocking=tensor.device.type != "cpu")
+        marks = (class_of(device).mark(device) for device in {tensor.device for tensor in tensors.values()})
+        self._copied = [mark for mark in marks if mark is not None]
         return dict(self._buffers)
 
     def wait(self) -> None:
@@ -66,7 +67,7 @@ class SnapshotBuffers:
         before = self._buffers.get(name)
         if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
             return before
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
 
 
 _DIGEST_DIGITS = 12

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.distributed import Store
 
-from spantrain.devices.device import Device, EmulatedDevice
+from spantrain.devices.base import ComputeDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.comparison.order import FrameworkOrder, FrameworkResult
@@ -36,7 +37,7 @@ class FrameworkSession:
         self,
         order: FrameworkOrder,
         name: str,
-        device: Device,
+        device: ComputeDevice,
         *,
         meet: Callable[[int, int, bool], Store],
         check_abort: Callable[[], None],

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from spantrain.core.action import Op
 from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.build import build_units
 from spantrain.models.units import UnitModule, shared_parameters
 from spantrain.runtime.comparison.order import Framework, FrameworkOrder

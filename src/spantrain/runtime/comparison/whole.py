@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spantrain.core.action import Op
 from spantrain.core.span import Span
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.units import UnitModule, shared_parameters

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup, Store, TCPStore
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
-from spantrain.cost.sum_models import nccl_between
+from spantrain.cost.sum_models import carrier_between
 from spantrain.errors import PeerLostError
 from spantrain.models.tensor_parallel.group import TensorGroup, TorchGroup
 
@@ -158,11 +158,11 @@ class _TorchMembers(TorchGroup):
     def send(self, tensor: Tensor, target: int) -> None:
         """Send a contiguous tensor to one member; Gloo sends from the processor's memory only."""
         with _blaming_peers():
-            dist.send(tensor if self._takes_cuda else tensor.cpu(), group=self._group, group_dst=target)
+            dist.send(tensor if self._takes_cards else tensor.cpu(), group=self._group, group_dst=target)
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Fill a contiguous tensor with what one member sends."""
-        landing = tensor if self._takes_cuda else tensor.cpu()
+        landing = tensor if self._takes_cards else tensor.cpu()
         with _blaming_peers():
             dist.recv(landing, group=self._group, group_src=source)
         if landing is not tensor:
@@ -194,7 +194,7 @@ class _TorchMembers(TorchGroup):
         return float((counts * shortest).sum())
 
     @property
-    def _takes_cuda(self) -> bool:
+    def _takes_cards(self) -> bool:
         return "nccl" in dist.get_backend_config(self._group)
 
     def _timed(self, operation: Callable[[], object]) -> None:
@@ -334,7 +334,7 @@ def _member(group: ProcessGroup | None) -> MemberGroup:
 def _backend(cluster: Cluster, stage: Stage) -> str:
     """Return what carries tensors, the same for all of a stage: NCCL between CUDA devices, Gloo elsewhere."""
     devices = [cluster.device_by_name[name] for name in stage.devices]
-    return "cpu:gloo,cuda:nccl" if nccl_between(devices) else "gloo"
+    return carrier_between(devices)
 
 
 _REACH = datetime.timedelta(seconds=30)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from spantrain.core.job import TrainJob
+from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.models.execution.stage import StageExecutor
 
@@ -135,13 +136,13 @@ def learning_rate(job: TrainJob, step: int) -> float:
 
 
 def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that the job names: one kernel for many tensors on CUDA, lists of tensors elsewhere."""
+    """Return the optimizer that the job names: one kernel for many tensors where there is one, else lists."""
     listed = list(parameters)
-    on_cuda = bool(listed) and listed[0].device.type == "cuda"
+    fuses = bool(listed) and class_of(listed[0].device).fuses_optimizer
     common: dict[str, Any] = {
         "lr": job.learning_rate,
         "weight_decay": job.weight_decay,
-        **({"fused": True} if on_cuda else {"foreach": True}),
+        **({"fused": True} if fuses else {"foreach": True}),
     }
     if job.optimizer == "adamw":
         return torch.optim.AdamW(listed, betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, **common)

@@ -17,13 +17,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.core.plan import OWN_SUMS, GradientSums
+from spantrain.devices.registry import class_of
 from spantrain.errors import SpanTrainError, WorkerError
 
 _POLL_S = 0.25
@@ -184,11 +184,11 @@ class StepSums:
         gradients = [gradient_of(self._parameters[name]) for name in names]
         self._gradients |= dict(zip(names, gradients, strict=True))
         device, is_last = gradients[0].device, self._left == len(self._beside)
-        ready = _ready(device)
+        ready = class_of(device).mark(device)
         at_once = self._sums.at_once if ready is None else 1
 
         def work() -> None:
-            with _beside_computing(device, ready):
+            with class_of(device).beside(device, ready):
                 self._under_way.append((time.monotonic(), self._begin_sum(gradients)))
                 while self._under_way and (is_last or len(self._under_way) >= at_once or not self._background.has_more):
                     start_s, wait = self._under_way.popleft()
@@ -219,25 +219,3 @@ def buckets_of(
         buckets.setdefault((sums.bucket_of(begin), tensor.dtype), []).append(name)
         begin += elements[name] * tensor.element_size()
     return list(buckets.values())
-
-
-def _ready(device: torch.device) -> torch.cuda.Event | None:
-    """Return what marks that the gradients queued so far are there; on the processor they are."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-@contextmanager
-def _beside_computing(device: torch.device, ready: torch.cuda.Event | None) -> Iterator[None]:
-    """Queue a CUDA device's work on a stream of its own, behind what it needs, and wait for its end."""
-    if ready is None:
-        yield
-        return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        stream.wait_event(ready)
-        yield
-        stream.synchronize()

@@ -31,7 +31,7 @@ class WorkerSettings:
     name: str
     """Of the device in the cluster file."""
     backend: str
-    """`emulated`, `cpu` or `cuda:N`."""
+    """What computes (`devices.registry`)."""
     data_address: str = "127.0.0.1"
     """Address on which the others reach this worker's mailbox."""
     encrypted: bool = True

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.core.plan import Plan
+from spantrain.devices.registry import settle
 from spantrain.outer.client.parameters import empty_copy
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.pipeline.connect import lead_stages, work_as_stage, worker_name
@@ -127,11 +128,10 @@ class StageParameters:
 
     @property
     def _on_card(self) -> bool:
-        return any(one.device.type == "cuda" for one in self._part.holding.parameters.values())
+        return any(one.device.type != "cpu" for one in self._part.holding.parameters.values())
 
     def _settle(self) -> None:
-        if self._on_card:
-            torch.cuda.synchronize()
+        settle(self._part.holding.parameters.values())
 
 
 def _at(tensor: Tensor, where: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
@@ -81,7 +81,7 @@ def _copy(into: Parameters, source: Parameters) -> None:
         torch._foreach_copy_([own.detach() for own in into.values()], tensors)
 
 
-def with_second_set(plan: Plan, member: StageMember, device: Device) -> tuple[StageMember, TwoSets]:
+def with_second_set(plan: Plan, member: StageMember, device: ComputeDevice) -> tuple[StageMember, TwoSets]:
     """Return the member with a second set of its units' weights."""
     second = stage_executor(plan, member.stage_index, deepcopy(list(member.units)), device)
     sets = TwoSets(member.executor.named_parameters(), second.named_parameters())
@@ -225,7 +225,7 @@ class StaleSession(TrainSession):
         return peak_bytes(self._here.device, part.member.executor, part.optimizer, second=part.member.second)
 
 
-def session_of(order: TrainOrder, name: str, device: Device, colleagues: Colleagues) -> TrainSession:
+def session_of(order: TrainOrder, name: str, device: ComputeDevice, colleagues: Colleagues) -> TrainSession:
     """Return what carries out an order as its job says: step by step, or two steps at once."""
     session = StaleSession if order.job.staleness else TrainSession
     return session(order, name, device, colleagues)

@@ -5,7 +5,7 @@ from functools import partial
 
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.plan import Plan
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.stage_sums import Messenger
 from spantrain.runtime.staleness.driver import StaleDriver
@@ -30,7 +30,7 @@ class StageActions:
         plan: Plan,
         name: str,
         member: StageMember,
-        device: Device,
+        device: ComputeDevice,
         mailbox: MailboxLike,
         feed: Feed,
         recorder: StepRecorder,
@@ -118,7 +118,7 @@ def _samples(plan: Plan, name: str) -> int:
     return sum(span.size for span in plan.stages[stage].replica_spans(replica))
 
 
-def _clock(plan: Plan, name: str, member: StageMember, device: Device) -> DeviceClock:
+def _clock(plan: Plan, name: str, member: StageMember, device: ComputeDevice) -> DeviceClock:
     cluster = plan.cluster
     stage = plan.stages[member.stage_index]
     units = [member.graph.units[index] for index in stage.units]

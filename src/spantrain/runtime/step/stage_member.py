@@ -9,7 +9,7 @@ import torch
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import UnitGraph
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.execution.precision import autocast_dtype
@@ -51,7 +51,7 @@ class StageMember:
 
 
 def join_stage(
-    plan: Plan, name: str, device: Device, *, graph: UnitGraph, seed: int, groups: StageGroups
+    plan: Plan, name: str, device: ComputeDevice, *, graph: UnitGraph, seed: int, groups: StageGroups
 ) -> StageMember:
     """Build a stage's units with the weights that one process would have given them; leave the groups if that fails.
 
@@ -68,7 +68,7 @@ def join_stage(
 
 
 def build_member(
-    plan: Plan, name: str, device: Device, units: Sequence[UnitModule], *, graph: UnitGraph, groups: StageGroups
+    plan: Plan, name: str, device: ComputeDevice, units: Sequence[UnitModule], *, graph: UnitGraph, groups: StageGroups
 ) -> StageMember:
     """Divide the stage's units, in place, and take this device's part of them to the device.
 
@@ -101,7 +101,7 @@ def build_member(
     )
 
 
-def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], device: Device) -> StageExecutor:
+def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], device: ComputeDevice) -> StageExecutor:
     """Return what runs a stage's units on a device, where they are taken."""
     stage = plan.stages[stage_index]
     return StageExecutor(

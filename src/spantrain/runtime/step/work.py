@@ -13,7 +13,7 @@ import torch
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.span import Span
-from spantrain.devices.device import Device, Milestone
+from spantrain.devices.base import ComputeDevice, Milestone
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.data.sampler import Sampler
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
@@ -85,7 +85,7 @@ class DeviceClock:
     (`MemberGroup.exchanged_s`). All members tell each other, and take the same time.
     """
 
-    device: Device
+    device: ComputeDevice
     seconds: Callable[[Op, int], float | None]
     group: MemberGroup | None = None
     """The tensor-parallel group, where any of its devices is emulated: then all of them tell each other their times."""

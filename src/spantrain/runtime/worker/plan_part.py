@@ -9,7 +9,7 @@ from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
-from spantrain.devices.device import Device
+from spantrain.devices.base import ComputeDevice
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
@@ -26,7 +26,7 @@ class Surroundings:
     """What stays as it is whichever plan runs."""
 
     name: str
-    device: Device
+    device: ComputeDevice
     graph: UnitGraph
     job: TrainJob
     mailbox: MailboxLike

@@ -16,7 +16,7 @@ from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
-from spantrain.devices.device import Device, EmulatedDevice, real_compute_ratio
+from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.restore import group_of
@@ -29,7 +29,7 @@ from spantrain.runtime.redistribution.switch import OpenGroups, take_over
 from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, join_stage
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.memory import forget_peak, peak_bytes
+from spantrain.runtime.worker.memory import peak_bytes
 from spantrain.runtime.worker.plan_part import PlanPart, Surroundings, make_plan_part
 from spantrain.runtime.worker.worker_protocol import (
     DeviceReport,
@@ -74,7 +74,7 @@ class Colleagues:
 class TrainSession:
     """One train order on one device."""
 
-    def __init__(self, order: TrainOrder, name: str, device: Device, colleagues: Colleagues) -> None:
+    def __init__(self, order: TrainOrder, name: str, device: ComputeDevice, colleagues: Colleagues) -> None:
         self._order = order
         self._job = order.job
         self._colleagues = colleagues
@@ -82,7 +82,7 @@ class TrainSession:
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
         colleagues.admit(order.plan.generation, order.peers)
         self._traffic = PeerTraffic(colleagues.mailbox)
-        forget_peak(device)
+        device.forget_peak()
         self._peak_bytes = 0
         """Under the plans that have run before the present one."""
         self._training = self._feed(held_out=False)
@@ -351,8 +351,8 @@ class TrainSession:
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),
             refused=dict(self._colleagues.mailbox.counters().refused),
-            real_compute_ratio=real_compute_ratio(device),
-            overrun_actions=device.overruns if isinstance(device, EmulatedDevice) else 0,
+            real_compute_ratio=device.real_compute_ratio,
+            overrun_actions=device.overruns,
             peak_bytes=self._peak(),
             overhead_s=tuple(self._overhead_s),
             notices=(*self._part.member.notices, *self._outer_notices),

@@ -17,7 +17,8 @@ from torch.distributed import Store
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer.stages import StageMeeting
 from spantrain.core.plan import Plan
-from spantrain.devices.device import Device, open_device, real_compute_ratio
+from spantrain.devices.base import ComputeDevice
+from spantrain.devices.registry import open_device
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, WorkerError
 from spantrain.profiler.compute import Bench, measure_units
 from spantrain.profiler.network import dismiss_echo, echo_probes, measure_both
@@ -270,7 +271,7 @@ class Worker:
         )
         timings = measure_units(bench, order.sizes, on_progress=self._progress)
         score = measure_tasks(device, name=place.name, law=law)
-        return ComputeResult(timings=timings, score=score, real_compute_ratio=real_compute_ratio(device))
+        return ComputeResult(timings=timings, score=score, real_compute_ratio=device.real_compute_ratio)
 
     def _measure_link(self, order: LinkOrder) -> LinkResult:
         self._admit(order.generation, order.peers)
@@ -292,7 +293,7 @@ class Worker:
         """Whether the coordinator has ended this order (echoing) or is lost."""
         return self._watch.cause() is not None
 
-    def _colleagues(self, device: Device) -> Colleagues:
+    def _colleagues(self, device: ComputeDevice) -> Colleagues:
         return Colleagues(
             mailbox=self._mailbox,
             admit=self._admit,
@@ -349,7 +350,7 @@ class Worker:
     def _checkpoint_saved(self, saved: SavedFile) -> tuple[int, ...]:
         return tuple(int(step) for step in self._ask("checkpoint_saved", to_json(saved))["dropped"])
 
-    def _open_groups(self, plan: Plan, stage_index: int, device: Device) -> StageGroups:
+    def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice) -> StageGroups:
         """Meet the other devices of a stage, if it has any."""
         stage, store = plan.stages[stage_index], None
         if len(stage.devices) > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spantrain.app.outer.demo.model import DATA, LENGTH, SmallGPT, byte_losses
-from spantrain.devices.device import EmulatedDevice
+from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.data.text import read_windows
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 

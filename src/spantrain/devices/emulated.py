@@ -1,115 +1,14 @@
-"""What computes: the processor, a CUDA device, or an emulated device that makes real work take a kind's time."""
+"""An emulated device: real work that takes the time which it would take on a device of some kind."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
-from spantrain.errors import ConfigError
-
-T = TypeVar("T")
-Milestone = tuple[float, Callable[[], None]]
-"""Seconds from the start of a piece of work, and what to call then."""
-
-
-def _nothing() -> float:
-    return 0.0
-
-
-class Device(Protocol):
-    """Runs one piece of work at a time."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where tensors and parameters live."""
-
-    @property
-    def last_s(self) -> float:
-        """Seconds that the last piece of work took, as this device counts them."""
-
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,
-        *,
-        more_s: Callable[[], float] = _nothing,
-        waited_s: Callable[[], float] = _nothing,
-        milestones: Sequence[Milestone] = (),
-    ) -> T:
-        """Do the work to its end and return its result.
-
-        Args:
-            work: the computation.
-            seconds: what it shall take on an emulated device; real devices take the time they take.
-            more_s: what an emulated device adds to that; asked for when the work is done.
-            waited_s: how long of the work nothing was computed; asked for then, too.
-            milestones: what an emulated device makes known before the end, in time; later by their part of `more_s`.
-                On a real device the work itself knows when it gets there.
-        """
-
-
-class CpuDevice:
-    """The processor of the machine."""
-
-    def __init__(self, *, threads: int | None = None) -> None:
-        """Use as many threads as torch does, or `threads` (for the whole process: torch has one setting)."""
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.torch_device = torch.device("cpu")
-        self.last_s = 0.0
-
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,  # noqa: ARG002 - real work takes its own time
-        *,
-        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
-        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
-        milestones: Sequence[Milestone] = (),  # noqa: ARG002
-    ) -> T:
-        """Do the work and return its result."""
-        start_s = time.perf_counter()
-        result = work()
-        self.last_s = time.perf_counter() - start_s
-        return result
-
-
-class CudaDevice:
-    """One CUDA device; time is what passes between two events on its stream."""
-
-    def __init__(self, index: int = 0) -> None:
-        """Take device `index`.
-
-        Raises:
-            ConfigError: there is no such device.
-        """
-        count = torch.cuda.device_count()
-        if not 0 <= index < count:
-            raise ConfigError(f"backend cuda:{index}: this machine has {count} CUDA devices; choose another, or `cpu`")
-        self.torch_device = torch.device("cuda", index)
-        self.last_s = 0.0
-
-    def run(
-        self,
-        work: Callable[[], T],
-        seconds: float | None,  # noqa: ARG002 - real work takes its own time
-        *,
-        more_s: Callable[[], float] = _nothing,  # noqa: ARG002
-        waited_s: Callable[[], float] = _nothing,  # noqa: ARG002
-        milestones: Sequence[Milestone] = (),  # noqa: ARG002
-    ) -> T:
-        """Queue the work, wait until the device has done it, and return its result."""
-        with torch.cuda.device(self.torch_device):
-            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            start.record()
-            result = work()
-            end.record()
-            end.synchronize()
-        self.last_s = start.elapsed_time(end) / 1e3
-        return result
+from spantrain.devices.base import ComputeDevice, Milestone, T, no_seconds
+from spantrain.devices.registry import class_of
 
 
 class Clock(Protocol):
@@ -142,7 +41,7 @@ class PreciseClock:
             pass
 
 
-class EmulatedDevice:
+class EmulatedDevice(ComputeDevice):
     """Does the real computation, then waits until the time has passed that it would take on the emulated device.
 
     The wait goes to an absolute deadline. Work that is started at once after other work, as queued work is, starts at
@@ -170,14 +69,11 @@ class EmulatedDevice:
             carry_s: how far in the past a start may lie.
             clock: what to wait by.
         """
-        self.torch_device = torch_device or torch.device("cpu")
-        self.last_s = 0.0
+        super().__init__(torch_device or torch.device("cpu"))
         self.real_s = 0.0
         """Seconds of real computation."""
         self.emulated_s = 0.0
         """Seconds that it was to take."""
-        self.overruns = 0
-        """Pieces of work that took longer than they were to; those that were to take no time do not count."""
         self._gap_s = gap_s
         self._carry_s = carry_s
         self._clock = clock or PreciseClock()
@@ -196,8 +92,8 @@ class EmulatedDevice:
         work: Callable[[], T],
         seconds: float | None,
         *,
-        more_s: Callable[[], float] = _nothing,
-        waited_s: Callable[[], float] = _nothing,
+        more_s: Callable[[], float] = no_seconds,
+        waited_s: Callable[[], float] = no_seconds,
         milestones: Sequence[Milestone] = (),
     ) -> T:
         """Do the work and return its result `seconds` after its start (None: at once when done, and not counted).
@@ -208,8 +104,7 @@ class EmulatedDevice:
         called_s = self._clock.now_s()
         start_s = self._start(called_s)
         result = work()
-        if self.torch_device.type == "cuda":
-            torch.cuda.synchronize(self.torch_device)
+        class_of(self.torch_device).settle(self.torch_device)
         done_s = self._clock.now_s()
         if seconds is None:
             self._deadline_s = done_s
@@ -257,26 +152,3 @@ class EmulatedDevice:
         self.real_s += real_s
         self.emulated_s += seconds
         self.overruns += 0.0 < seconds < real_s
-
-
-def real_compute_ratio(device: Device) -> float:
-    """Return the seconds of real computation per second of device time; 1 on real devices."""
-    return device.real_compute_ratio if isinstance(device, EmulatedDevice) else 1.0
-
-
-def open_device(backend: str) -> CpuDevice | CudaDevice | EmulatedDevice:
-    """Return the device of a backend's name: `emulated`, `cpu`, `cuda` or `cuda:N`.
-
-    Raises:
-        ConfigError: there is no such backend, or this machine has no such device.
-    """
-    name, _, index = backend.partition(":")
-    match name:
-        case "emulated" if not index:
-            return EmulatedDevice()
-        case "cpu" if not index:
-            return CpuDevice()
-        case "cuda" if not index or index.isdecimal():
-            return CudaDevice(int(index or 0))
-        case _:
-            raise ConfigError(f"backend {backend!r}: there is no such thing; use emulated, cpu or cuda:N")

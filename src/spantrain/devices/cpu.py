@@ -1,0 +1,25 @@
+"""The processor of the machine."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from spantrain.devices.base import RealDevice, T
+
+
+class CpuDevice(RealDevice):
+    """The processor of the machine."""
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        """Use as many threads as torch does, or `threads` (for the whole process: torch has one setting)."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        super().__init__(torch.device("cpu"))
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Do the work and return its result."""
+        start_s = time.perf_counter()
+        result = work()
+        self.last_s = time.perf_counter() - start_s
+        return result
