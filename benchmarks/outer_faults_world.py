@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.demo.model import LENGTH
 from spantrain.app.outer.demo.orders import (
+    LENGTH,
     MASTER,
     OuterDemoOptions,
     cluster_order,

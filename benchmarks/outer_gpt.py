@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, fragment_layers
 from spantrain.formats.registry import WireFormat
 from spantrain.models.data.text import read_windows
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
-from spantrain.outer.policy.layout import fragment_layers
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots

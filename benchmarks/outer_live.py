@@ -24,9 +24,8 @@ from outer_cases import FAST_LINE_GBIT, GBIT, Scale
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import WorkerError
 from spantrain.testbed.testbed import Testbed
-from spantrain_studies.outer.case import MemberLine, OuterCase
+from spantrain_studies.outer.case import ClusterFigures, MemberLine, OuterCase, OuterResult
 from spantrain_studies.outer.methods import METHODS
-from spantrain_studies.outer.result import ClusterFigures, OuterResult
 
 LIVE_SCALE = Scale(bytes_part=1e-3, seconds_part=0.1)
 TORCHFT = "torchft-diloco"

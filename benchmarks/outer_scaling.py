@@ -12,8 +12,8 @@ import sys
 from outer_cases import SCALING_LINES_GBIT, SCALING_SPEEDS, case_of
 from outer_live import LIVE_SCALE, measure_live
 from results import line_plot, save
+from spantrain_studies.outer.case import OuterResult
 from spantrain_studies.outer.methods import simulate_method
-from spantrain_studies.outer.result import OuterResult
 
 METHODS = ("diloco", "async-diloco", "outer")
 WANTED = 0.986

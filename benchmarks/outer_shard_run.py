@@ -25,10 +25,9 @@ from spantrain.core.outer.events import (
     Ticket,
     TransferWay,
 )
-from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, divide
 from spantrain.outer.link.codec import decode_event, encode_command, encode_value
-from spantrain.outer.policy.layout import divide
-from spantrain.outer.policy.transfers.transfers import TransferSchedule
+from spantrain.outer.policy.transfers import TransferSchedule
 from spantrain.transport.layers.interface import LayerLimits
 
 SIDES = Path(__file__).with_name("outer_shard_sides.py")

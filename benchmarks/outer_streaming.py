@@ -19,8 +19,7 @@ from results import save
 from spantrain.sim.network.sending import Arrived
 from spantrain_studies.outer.bodies import PlainBodies
 from spantrain_studies.outer.case import MemberLine, OuterCase
-from spantrain_studies.outer.lines import LineNetwork
-from spantrain_studies.outer.world import OuterSimulation
+from spantrain_studies.outer.world import LineNetwork, OuterSimulation
 
 FRAGMENTS = (1, 2, 4)
 ROUND_S = INNER_STEPS * STEP_S

@@ -25,8 +25,8 @@ from typing import Any
 from outer_cases import BANDWIDTHS_GBIT, FAST_LINE_GBIT, SPEEDS, case_of
 from outer_live import LIVE_SCALE, live_methods, measure_live
 from results import line_plot, save
+from spantrain_studies.outer.case import OuterResult
 from spantrain_studies.outer.methods import METHODS, simulate_method
-from spantrain_studies.outer.result import OuterResult
 
 WANTED = dict(zip(SPEEDS, (1.38, 2.9), strict=True))
 SIMULATED_STEPS, LIVE_SECONDS = 40_000, 40.0

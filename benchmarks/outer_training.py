@@ -18,9 +18,8 @@ from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, weighted_mean
 from spantrain.outer.shard.snapshots import MemorySnapshots
-from spantrain_studies.outer.case import MemberLine, OuterCase, SimulatedCluster, SimulatedShard
+from spantrain_studies.outer.case import MemberLine, OuterCase, OuterResult, SimulatedCluster, SimulatedShard
 from spantrain_studies.outer.methods import simulate_method
-from spantrain_studies.outer.result import OuterResult
 
 SPEEDS: Mapping[str, tuple[float, ...]] = {
     **{f"0-{gap} %": tuple(1 + gap / 100 * k / 3 for k in range(4)) for gap in (0, 10, 20, 30, 40, 50)},

@@ -16,12 +16,11 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import untag_command
 from spantrain.core.outer.events import TransferWay, tag_event
-from spantrain.core.outer.layers import Layer
+from spantrain.core.outer.layers import Layer, divide, fragment_layouts
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.layout import divide, fragment_layouts
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.shard import OuterShard

@@ -10,10 +10,9 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import untag_command
 from spantrain.core.outer.events import TransferWay, tag_event, untag_event
-from spantrain.core.outer.layers import Layer, ParameterSpec
+from spantrain.core.outer.layers import Layer, ParameterSpec, divide, fragment_layouts
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.layout import divide, fragment_layouts
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import OuterSettings
 

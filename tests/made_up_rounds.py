@@ -11,8 +11,7 @@ from torch import Tensor
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import TransferWay
-from spantrain.core.outer.layers import Layer, ParameterSpec
-from spantrain.outer.policy.layout import divide
+from spantrain.core.outer.layers import Layer, ParameterSpec, divide
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings

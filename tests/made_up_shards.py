@@ -17,9 +17,9 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import SendLayer, SkipPush, UseVersion
 from spantrain.core.outer.events import LayerTransfer, TransferWay
+from spantrain.core.outer.layers import divide
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
 from spantrain.outer.policy.client import OuterClient
-from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import MasterState, OuterSettings

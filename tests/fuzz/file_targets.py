@@ -13,8 +13,8 @@ from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoile
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from made_up_reference import case, files
-from spantrain.app.outer.place import place_outer
 from spantrain.app.outer.setup import master_config
+from spantrain.app.outer.where import place_outer
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.schedule import check_order_file, show_plan
@@ -28,7 +28,7 @@ from spantrain.config.outer.outer_file import load_outer, parse_outer
 from spantrain.config.traces.changes_file import Changes, changes_text, read_changes
 from spantrain.config.traces.network_traces import network_links, network_trace
 from spantrain.core.job import TrainJob
-from spantrain.core.outer.layers import Layer, ParameterSpec
+from spantrain.core.outer.layers import Layer, ParameterSpec, divide
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import SpanTrainError
@@ -37,7 +37,6 @@ from spantrain.models.data.choice import vocabulary_size
 from spantrain.models.data.documents import document_parts
 from spantrain.models.data.tokenizer import Bytes
 from spantrain.outer.master.files import MasterFiles
-from spantrain.outer.policy.layout import divide
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.groups import group_devices

@@ -15,6 +15,7 @@ from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import FragmentCommand, OuterCommand, untag_command
 from spantrain.core.outer.events import FragmentEvent, OuterEvent
+from spantrain.core.outer.layers import divide
 from spantrain.errors import SpanTrainError
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.client.session import ClientSession
@@ -24,7 +25,6 @@ from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.pipeline.worker import StageWorker
-from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.codec import decode, encode

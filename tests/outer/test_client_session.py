@@ -10,10 +10,10 @@ from made_up_outer import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
+from spantrain.core.outer.layers import divide
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.mailbox.interface import PeerAddress

@@ -13,14 +13,14 @@ from made_up_outer import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Ticket
+from spantrain.core.outer.layers import divide
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.client.replica import TakenPush
+from spantrain.outer.client.rounds import VersionWatch
 from spantrain.outer.client.session import ClientSession
-from spantrain.outer.client.watch import VersionWatch
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
-from spantrain.outer.policy.layout import divide
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.layers.loop import LayerLoop
@@ -62,7 +62,7 @@ class Loop:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.WARNING, logger="spantrain.outer.client.watch")
+    caplog.set_level(logging.WARNING, logger="spantrain.outer.client.rounds")
 
     def take() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]

@@ -15,8 +15,8 @@ from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import decode_command
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.master.connections import NoticeQueue
 from spantrain.outer.master.files import MasterFiles, StateNotKept
-from spantrain.outer.master.outbox import NoticeQueue
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.policy.settings import OuterSettings

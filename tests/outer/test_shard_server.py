@@ -10,8 +10,7 @@ from made_up_shards import LocalOuterRun, threads
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay
-from spantrain.outer.shard.snapshot_writer import SnapshotWriter
-from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, to_keep
+from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, SnapshotWriter, to_keep
 
 
 def same(got, wanted):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.pipeline import outer_cluster
+from spantrain.app.outer.run import outer_cluster
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import new_run, resumed_run
 from spantrain.app.training.session import Session

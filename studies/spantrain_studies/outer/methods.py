@@ -20,10 +20,8 @@ from typing import Protocol
 
 from spantrain.sim.clock import VirtualClock
 from spantrain_studies.outer.bodies import Bodies
-from spantrain_studies.outer.case import OuterCase, SimulatedCluster
-from spantrain_studies.outer.lines import LineNetwork
-from spantrain_studies.outer.result import ClusterFigures, OuterResult
-from spantrain_studies.outer.world import simulate_outer
+from spantrain_studies.outer.case import ClusterFigures, OuterCase, OuterResult, SimulatedCluster
+from spantrain_studies.outer.world import LineNetwork, simulate_outer
 
 METHODS = ("dp", "diloco", "async-diloco", "outer")
 
@@ -62,8 +60,8 @@ def simulate_method(method: str, case: OuterCase, bodies: MethodBodies | None = 
     Raises:
         ValueError: there is no such method, or it does not know of faults.
 
-    >>> from spantrain_studies.outer.case import Line, SimulatedShard, equal_layers
-    >>> line = Line(bandwidth_bytes_per_s=1e6)
+    >>> from spantrain_studies.outer.case import MemberLine, SimulatedShard, equal_layers
+    >>> line = MemberLine(bandwidth_bytes_per_s=1e6)
     >>> speeds = {"a": 1.0, "b": 2.0}
     >>> case = OuterCase(
     ...     clusters=tuple(SimulatedCluster(name=name, step_s=step_s, line=line) for name, step_s in speeds.items()),

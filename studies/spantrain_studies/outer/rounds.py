@@ -7,7 +7,7 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion
 from spantrain.core.outer.events import LayerTransfer
 from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
-from spantrain.outer.policy.round_steps import RoundSteps
+from spantrain.outer.policy.pushes import RoundSteps
 from spantrain_studies.outer.bodies import ClusterBody
 from spantrain_studies.outer.case import OuterCase
 

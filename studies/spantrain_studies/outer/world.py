@@ -16,11 +16,40 @@ from spantrain.core.outer.commands import OuterCommand, untag_command
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, untag_event
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.sim.clock import VirtualClock
+from spantrain.sim.network.network import Network
+from spantrain.sim.network.sending import Arrived, TransferCost
 from spantrain_studies.outer.bodies import Bodies, PlainBodies
-from spantrain_studies.outer.case import MASTER, OuterCase
-from spantrain_studies.outer.lines import LineNetwork
+from spantrain_studies.outer.case import MASTER, ClusterFigures, OuterCase, OuterResult
 from spantrain_studies.outer.members import ClusterMember, ShardMember
-from spantrain_studies.outer.result import ClusterFigures, OuterResult
+
+
+class LineNetwork:
+    """Carries messages from line to line; pairs share a line equally."""
+
+    def __init__(self, clock: VirtualClock, case: OuterCase) -> None:
+        self._network = Network(clock)
+        self._lines = case.lines
+        self._transfers: dict[tuple[str, str, int], TransferCost] = {}
+
+    def send(self, source: str, target: str, size_bytes: int, arrived: Arrived) -> None:
+        """Carry so many bytes; one message of a pair after the other."""
+        key = source, target, size_bytes
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = self._transfer(*key)
+        self._network.send(source, target, transfer, arrived)
+
+    def _transfer(self, source: str, target: str, size_bytes: int) -> TransferCost:
+        ends = self._lines[source], self._lines[target]
+        slower = min(end.bandwidth_bytes_per_s for end in ends)
+        return TransferCost(
+            size_bytes=size_bytes,
+            latency_s=sum(end.latency_s for end in ends),
+            occupancy_s=size_bytes / slower,
+            links=(f"{source} up", f"{target} down"),
+            usage=tuple(slower / end.bandwidth_bytes_per_s for end in ends),
+        )
+
 
 _ROUNDING_S = 1e-6
 """Late enough that what was to be due at a time is."""
@@ -36,8 +65,8 @@ def simulate_outer(case: OuterCase, bodies: Bodies | None = None) -> OuterResult
     Raises:
         AssertionError: nothing goes on any more, which is a fault of a policy.
 
-    >>> from spantrain_studies.outer.case import Line, SimulatedCluster, SimulatedShard, equal_layers
-    >>> line = Line(bandwidth_bytes_per_s=1e6)
+    >>> from spantrain_studies.outer.case import MemberLine, SimulatedCluster, SimulatedShard, equal_layers
+    >>> line = MemberLine(bandwidth_bytes_per_s=1e6)
     >>> speeds = {"a": 1.0, "b": 2.0}
     >>> found = simulate_outer(OuterCase(
     ...     clusters=tuple(SimulatedCluster(name=name, step_s=step_s, line=line) for name, step_s in speeds.items()),

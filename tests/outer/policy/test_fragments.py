@@ -12,11 +12,11 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import TransferWay, tag_event, untag_event
+from spantrain.core.outer.layers import divide, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.layout import divide, fragment_layouts
-from spantrain.outer.policy.round_steps import RoundSteps
+from spantrain.outer.policy.pushes import RoundSteps
 from spantrain.outer.policy.settings import MasterState, OuterSettings
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.outer.policy.updates.guard import GuardSettings, GuardState, NormLevel, PushVerdict, judge
+from spantrain.outer.policy.guard import GuardSettings, GuardState, NormLevel, PushVerdict, judge
 
 NORMS = st.floats(0, 1e30) | st.sampled_from([math.nan, math.inf])
 WINDOWS = st.lists(st.dictionaries(st.sampled_from("abcd"), NORMS, min_size=1), max_size=15)

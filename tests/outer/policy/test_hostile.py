@@ -8,9 +8,8 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, PushOutcome, Ticket, TransferWay
 from spantrain.outer.policy.chunks import ChunkLedger, ChunkState
-from spantrain.outer.policy.stuck import StuckShards
-from spantrain.outer.policy.transfers.transfers import TransferSchedule
-from spantrain.outer.policy.updates.trainers import Trainers
+from spantrain.outer.policy.liveness import StuckShards, Trainers
+from spantrain.outer.policy.transfers import TransferSchedule
 
 
 def rounds(made: MadeUpWorld, count: int, *names: str) -> list[float]:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up_outer import layers_of
-from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
-from spantrain.outer.policy.layout import divide
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun, divide
 from spantrain.outer.policy.placement import PlacementRequest, place_shards
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.outer.policy.round_steps import RoundSteps
+from spantrain.outer.policy.pushes import RoundSteps
 
 
 def after(rounds: RoundSteps, steps: int) -> RoundSteps:

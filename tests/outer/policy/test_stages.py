@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.stages import StageOrder, StageReport
-from spantrain.outer.policy.stages import StageRounds
+from spantrain.outer.policy.pushes import StageRounds
 
 PULL = Ticket(1, 4)
 NOTHING = StageOrder()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.core.outer.events import LayerTransfer, Ticket
-from spantrain.outer.policy.transfers.transfers import TransferSchedule
+from spantrain.outer.policy.transfers import TransferSchedule
 
 TICKET = Ticket(0, 0)
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.core.outer.events import Ticket
+from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.outer.policy.transfers.exchanges import Push
-from spantrain.outer.policy.updates.weighing import TokenRates, Weighing, weigh
+from spantrain.outer.policy.update import TokenRates, Weighing, weigh
 
 
 def push(cluster: str, tokens: int, *, base: int = 0, parameters: bool = False) -> Push:

@@ -1,9 +1,12 @@
-"""Become a cluster's training command, with what the outer optimizer's client needs in the environment."""
+"""A cluster's training command: started with what the outer optimizer's client needs in its environment."""
 
 import os
 from collections.abc import Mapping, Sequence
 
+from spantrain.app.training.session import Session
+from spantrain.core.outer.stages import OuterCluster
 from spantrain.errors import ConfigError
+from spantrain.outer.client.connect import ClientEnvironment
 
 
 def client_environment(
@@ -33,3 +36,37 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
         raise ConfigError(f"{command[0]}: there is no such command; give one that runs here, after `--`") from None
     except OSError as error:
         raise ConfigError(f"{command[0]}: cannot be run: {error.strerror}") from None
+
+
+_INNER_STEPS = 64
+
+
+def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | None:
+    """Return as whom this command was started by `spantrain outer run`; None if it was not.
+
+    Raises:
+        UsageError: its variables are not whole.
+    """
+    if not variables.get("SPANTRAIN_OUTER_MASTER"):
+        return None
+    found = ClientEnvironment.read(variables)
+    return OuterCluster(
+        master=found.master,
+        token=found.token,
+        cluster=found.cluster,
+        inner_steps=found.inner_steps or _INNER_STEPS,
+        encrypted=found.encrypted,
+    )
+
+
+def check_outer(session: Session) -> None:
+    """Make sure that a run can be a cluster.
+
+    Raises:
+        ConfigError: its devices reach no master.
+    """
+    if session.testbed:
+        raise ConfigError(
+            "this run cannot be a cluster of an outer optimizer: its devices are in an emulated network, which leads "
+            "to no master (--no-network)"
+        )

@@ -8,9 +8,9 @@ from typing import Any
 from spantrain.config.outer.outer_file import OuterConfig
 from spantrain.errors import ConfigError, UsageError
 from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.guard import GuardSettings
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.outer.policy.updates.guard import GuardSettings
 
 
 @contextmanager

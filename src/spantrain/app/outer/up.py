@@ -1,7 +1,5 @@
 """Master and shards of an outer.yaml on this machine, kept up until told to stop.
 
-Master and shards as processes of this machine: started, started again when they end, taken down together.
-
 What is decided is in `Restarts`, which knows no clock and no process; `ProcessSupervisor` carries it out.
 """
 

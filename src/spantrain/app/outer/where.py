@@ -1,11 +1,14 @@
-"""Where the outer optimizer's master is, and the token to join it with: from outer.yaml, or from its state folder."""
+"""Where the outer optimizer's master is and the token to join it with; where its shards belong."""
 
 from pathlib import Path
 
 from spantrain.config.files.text_files import read_text
 from spantrain.config.outer.outer_file import OuterConfig, load_outer
 from spantrain.config.outer.rows import MasterPlace
+from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import ConfigError, UsageError
+from spantrain.formats.registry import WireFormat
+from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.token import JoinToken
 
@@ -75,3 +78,39 @@ def master_token(config: OuterConfig | None, *, text: str | None, file: Path | N
         raise ConfigError("give the master's token: --token-file FILE, or SPANTRAIN_OUTER_TOKEN")
     JoinToken.parse(found)
     return found.strip()
+
+
+_REMEDY = "add it as docs/outer.md shows: model, clusters, and places with their bandwidths"
+
+
+def place_outer(config: OuterConfig) -> ShardPlacement:
+    """Return the best place of each shard.
+
+    Raises:
+        ConfigError: the file says nothing of places, or they have too little memory together.
+    """
+    places = config.places
+    if places is None:
+        raise ConfigError(f"{config.source}: has no placement section; {_REMEDY}")
+    count, settings = len(config.shards), config.numbers.settings
+    held = len(places.throughput) if settings.compensation else 0
+    size, more = divmod(places.model_bytes, count)
+    request = PlacementRequest(
+        bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
+        throughput=places.throughput,
+        shard_bytes={shard.name: max(1, size + (k < more)) for k, shard in enumerate(config.shards)},
+        line_bytes_per_s=places.line_bytes_per_s,
+        memory_bytes=places.memory_bytes,
+        bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
+        bytes_pushed_per_byte=_pushed(places.model_bytes, settings.push_format),
+    )
+    try:
+        return place_shards(request)
+    except ValueError as error:
+        raise ConfigError(f"{config.source}: {error}") from None
+
+
+def _pushed(model_bytes: int, push_format: WireFormat | None) -> float:
+    """Return what goes up for each byte of a model of float32 that comes down."""
+    model = ParameterSpec(name="model", shape=(max(1, model_bytes // 4),))
+    return model.sent_as(push_format or WireFormat.NATIVE).size_bytes / model.size_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spantrain.app.export.import_weights import FoundWeights, write_weights
-from spantrain.app.outer.pipeline import check_outer
+from spantrain.app.outer.run import check_outer
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.adapt import adviser_of
 from spantrain.app.training.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated

@@ -121,7 +121,7 @@ def train(
 
 def _outer_cluster() -> OuterCluster | None:
     """Return which cluster of an outer optimizer this run was started as, if any."""
-    from spantrain.app.outer.pipeline import outer_cluster
+    from spantrain.app.outer.run import outer_cluster
 
     return outer_cluster()
 

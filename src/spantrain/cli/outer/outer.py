@@ -42,7 +42,7 @@ def demo(
     """Train one language model at four unequal places on shaped links, none of which waits for another."""
     from spantrain.app.outer.demo.demo import run_outer_demo
     from spantrain.app.outer.demo.orders import OuterDemoOptions
-    from spantrain.cli.outer.demo import DemoScreen, show_demo
+    from spantrain.cli.outer.tables import DemoScreen, show_demo
     from spantrain.config.files.json_codec import render_json
 
     check_can_make(out, "--out", files=("summary.json",), folders=("logs",))
@@ -131,7 +131,7 @@ def status(
 @app.command()
 def place(config_path: Config, json_: Json = False) -> None:
     """Say at which place the shards belong, by bandwidths and throughputs, and why."""
-    from spantrain.app.outer.place import place_outer
+    from spantrain.app.outer.where import place_outer
 
     found = place_outer(load_outer(config_path))
     if json_:

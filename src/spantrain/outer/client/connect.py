@@ -1,9 +1,15 @@
-"""How a cluster's session is connected: to a master over the network, or by whatever a test gives it."""
+"""How a cluster's session is connected: to a master over the network, or by whatever a test gives it.
 
+What `spantrain outer run` tells a cluster's training command is read here, and nowhere else, from the environment.
+"""
+
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spantrain.core.outer.layers import Layer
+from spantrain.errors import UsageError
 from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MemberFacts
 from spantrain.transport.connection.keys import KeyPair
@@ -56,3 +62,54 @@ class NetworkConnector:
     def start(self) -> None:
         """Join."""
         self._link.start()
+
+
+_PREFIX = "SPANTRAIN_OUTER_"
+_NEEDED = ("MASTER", "TOKEN", "CLUSTER")
+_SWITCH = {"1": True, "0": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientEnvironment:
+    """Where to join, and as whom."""
+
+    master: str
+    """From SPANTRAIN_OUTER_MASTER: HOST:PORT."""
+    token: str = field(repr=False)
+    """From SPANTRAIN_OUTER_TOKEN."""
+    cluster: str
+    """From SPANTRAIN_OUTER_CLUSTER."""
+    inner_steps: int | None = None
+    """From SPANTRAIN_OUTER_INNER_STEPS; None where it is not set."""
+    encrypted: bool = True
+    """From SPANTRAIN_OUTER_ENCRYPTED, 1 or 0: whether layers are; the master's side decides that, too."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> "ClientEnvironment":
+        """Read what `os.environ` holds.
+
+        Raises:
+            UsageError: a variable is missing or makes no sense; all such variables are in the message.
+
+        >>> ClientEnvironment.read({"SPANTRAIN_OUTER_MASTER": "m:7000", "SPANTRAIN_OUTER_TOKEN": "st1",
+        ...                         "SPANTRAIN_OUTER_CLUSTER": "a", "SPANTRAIN_OUTER_INNER_STEPS": "16"}).inner_steps
+        16
+        """
+        text = {name: variables.get(_PREFIX + name, "").strip() for name in (*_NEEDED, "INNER_STEPS", "ENCRYPTED")}
+        problems = [f"{_PREFIX}{name} is not set" for name in _NEEDED if not text[name]]
+        steps, encrypted = text["INNER_STEPS"], text["ENCRYPTED"] or "1"
+        if steps and not re.fullmatch(r"[1-9]\d{0,8}", steps, re.ASCII):
+            problems.append(f"{_PREFIX}INNER_STEPS is {steps!r}, wanted a whole number from 1")
+        if encrypted not in _SWITCH:
+            problems.append(f"{_PREFIX}ENCRYPTED is {encrypted!r}, wanted 1 or 0")
+        if problems:
+            raise UsageError(
+                f"environment: {'; '.join(problems)}; start the command with `spantrain outer run`, which sets them"
+            )
+        return cls(
+            master=text["MASTER"],
+            token=text["TOKEN"],
+            cluster=text["CLUSTER"],
+            inner_steps=int(steps) if steps else None,
+            encrypted=_SWITCH[encrypted],
+        )

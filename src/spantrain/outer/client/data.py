@@ -12,8 +12,8 @@ from enum import IntEnum
 import torch
 
 from spantrain.errors import UsageError
-from spantrain.outer.client.fragment_rounds import FragmentRounds
 from spantrain.outer.client.leases import ChunkOrder
+from spantrain.outer.client.rounds import FragmentRounds
 
 _POLL_S = 0.1
 

@@ -43,10 +43,10 @@ class LeasedChunks:
     >>> chunks = LeasedChunks()
     >>> chunks.hold(Lease(number=7, cluster="a", chunk=3, data_pass=0, begin=10, end=25))
     >>> chunks.hand_out(10), len(chunks.hand_out(10)), chunks.hand_out(10)
-    ((Span(chunk=3, data_pass=0, begin=10, end=20),), 1, ())
+    ((ChunkSpan(chunk=3, data_pass=0, begin=10, end=20),), 1, ())
     >>> chunks.train(12)
     >>> chunks.progress
-    (Progress(lease=7, upto=22),)
+    (ChunkProgress(lease=7, upto=22),)
     """
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class LeasedChunks:
 class ChunkOrder:
     """Which samples of the data set a chunk's places are.
 
-    >>> ChunkOrder(100, 4, seed=None).indices((Span(chunk=1, data_pass=0, begin=20, end=25),))
+    >>> ChunkOrder(100, 4, seed=None).indices((ChunkSpan(chunk=1, data_pass=0, begin=20, end=25),))
     [45, 46, 47, 48, 49]
-    >>> shuffled = ChunkOrder(100, 4, seed=0).indices((Span(chunk=1, data_pass=0, begin=0, end=25),))
+    >>> shuffled = ChunkOrder(100, 4, seed=0).indices((ChunkSpan(chunk=1, data_pass=0, begin=0, end=25),))
     >>> shuffled == sorted(shuffled), sorted(shuffled) == list(range(25, 50))
     (False, True)
     """

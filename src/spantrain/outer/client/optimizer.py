@@ -17,16 +17,14 @@ from torch import Tensor
 
 from spantrain.core.outer.layers import Layer
 from spantrain.errors import UsageError
-from spantrain.outer.client.connect import Connector, NetworkConnector
+from spantrain.outer.client.connect import ClientEnvironment, Connector, NetworkConnector
 from spantrain.outer.client.data import LeasedBatches
-from spantrain.outer.client.environment import ClientEnvironment
-from spantrain.outer.client.fragment_rounds import FragmentRounds
-from spantrain.outer.client.fragment_sessions import FragmentSessions
 from spantrain.outer.client.grouping import group_layers, named_layers
 from spantrain.outer.client.metrics import ClientMeter, OuterMetrics
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.ranks import Ranks, ranks_of
-from spantrain.outer.client.rounds import ClientRounds
+from spantrain.outer.client.rounds import ClientRounds, FragmentRounds
+from spantrain.outer.client.sessions import FragmentSessions
 
 Parameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 

@@ -9,9 +9,9 @@ from spantrain.outer.master.status import (
     ShardStatus,
     UpdateStatus,
 )
+from spantrain.outer.policy.guard import NormLevel
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState
-from spantrain.outer.policy.updates.guard import NormLevel
 
 
 def status_of(service: MasterService, *, address: str, now_s: float) -> MasterStatus:

@@ -12,18 +12,16 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, untag_command
 from spantrain.core.outer.events import OuterEvent, untag_event
-from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import encode_command, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.master.checks import join_problem, model_problem, speaker_problem
 from spantrain.outer.master.config import MasterConfig
-from spantrain.outer.master.connections import Connection, Connections
+from spantrain.outer.master.connections import Connection, Connections, NoticeQueue
 from spantrain.outer.master.files import MasterFiles
-from spantrain.outer.master.outbox import NoticeQueue
-from spantrain.outer.master.rates import TransferClock
+from spantrain.outer.master.status import TransferClock
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.layout import divide
 from spantrain.transport.control.protocol import RemoteRefusal
 
 _OUTBOX_LIMIT = 20_000

@@ -1,6 +1,6 @@
 """The stage of a pipeline that speaks for its cluster: what `outer.client.session` does, for several stages at once.
 
-Di-PS, 3.2 and 4.2, by the decisions of `outer.policy.client` and `outer.policy.stages`. The leader hears how far the
+Di-PS, 3.2 and 4.2, by the decisions of `outer.policy.client` and `outer.policy.pushes`. The leader hears how far the
 others are at the boundaries of steps, and learns there that they have sent or got a layer; so a push is over, and a
 version whole, a step or two later than the last byte.
 """
@@ -16,12 +16,12 @@ from spantrain.core.outer.layers import Layer
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.client.rounds import VersionWatch
 from spantrain.outer.client.session import ClientSession, SessionUpdate
-from spantrain.outer.client.watch import VersionWatch
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.pipeline.copy import carry_out
 from spantrain.outer.policy.client import Said
-from spantrain.outer.policy.stages import StageRounds
+from spantrain.outer.policy.pushes import StageRounds
 
 _PULL_PAUSE_S = 0.25
 """Between a pull that was broken off and the next: a stage that lost its connection takes a while to be back."""

@@ -7,6 +7,8 @@ have theirs. A worker answers for its layers to the master itself, so that the n
 """
 
 import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 
 from torch import Tensor
@@ -16,14 +18,18 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
-from spantrain.core.outer.stages import StageMeeting, StageReport
+from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.action_queue import ActionQueue, WireLike
+from spantrain.outer.client.connect import NetworkConnector
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
-from spantrain.outer.link.link import LinkLike, MasterWelcome
+from spantrain.outer.link.link import LinkLike, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.pipeline.copy import carry_out
+from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
 from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.layers.transport import LayerWire
 from spantrain.transport.mailbox.interface import PeerAddress
 
 
@@ -211,3 +217,55 @@ class StageWorker:
     def _notify(self) -> None:
         self.heard += 1
         self._changed.notify_all()
+
+
+def worker_name(cluster: str, stage: int) -> str:
+    """Return the name of a stage that does not lead.
+
+    >>> worker_name("a", 2)
+    'a/w2'
+    """
+    return f"{cluster}/w{stage}"
+
+
+def lead_stages(
+    cluster: OuterCluster, layers: tuple[Layer, ...], copy: ClusterCopy, *, own: tuple[int, ...],
+    others: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> StageLeader:  # fmt: skip
+    """Return the leader of a cluster; it joins when all others have.
+
+    Args:
+        cluster: where to join, and as whom
+        layers: of the whole model
+        copy: of this stage's parameters
+        own: the layers that it moves
+        others: worker's name and layers of the other stages, by device
+
+    Raises:
+        UsageError: address, token or name are none.
+    """
+    connector = NetworkConnector(master=cluster.master, token=cluster.token, encrypted=cluster.encrypted)
+    workers = {device: name for device, (name, _) in others.items()}
+    with ExitStack() as undo:
+        session = LeaderSession(cluster.cluster, layers, workers={cluster.cluster: own, **dict(others.values())})
+        undo.callback(session.close)
+        session.connect(*connector.connect(session, cluster.cluster, layers))
+        undo.pop_all()
+    return StageLeader(session, copy, workers, inner_steps=cluster.inner_steps, start=connector.start)
+
+
+def work_as_stage(
+    cluster: OuterCluster, layers: tuple[Layer, ...], copy: ClusterCopy, *, name: str, own: tuple[int, ...]
+) -> StageWorker:
+    """Return a stage that does not lead; it joins at once, for ever."""
+    keypair = KeyPair.generate() if cluster.encrypted else None
+    with ExitStack() as undo:
+        worker = StageWorker(name, layers, own, copy)
+        undo.callback(worker.close)
+        wire = LayerWire(name=name, bind="", keypair=keypair, listener=worker)
+        facts = MemberFacts(kind="worker", public_key=wire.public_key)
+        link = MasterLink(address=cluster.master, token=cluster.token, member=name, facts=facts, listener=worker)
+        worker.connect(link, wire)
+        undo.pop_all()
+    link.start()
+    return worker

@@ -22,13 +22,12 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, tag_command
 from spantrain.core.outer.events import OuterEvent, TransferWay, untag_event
-from spantrain.core.outer.layers import ShardLayout
+from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
-from spantrain.outer.policy.layout import fragment_layouts
+from spantrain.outer.policy.exchanges import SharedLines
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import MasterState, OuterSettings
-from spantrain.outer.policy.transfers.exchanges import SharedLines
 
 
 @dataclass(frozen=True, kw_only=True)

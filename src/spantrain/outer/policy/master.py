@@ -27,17 +27,12 @@ from spantrain.core.outer.events import OuterEvent, PushOutcome, Ticket, Transfe
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkLedger
-from spantrain.outer.policy.clusters import ClusterTable
-from spantrain.outer.policy.members import Liveness
-from spantrain.outer.policy.overdue import Overdue
+from spantrain.outer.policy.exchanges import ExchangeControl, SharedLines
+from spantrain.outer.policy.liveness import Liveness, Overdue, StuckShards, Trainers
+from spantrain.outer.policy.members import ClusterTable, ShardTable
 from spantrain.outer.policy.settings import MasterState, OuterSettings
-from spantrain.outer.policy.shards import ShardTable
-from spantrain.outer.policy.stuck import StuckShards
-from spantrain.outer.policy.transfers.exchanges import SharedLines
-from spantrain.outer.policy.transfers.traffic import ExchangeControl
-from spantrain.outer.policy.updates.rounds import UpdateOutcome
-from spantrain.outer.policy.updates.trainers import Trainers
-from spantrain.outer.policy.updates.updates import Updates
+from spantrain.outer.policy.update import UpdateOutcome
+from spantrain.outer.policy.updates import Updates
 
 
 class OuterMaster:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from spantrain.core.outer.events import Ticket
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
-from spantrain.outer.policy.updates.guard import GuardSettings, GuardState
+from spantrain.outer.policy.guard import GuardSettings, GuardState
 
 
 @dataclass(frozen=True, kw_only=True)

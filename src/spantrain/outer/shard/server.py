@@ -20,14 +20,12 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, untag_command
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, tag_event
-from spantrain.core.outer.layers import ShardLayout
+from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
-from spantrain.outer.policy.layout import fragment_layouts
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.shard.shard import OuterShard, ShardCommand
-from spantrain.outer.shard.snapshot_writer import SnapshotWriter
-from spantrain.outer.shard.snapshots import SnapshotStore
+from spantrain.outer.shard.snapshots import SnapshotStore, SnapshotWriter
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits

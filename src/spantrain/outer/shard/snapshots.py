@@ -3,8 +3,10 @@
 Di-PS, 4.2: each shard keeps several snapshots of its newest versions, to begin again from and for new clusters. Kept:
 that. Decided here: a file is named by its version and its digest, `version-12-0a1b2c3d4e5f6789.safetensors`, holds
 parameters and velocities by name, and gets its name when all of it is on disk. It is written from where the tensors
-are, with no copy of them. Of older versions those are kept that other shards are the likeliest to have, too: all must
-go back to one version, and a shard that cannot write as fast as versions come leaves some out.
+are, with no copy of them, by a thread beside pushes, pulls and updates: as soon as a version is served, or not at all,
+since what waited would take memory, or be another on each shard. A writer that is too slow for every version writes
+multiples of a power of two, and of older versions those are kept that other shards are the likeliest to have, too: all
+must go back to one version.
 """
 
 import hashlib
@@ -12,7 +14,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.connection.threads import Died, ReliedOnThread
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
@@ -206,3 +210,74 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class SnapshotWriter:
+    """Writes the versions that it is offered, when it is free and their turn comes."""
+
+    def __init__(self, store: SnapshotStore, *, name: str, saved: Callable[[int], None], died: Died) -> None:
+        """Begin; `saved` is called with each version that is on disk, from the writer's thread.
+
+        `died` is told why that has ended, if a fault ends it.
+        """
+        self._store, self._name, self._saved = store, name, saved
+        self._changed = threading.Condition()
+        self._writing: ShardVersion | None = None
+        self._offers = 0
+        """Since the present one."""
+        self._period = 1
+        """Multiples of this are written."""
+        self._closed = False
+        self._thread = ReliedOnThread(self._run, name=f"snapshots of {name}", died=died)
+        self._thread.start()
+
+    def offer(self, version: ShardVersion) -> bool:
+        """Write a version now, or not at all; return whether it will be."""
+        with self._changed:
+            if self._closed:
+                return False
+            if self._writing is not None:
+                self._offers += 1
+                return False
+            if version.version % self._period:
+                return False
+            self._writing, self._offers = version, 0
+            self._changed.notify_all()
+            return True
+
+    def _run(self) -> None:
+        while (version := self._next()) is not None:
+            self._write(version)
+            with self._changed:
+                # So that it is free again when the next multiple comes.
+                self._period = 2 ** self._offers.bit_length()
+                self._writing = version = None
+                self._changed.notify_all()
+
+    def _next(self) -> ShardVersion | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._writing is not None or self._closed)
+            return self._writing
+
+    def _write(self, version: ShardVersion) -> None:
+        try:
+            self._store.save(version)
+        except OSError as error:
+            told = "%s: no snapshot of version %d: %s; make room, or say another folder"
+            _LOG.error(told, self._name, version.version, error)
+            return
+        self._saved(version.version)
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written; return whether that came true."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._writing is None, timeout_s)
+
+    def close(self, last: ShardVersion | None = None) -> None:
+        """Write the last version, if it is not there, and stop; may be called twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        if last is not None and last.version not in self._store.versions:
+            self._write(last)

@@ -24,7 +24,7 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.gradients.step_sums import StepSums
-from spantrain.runtime.outer.layers import moves_layers
+from spantrain.runtime.outer.part import moves_layers
 from spantrain.runtime.redistribution.switch import OpenGroups, take_over
 from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, join_stage

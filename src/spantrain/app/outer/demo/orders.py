@@ -6,11 +6,14 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.outer.demo.model import DATA, LENGTH
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.quantities import format_bandwidth
 from spantrain.models.data.text import read_windows
 
+DATA = "stdlib-text"
+"""The standard library's sources."""
+LENGTH = 64
+"""Bytes of a window that are foretold."""
 HUB, MASTER = "hub", "master"
 _PORT = 29500
 _HUB_BYTES_PER_S = 125e6

@@ -30,9 +30,10 @@ _ARRIVALS = 32
 class TransferSchedule:
     """Transfers of one way that wait or are under way.
 
-    >>> from spantrain.core.outer.events import Ticket, Transfer
+    >>> from spantrain.core.outer.events import Ticket, LayerTransfer
     >>> def layer(worker, number, shard):
-    ...     return Transfer(ticket=Ticket(0, 0), cluster="a", worker=worker, layer=number, shard=shard, size_bytes=8)
+    ...     return LayerTransfer(
+    ...         ticket=Ticket(0, 0), cluster="a", worker=worker, layer=number, shard=shard, size_bytes=8)
     >>> schedule = TransferSchedule({"s0": 1, "s1": 1}, patience_s=10.0)
     >>> schedule.add([layer("w0", 0, "s0"), layer("w0", 2, "s1"), layer("w1", 1, "s0"), layer("w1", 3, "s1")])
     >>> begun = schedule.begin(0.0)

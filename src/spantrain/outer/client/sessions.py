@@ -14,13 +14,12 @@ from dataclasses import replace
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, untag_command
 from spantrain.core.outer.events import OuterEvent, tag_event
-from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.core.outer.layers import Layer, ShardLayout, fragment_layers, fragment_layouts
 from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.client.leases import LeasedChunks
 from spantrain.outer.client.metrics import ClientMeter, FragmentMeter
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import LinkLike, MasterWelcome
-from spantrain.outer.policy.layout import fragment_layers, fragment_layouts
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.mailbox.interface import PeerAddress

@@ -6,11 +6,10 @@ from dataclasses import replace
 from spantrain.core.outer.commands import Commit, EndRound, Forget, OuterCommand, Save, SkipRound
 from spantrain.core.outer.events import Committed, MeanCombined, NormsMeasured, PushOutcome, Staged, Ticket
 from spantrain.core.outer.layers import ShardLayout
+from spantrain.outer.policy.liveness import Trainers
+from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import ClusterRecord, MasterState, OuterSettings
-from spantrain.outer.policy.transfers.exchanges import Push
-from spantrain.outer.policy.updates.rounds import Update, UpdateOutcome, UpdatePhase
-from spantrain.outer.policy.updates.trainers import Trainers
-from spantrain.outer.policy.updates.weighing import TokenRates, Weighing, weigh
+from spantrain.outer.policy.update import TokenRates, Update, UpdateOutcome, UpdatePhase, Weighing, weigh
 
 _MOST_COUNTED = 2**62
 """Tokens; more than that is not told to anybody."""
