@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.emulation import MOST_REAL_COMPUTE
+from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.presets import load_preset
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.action import Action
 from spantrain.core.cluster import Cluster

@@ -32,8 +32,8 @@ from typing import Any
 
 from accuracy_plans import CASES, Case, PlanMaker, cluster_of, law_timings
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.emulation import MOST_REAL_COMPUTE
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.app.validation.validate_run import validate_run

@@ -20,7 +20,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
-from spantrain.config.cluster.presets import load_preset
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from accuracy_plans import law_timings
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
+from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.emulation import MOST_REAL_COMPUTE
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site

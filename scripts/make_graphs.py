@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import transformers
 
+from spantrain.config.artefacts import ShippedGraph
 from spantrain.config.files.json_codec import render_json, to_json
 from spantrain.config.files.text_files import write_atomically
-from spantrain.config.graphs import ShippedGraph
 from spantrain.models.catalog.catalog import MODEL_NAMES, resolve_model
 from spantrain.models.graph import build_graph
 

@@ -1,8 +1,8 @@
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import Callback, StepReport
 from spantrain.library.loop import StepSession, session
 from spantrain.library.outer import LocalParameterServer, OuterMetrics, OuterOptimizer, OuterOptions
 from spantrain.library.outer_callback import OuterTrainerCallback
+from spantrain.library.progress import Callback, StepReport
 from spantrain.library.trainer import Trainer
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from spantrain.app.export.import_weights import find_weights, import_weights
+from spantrain.app.export.export import find_weights, import_weights
 from spantrain.app.training.first_weights import first_weights
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
-from spantrain.app.planning.explain import explain_plan
-from spantrain.app.planning.what_if import Line, with_faster_line, with_faster_link
+from spantrain.app.planning.explain import Line, explain_plan, with_faster_line, with_faster_link
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.evaluate import link_loads
 

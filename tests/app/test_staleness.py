@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.staleness import check_staleness, with_room_for_two
-from spantrain.config.cluster.presets import load_preset
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.cost.memory import MemoryCost

@@ -11,12 +11,10 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.app.planning.plan_files import open_plan
-from spantrain.app.simulation.network_trace import calm_run_s
-from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
+from spantrain.app.simulation.simulate import SimulateRequest, calm_run_s, run_simulation
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.presets import load_preset
-from spantrain.config.traces.changes_file import Changes, write_changes
-from spantrain.config.traces.network_traces import network_trace
+from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.span import equal_spans

@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from spantrain.app.comparison.bounds import bounds_of
+from spantrain.app.comparison.compare import bounds_of
 from spantrain.app.comparison.figures import CompareOutcome, Run, Setting, figures_of
 from spantrain.app.comparison.picture import draw_comparison
 from spantrain.app.comparison.runs import framework_run, sent_bytes
 from spantrain.app.comparison.setting import Scale
 from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.compare import bound_lines, method_table, traffic_table
-from spantrain.config.cluster.presets import load_preset
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan

@@ -14,8 +14,8 @@ from spantrain.app.comparison.setting import (
     with_bandwidth,
 )
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.emulation import sound_speed
-from spantrain.config.cluster.presets import load_preset
+from spantrain.app.profiling.slowing import sound_speed
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.config.cluster.presets import load_preset
-from spantrain.config.traces.changes_file import Changes, changes_text, read_changes, write_changes
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.traces.library import EXAMPLES, named_trace
-from spantrain.config.traces.network_traces import network_links, network_trace
+from spantrain.config.traces.network_traces import (
+    Changes,
+    changes_text,
+    network_links,
+    network_trace,
+    read_changes,
+    write_changes,
+)
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.config.graphs import shipped_graph
+from spantrain.config.artefacts import shipped_graph
 from spantrain.models.catalog.catalog import MODEL_NAMES, resolve_model, unit_names
 
 

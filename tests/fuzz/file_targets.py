@@ -25,8 +25,7 @@ from spantrain.config.artefacts import read_profile
 from spantrain.config.cluster.cluster_file import load_cluster
 from spantrain.config.files.json_codec import render_json, to_json
 from spantrain.config.outer.outer_file import load_outer, parse_outer
-from spantrain.config.traces.changes_file import Changes, changes_text, read_changes
-from spantrain.config.traces.network_traces import network_links, network_trace
+from spantrain.config.traces.network_traces import Changes, changes_text, network_links, network_trace, read_changes
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.layers import Layer, ParameterSpec, divide
 from spantrain.core.speed import SpeedTrace

@@ -14,9 +14,8 @@ import spantrain
 from patience import PATIENCE_S
 from spantrain.app.training.session import SessionOptions
 from spantrain.errors import ConfigError
-from spantrain.library.callbacks import checked_callbacks
-from spantrain.library.functions import function_source
-from spantrain.library.setting import optimizer_fields
+from spantrain.library.progress import checked_callbacks
+from spantrain.library.setting import function_source, optimizer_fields
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
 
 

@@ -5,14 +5,14 @@ import torch
 from safetensors.torch import save_file
 
 import spantrain
-from spantrain.app.export.import_weights import find_weights, write_weights
+from spantrain.app.export.export import find_weights, write_weights
 from spantrain.app.training.requests import resumed_run
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.library.progress import Progress
 from spantrain.library.setting import Setting, model_of
-from spantrain.library.state import state_of
+from spantrain.library.trainer import state_of
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.tracing.model import unsplit_model
 from spantrain.runtime.checkpoint.manifest import Manifest

@@ -17,7 +17,7 @@ from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.span import Span
-from spantrain.library.state import state_of
+from spantrain.library.trainer import state_of
 from spantrain.models.data.dataset import open_dataset
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer

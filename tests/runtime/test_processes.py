@@ -19,9 +19,8 @@ from spantrain.app.training.run_folder import DECISIONS_FILE
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import write_profile
-from spantrain.config.decision_log import read_decisions
 from spantrain.config.traces.network_traces import network_trace
-from spantrain.config.traces.trace_file import read_trace
+from spantrain.config.traces.trace_file import read_decisions, read_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span

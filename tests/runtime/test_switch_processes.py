@@ -11,7 +11,7 @@ import torch
 from made_up_runs import OneProcess
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.plan_changes import SWITCHES_FILE
+from spantrain.app.training.outcome import SWITCHES_FILE
 from spantrain.app.training.requests import resumed_run
 from spantrain.app.training.run_folder import read_run_record
 from spantrain.app.training.session import SessionOptions, open_session

@@ -18,8 +18,7 @@ from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.app.validation.validate_run import validate_run
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.decision_log import read_decisions
-from spantrain.config.traces.trace_file import read_trace
+from spantrain.config.traces.trace_file import read_decisions, read_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica

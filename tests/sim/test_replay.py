@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up import plan_of
-from spantrain.config.decision_log import read_decisions, write_decisions
+from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, Run, StepStarted, event_of, event_text
 from spantrain.core.span import Span, equal_spans

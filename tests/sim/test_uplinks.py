@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
-from spantrain.config.traces.changes_file import read_changes
+from spantrain.config.traces.network_traces import read_changes
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span

@@ -13,7 +13,7 @@ from spantrain.app.training.outcome import DeviceFigures, LinkFigures, TrainOutc
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.presets import load_preset
+from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

@@ -10,12 +10,11 @@ import typer
 from spantrain.cli.commands import basic as commands
 from spantrain.cli.commands import schedule
 from spantrain.cli.commands.compare import compare
-from spantrain.cli.commands.explain import explain
+from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.export import export, import_
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
-from spantrain.cli.commands.validate import validate
 from spantrain.cli.failure import tell_internal_error
 from spantrain.cli.outer import outer
 from spantrain.cli.testbed import testbed

@@ -2,15 +2,15 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields, replace
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from spantrain.config.cluster.cluster_file import load_cluster
-from spantrain.config.cluster.presets import PRESET_NAMES, load_preset
+from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_cluster, load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
@@ -74,6 +74,37 @@ Functions = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; made when missing.")]
+
+
+T = TypeVar("T")
+
+
+def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]], Callable[..., None]]:
+    """Return a decorator: a command whose options are the fields of a dataclass, which it is given with its context.
+
+    Typer makes options of parameters, so the command is shown to it with one parameter for each field.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    made = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=_default(one), annotation=hints[one.name])
+        for one in fields(kind)  # type: ignore[arg-type]
+    ]
+
+    def decorate(run: Callable[[T, typer.Context], None]) -> Callable[..., None]:
+        def command(context: typer.Context, **values: object) -> None:
+            run(kind(**values), context)
+
+        shown = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context), *made]
+        command.__doc__ = run.__doc__
+        command.__annotations__ = {one.name: one.annotation for one in shown}
+        setattr(command, "__signature__", Signature(shown))  # noqa: B010 - no attribute that a type checker knows
+        return command
+
+    return decorate
+
+
+def _default(one: "Field[Any]") -> Any:
+    return Parameter.empty if one.default is MISSING else one.default
 
 
 def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:

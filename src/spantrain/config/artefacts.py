@@ -1,7 +1,13 @@
-"""profile.json and plan.json: versioned, readable, written atomically, read strictly. See docs/artefacts.md."""
+"""profile.json and plan.json: versioned, readable, written atomically, read strictly (docs/artefacts.md); shipped graphs.
+
+Graphs of the catalog's models ship with the program, so that planning needs neither torch nor its seconds:
+`scripts/make_graphs.py` makes the files in `graphs/`, one for each model, in float32.
+"""
 
 import hashlib
 import os
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +18,7 @@ from spantrain.config.files.problems import Problems, shortened
 from spantrain.config.files.text_files import is_file, read_bytes, sha256_of, text_of, write_atomically
 from spantrain.core.plan import Plan, ProfileReference
 from spantrain.core.profile import Profile
+from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
 
 T = TypeVar("T")
@@ -181,3 +188,29 @@ def _open_envelope(data: object, form: str, path: Path, error: type[UsageError])
             f"{path}: has format version {shortened(repr(version))}, this program reads {ours}; {_remedy(form)}"
         )
     return {key: value for key, value in data.items() if key not in ("format", "version")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedGraph:
+    """A model's units as a certain version of the libraries builds them."""
+
+    model: ModelSpec
+    graph: UnitGraph
+    made_with: str
+    """Versions of torch and transformers."""
+
+
+def shipped_graph(spec: ModelSpec, dtype: str = "float32") -> UnitGraph | None:
+    """Return the graph of a model, or None if none ships for exactly this one (data set aside)."""
+    file = resources.files("spantrain.config") / "graphs" / f"{spec.name}.json"
+    if dtype != "float32" or not file.is_file():
+        return None
+    where = f"graphs/{spec.name}.json"
+    found = from_json(ShippedGraph, parse_json(file.read_text(encoding="utf-8"), where), where)
+    return found.graph if _shape(found.model) == _shape(spec) else None
+
+
+def _shape(spec: ModelSpec) -> object:
+    """Return what a graph depends on, in the form that it has in a file."""
+    plain = to_json(spec)
+    return [plain[name] for name in ("family", "config", "sequence_length", "objective")]

@@ -11,11 +11,9 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import Callback, checked_callbacks
-from spantrain.library.progress import Progress
+from spantrain.library.progress import Callback, Progress, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, model_of
-from spantrain.library.state import state_of
-from spantrain.library.trainer import opened
+from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
 
 __all__ = ["StepSession", "session"]

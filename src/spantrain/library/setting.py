@@ -1,7 +1,8 @@
-"""What both ways in share: which model, on which data, on which devices, under which plan."""
+"""What both ways in share: which model, on which data, on which devices, under which plan; functions that workers import."""
 
 import datetime
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,15 +21,48 @@ from spantrain.app.training.train_from_scratch import (
     prepare,
     run_folder_for,
 )
-from spantrain.config.cluster.cluster_file import load_cluster, parse_cluster
-from spantrain.config.cluster.presets import PRESET_NAMES, load_preset
+from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.functions import function_source
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
 from spantrain.runtime.coordinator.batches import EXTERNAL
+
+
+def function_source(function: str | Callable[..., Any], what: str) -> str:
+    """Return `FILE.py:FUNCTION` of a function; text stays as it is.
+
+    Functions are not sent to workers: each imports the file, under another name than `__main__`.
+
+    Args:
+        function: the function, or text.
+        what: it is wanted for, for the message.
+
+    Raises:
+        ConfigError: it cannot be imported: a lambda, a method, a function inside another, one typed in by hand.
+    """
+    if isinstance(function, str):
+        return function
+    name = getattr(function, "__qualname__", "")
+    if not inspect.isfunction(function) or not name.isidentifier():
+        raise ConfigError(
+            f"{what}: {name or function!r} cannot be imported by workers; define it with `def` at the top of a file "
+            "(no lambda, no method, not inside another function), or give 'FILE.py:FUNCTION'"
+        )
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        raise ConfigError(
+            f"{what}: {name} is not in a file, so workers cannot import it; save it to FILE.py and give it from there, "
+            f"or give 'FILE.py:{name}'"
+        )
+    if getattr(inspect.getmodule(function), name, None) is not function:
+        raise ConfigError(f"{what}: {name} of {file} is another object than this one: a decorator has replaced it")
+    return f"{Path(file).resolve()}:{name}"
+
 
 ModelFactory = str | Callable[..., Any]
 """A function that returns `(module, example_batch)` or `(module, example_batch, loss)`; or the name of a model."""

@@ -1,4 +1,4 @@
-"""A trainer for people who have a model, a loss, data and an optimizer: the rest is found out."""
+"""A trainer for people who have a model, a loss, data and an optimizer: the rest is found out; checkpoints as state_dict."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spantrain.app.export.export import manifest_with, trained_parameters
 from spantrain.app.training.first_weights import first_weights
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.session import Session, SessionOptions, open_session
@@ -14,20 +15,40 @@ from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.span import Span
+from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.callbacks import Callback, checked_callbacks
-from spantrain.library.functions import function_source
-from spantrain.library.progress import Progress
-from spantrain.library.setting import ModelFactory, Setting, model_of
-from spantrain.library.state import state_of
+from spantrain.library.progress import Callback, Progress, checked_callbacks
+from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.models.build import unit_names
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.data.sampler import Sampler
 from spantrain.models.data.user import samples_of
 from spantrain.models.tracing.factory import check_not_importing
-from spantrain.runtime.checkpoint.manifest import latest_checkpoint
+from spantrain.models.whole import whole_model, whole_parameters
+from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
+
+if TYPE_CHECKING:
+    import torch
+
+
+def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
+    """Return what the unsplit model's `load_state_dict` takes; buffers are those that it is made with.
+
+    Raises:
+        ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine; or it is of a model
+            from another function than `model`.
+    """
+    manifest = manifest_with(read_manifest(folder), user_functions(model))
+    parameters = whole_parameters(manifest.model)
+    state: dict[str, torch.Tensor] = whole_model(
+        manifest.model, seed=manifest.job.seed if manifest.job else 0
+    ).module.state_dict()
+    for name, tensor in trained_parameters(folder, manifest).items():
+        state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
+    return state
+
 
 __all__ = ["Trainer"]
 

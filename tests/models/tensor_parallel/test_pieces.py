@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spantrain.config.graphs import shipped_graph
+from spantrain.config.artefacts import shipped_graph
 from spantrain.core.shares import MemberShare, shares_of
 from spantrain.core.units import UnitGraph
 from spantrain.models.build import build_units, empty_unit, example_inputs, example_labels, unit_count

@@ -1,4 +1,4 @@
-"""Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn."""
+"""Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn; and bounds of all."""
 
 import math
 import os
@@ -8,14 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from spantrain.app.comparison.bounds import bounds_of
-from spantrain.app.comparison.figures import CompareOutcome, MethodFigures, Run, Setting, figures_of
+from spantrain.app.comparison.figures import (
+    WARM_UP_STEPS,
+    Bounds,
+    CompareOutcome,
+    MethodFigures,
+    Run,
+    Setting,
+    figures_of,
+    steps_within,
+    worth_trying,
+)
 from spantrain.app.comparison.fit import Fitted, SettingWishes, fit
 from spantrain.app.comparison.layouts import Layout, layouts
 from spantrain.app.comparison.methods import Method, MethodKind
 from spantrain.app.comparison.runs import Runner, median_step_s
 from spantrain.app.comparison.setting import Scale
-from spantrain.app.comparison.time import WARM_UP_STEPS, steps_within, worth_trying
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.rehearsal import rehearse
@@ -26,22 +34,68 @@ from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.cluster import Cluster
+from spantrain.core.action import Op
+from spantrain.core.cluster import Cluster, Device
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
-from spantrain.core.units import ModelSpec
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.cost.compute import ComputeCost
 from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.engine.predict import optimizer_state
+from spantrain.planner.engine.predict import costs_of, optimizer_state
 from spantrain.planner.engine.trainable import not_trained_yet
 from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.comparison.order import Framework
 from spantrain.runtime.comparison.reference import reference_losses
+from spantrain.sim.bounds.bound import step_bound_s
+
+_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
+def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> Bounds:
+    """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds.bound`)."""
+    cluster, graph = profile.cluster, profile.graph
+    compute = ComputeCost(profile, profile.dtype)
+    rates = {device.name: _most_samples_per_s(compute, graph, device, global_batch) for device in cluster.devices}
+    crossing = len(cluster.sites) > 1 and bool(cluster.links)
+    return Bounds(
+        compute=sum(rates.values()),
+        compute_best_site=max(sum(rates[d.name] for d in cluster.devices_at(site.name)) for site in cluster.sites),
+        link_data_parallel=_through_links(cluster, global_batch, graph.parameter_bytes) if crossing else None,
+        link_pipeline=_through_links(cluster, global_batch, global_batch * _smallest_cut(graph)) if crossing else None,
+        latency=global_batch / _farthest_s(cluster) if crossing else None,
+        chosen_plan=None if plan is None else global_batch / step_bound_s(plan, costs_of(plan, profile)),
+    )
+
+
+def _most_samples_per_s(compute: ComputeCost, graph: UnitGraph, device: Device, global_batch: int) -> float:
+    units = range(len(graph.units))
+    return global_batch / sum(compute.stage_seconds(units, device.name, op, global_batch) for op in _OPS)
+
+
+def _through_links(cluster: Cluster, global_batch: int, size_bytes: int) -> float:
+    """Return samples per second if so much must come to every site in each step, over all links that lead there."""
+    slowest = min(
+        sum(link.bandwidth_bytes_per_s for link in cluster.links if link.target == site.name) for site in cluster.sites
+    )
+    return global_batch * slowest / size_bytes
+
+
+def _farthest_s(cluster: Cluster) -> float:
+    """Return the way to the site whose nearest neighbour is the farthest."""
+    return max(min(link.latency_s for link in cluster.links if link.target == site.name) for site in cluster.sites)
+
+
+def _smallest_cut(graph: UnitGraph) -> int:
+    """Return the least that crosses a cut for one sample: activations on the way there, gradients on the way back."""
+    sizes = [min(unit.cut_bytes_per_sample, unit.gradient_bytes_per_sample) for unit in graph.units[:-1]]
+    return max(1, min(sizes, default=1))
+
 
 _TRIAL_STEPS, _TRIAL_WARM_UP = 2, 1
 _PROFILE_FILE = "profile.json"

@@ -17,7 +17,7 @@ from spantrain.app.comparison.setting import (
     with_latencies,
 )
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.emulation import sound_speed
+from spantrain.app.profiling.slowing import sound_speed
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError

@@ -14,8 +14,8 @@ import torch
 
 from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.app.profiling.rehearsal import rehearse
+from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
-from spantrain.app.training.emulation import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.training.session import Session
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.cluster import Cluster

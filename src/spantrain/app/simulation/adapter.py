@@ -6,7 +6,7 @@ from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
 from spantrain.app.planning.plan_files import check_fits_profile
-from spantrain.app.simulation.network_trace import calm_run_s
+from spantrain.app.simulation.simulate import calm_run_s
 from spantrain.app.training.adapt import ProfileForecast
 from spantrain.app.training.replan import plan_again, slowed_profile
 from spantrain.config.traces.network_traces import NetworkTrace

@@ -1,4 +1,4 @@
-"""What a plan would do under each schedule: time, memory, money and energy; plan and profile in, figures out."""
+"""What a plan would do under each schedule, links as they are or following a trace: time, memory, money and energy."""
 
 import json
 import math
@@ -8,12 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.planning.plan_files import check_fits_profile
-from spantrain.app.simulation.network_trace import calm_run_s, used_links
-from spantrain.app.training.staleness import with_room_for_two
+from spantrain.app.planning.plan_files import check_fits_profile, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
-from spantrain.config.traces.changes_file import Changes
-from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.config.traces.network_traces import Changes, NetworkTrace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
@@ -21,14 +18,39 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.cost.energy import Energy, energy_of_step
 from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_of
 from spantrain.cost.money import Money, money_of_step
+from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
-from spantrain.planner.engine.predict import with_best_order
+from spantrain.planner.engine.predict import costs_of, predict, with_best_order
 from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 from spantrain.schedule.render.perfetto import perfetto_json
 from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.stale import STALE_STEPS, simulate_stale
+
+
+def calm_run_s(plan: Plan, profile: Profile, schedule: str, steps: int) -> float:
+    """Return what so many steps should take on the normal network."""
+    return steps * predict(plan, profile, schedule).step_s
+
+
+def simulate_traced(
+    plan: Plan, profile: Profile, schedule: str, steps: int, speeds: Mapping[str, SpeedTrace]
+) -> SimulationResult:
+    """Simulate a plan while links change; those that it does not use do not matter."""
+    used = used_links(plan, profile, schedule)
+    options = SimulationOptions(trace=False, link_speed={name: speed for name, speed in speeds.items() if name in used})
+    return simulate(plan, costs_of(plan, profile), steps=max(1, steps), schedule=schedule, options=options)
+
+
+def used_links(plan: Plan, profile: Profile, schedule: str) -> frozenset[str]:
+    """Return the ways between sites, and the sites' lines, that a step's samples take."""
+    network = NetworkCost(profile)
+    result = simulate(plan, costs_of(plan, profile), steps=1, schedule=schedule, options=SimulationOptions(trace=False))
+    return frozenset(
+        shared.name for pair in result.link_bytes for shared in network.route(*pair) if shared.between_sites
+    )
+
 
 _MOST_TIGHTENINGS = 12
 """How often in-flight limits are lowered until what is simulated stays within the bytes."""
@@ -51,7 +73,7 @@ class SimulateRequest:
     optimizer: str = "adamw"
     """As `cost.memory` names it: `momentum` is SGD with momentum."""
     staleness: int = 0
-    """1: steps overlap (`sim.stale`), with room for two (`app.training.staleness`); no bound is known for them."""
+    """1: steps overlap (`sim.stale`), with room for two (`app.planning.plan_files`); no bound is known for them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from spantrain.app.export.import_weights import FoundWeights, find_weights
+from spantrain.app.export.export import FoundWeights, find_weights
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from spantrain.app.training.plan_changes import SWITCHES_FILE
-from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, files_of_run
+from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS

@@ -16,8 +16,8 @@ from spantrain.config.artefacts import (
     write_plan,
     write_profile,
 )
-from spantrain.config.decision_log import write_decisions
 from spantrain.config.files.text_files import write_atomically
+from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -29,6 +29,7 @@ from spantrain.schedule.render.perfetto import perfetto_json
 RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
+SWITCHES_FILE = "switches.jsonl"
 _MOST_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 

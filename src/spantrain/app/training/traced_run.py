@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spantrain.app.simulation.network_trace import calm_run_s, simulate_traced
-from spantrain.config.traces.changes_file import Changes, write_changes
-from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.app.simulation.simulate import calm_run_s, simulate_traced
+from spantrain.config.traces.network_traces import Changes, NetworkTrace, write_changes
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

@@ -7,25 +7,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spantrain.app.export.import_weights import FoundWeights, write_weights
+from spantrain.app.export.export import FoundWeights, write_weights
 from spantrain.app.outer.run import check_outer
-from spantrain.app.reporter import Reporter
+from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
+from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.reporter import Reporter, ScalarWriter
 from spantrain.app.training.adapt import adviser_of
-from spantrain.app.training.emulation import MOST_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.training.first_weights import FirstWeights
 from spantrain.app.training.outcome import (
     HeldOutLoss,
+    PlanChanges,
     TrainOutcome,
     device_figures,
     link_figures,
     measured_step_s,
     steady,
+    with_reasons,
 )
-from spantrain.app.training.plan_changes import PlanChanges, with_reasons
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.session import Session
-from spantrain.app.training.staleness import check_staleness, with_room_for_two
-from spantrain.app.training.tensorboard import ScalarWriter
 from spantrain.app.training.traced_run import open_trace
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.traces.network_traces import NetworkTrace

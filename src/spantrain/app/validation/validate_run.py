@@ -8,8 +8,7 @@ from pathlib import Path
 
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
-from spantrain.config.decision_log import read_decisions
-from spantrain.config.traces.trace_file import read_trace
+from spantrain.config.traces.trace_file import read_decisions, read_trace
 from spantrain.core.action import Action
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.plan import Plan

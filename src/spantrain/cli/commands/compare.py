@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import (
     MAX_SAMPLES,
     ClusterFile,

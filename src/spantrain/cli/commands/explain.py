@@ -1,4 +1,4 @@
-"""`spantrain explain`: what limits a plan, and what would help most."""
+"""`spantrain explain`: what limits a plan; `spantrain validate`: how far off the prediction of a run was."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +11,9 @@ from spantrain.core.quantities import format_bandwidth, format_bytes, format_sec
 
 if TYPE_CHECKING:
     from spantrain.app.planning.explain import Explanation
+
+
+from spantrain.errors import ConfigError
 
 _SHOWN = 10
 _PLAIN_WIDTH = 130
@@ -61,3 +64,20 @@ def _show(explanation: "Explanation") -> None:
     for help_ in explanation.helps[:_SHOWN]:
         table.add_row(help_.change, f"{help_.step_s:.4g}", f"{help_.times_as_fast:.3f}")
     console.print(table)
+
+
+def validate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    json_: Json = False,
+) -> None:
+    """Run a live run's plan through the simulator, and print how far off its prediction is."""
+    from spantrain.app.validation.validate_run import validate_run
+    from spantrain.cli.render.validation import run_json, show_run
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; name the folder of a run (train --out)")
+    validation = validate_run(folder)
+    if json_:
+        print_json(run_json(validation))
+    else:
+        show_run(validation)

@@ -54,7 +54,7 @@ def import_(
         raise ConfigError(f"{folder}: there is no such folder; name one with *.safetensors")
     check_can_make(out, "--out")
     spec = chosen_model(model, data=data, tokenizer=tokenizer, sequence_length=sequence_length)
-    from spantrain.app.export.import_weights import import_weights
+    from spantrain.app.export.export import import_weights
 
     outcome = import_weights(folder, spec, out)
     if json_:

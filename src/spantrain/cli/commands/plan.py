@@ -1,13 +1,14 @@
 """`spantrain plan`: decide what runs where, on a profile or on a cluster that nobody measured."""
 
-from collections.abc import Mapping
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.commands import plan_options as options
 from spantrain.cli.options import (
+    MAX_SAMPLES,
     ClusterFile,
     Data,
     Json,
@@ -18,103 +19,186 @@ from spantrain.cli.options import (
     chosen_cluster,
     chosen_model,
     print_json,
+    with_options,
 )
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
-from spantrain.errors import ConfigError, UsageError
-from spantrain.planner.request import Objective, Restriction
+from spantrain.errors import ConfigError, PlanError, UsageError
+from spantrain.formats.registry import WireFormat
+from spantrain.planner.job import JobSpec
+from spantrain.planner.request import Constraints, Objective, Quota, Restriction
+from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.core.profile import Profile
-    from spantrain.planner.engine.outcome import PlanOutcome
+    from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
 
 _EITHER = "give either a profile, or --preset NAME or --cluster FILE together with --model"
 _NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
+_STATE_OF = {"sgd": "momentum"}
+"""The optimizer by the state that it keeps: SGD is run with momentum."""
+_QUOTA = re.compile(r"(?:(?P<site>[^/=]+)/)?(?P<kind>[^/=]+)=(?P<count>\d+)")
+_ANY = "auto"
+"""As a schedule: all are tried."""
 
 
-def plan(
-    context: typer.Context,
-    global_batch: options.GlobalBatch,
-    profile_path: options.ProfilePath = None,
-    out: options.PlanOut = None,
-    preset: Preset = None,
-    cluster: ClusterFile = None,
-    model: options.Model = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    sequence_length: SequenceLength = None,
-    dtype: options.Dtype = None,
-    strategy: options.StrategyNames = "",
-    objective: options.Wanted = Objective.THROUGHPUT,
-    schedule: options.Schedule = "critical-path",
-    optimizer: options.Optimizer = "adamw",
-    min_throughput: options.MinThroughput = None,
-    max_step_s: options.MaxStepS = None,
-    max_money_per_step: options.MaxMoneyPerStep = None,
-    max_money_per_hour: options.MaxMoneyPerHour = None,
-    quota: options.Quotas = None,
-    leave_out: options.LeaveOut = None,
-    keep: options.Keep = None,
-    allow_wire: options.AllowWire = None,
-    allow_tensor_parallel: options.AllowTensorParallel = False,
-    allow_sharded_state: options.AllowShardedState = False,
-    recompute: options.Recompute = True,
-    sequence_parallel: options.SequenceParallel = False,
-    allow_outer: options.AllowOuter = False,
-    outer_every: options.OuterEvery = 100,
-    restrict: options.Restrict = Restriction.NONE,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments:
+    """The options of `spantrain plan`."""
+
+    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step.", min=1, max=MAX_SAMPLES)]
+    profile_path: Annotated[
+        Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
+    ] = None
+    out: Annotated[Path | None, typer.Option("--out", help="The plan file to write; left out: nothing is.")] = None
+    preset: Preset = None
+    cluster: ClusterFile = None
+    model: Annotated[str | None, typer.Option(help="With --preset or --cluster: the model, e.g. gpt2-small.")] = None
+    data: Data = None
+    tokenizer: Tokenizer = None
+    sequence_length: SequenceLength = None
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
+    strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = ""
+    objective: Annotated[Objective, typer.Option(help="What is wanted least or most of.")] = Objective.THROUGHPUT
+    schedule: Annotated[
+        str, typer.Option(help="Order of work the plan is made for; `auto`: try all on the best plans.")
+    ] = "critical-path"
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd: it decides the memory for its state.")] = "adamw"
+    min_throughput: Annotated[float | None, typer.Option(help="Samples per second, at least.")] = None
+    max_step_s: Annotated[float | None, typer.Option(help="Seconds per step, at most.")] = None
+    max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None
+    max_money_per_hour: Annotated[float | None, typer.Option(help="US dollars per hour, at most.")] = None
+    quota: Annotated[
+        list[str] | None,
+        typer.Option("--quota", help="KIND=N or SITE/KIND=N: the most devices of a kind; repeatable."),
+    ] = None
+    leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None
+    keep: Annotated[list[str] | None, typer.Option(help="A device or site that must be used; repeatable.")] = None
+    allow_wire: Annotated[
+        list[WireFormat] | None, typer.Option("--allow-wire", help="What cuts between sites may be rounded to.")
+    ] = None
+    allow_tensor_parallel: Annotated[
+        bool, typer.Option("--allow-tensor-parallel", help="auto: devices of a host may divide tensors.")
+    ] = False
+    allow_sharded_state: Annotated[
+        bool, typer.Option("--allow-sharded-state", help="Replicas of a stage may divide state (not trained yet).")
+    ] = False
+    recompute: Annotated[
+        bool, typer.Option("--recompute/--no-recompute", help="Compute activations again where memory is short.")
+    ] = True
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="Devices that divide tensors hold slices of the sequence too.")
+    ] = False
+    allow_outer: Annotated[
+        bool, typer.Option("--allow-outer", help="Groups may train by themselves, joined by an outer optimizer.")
+    ] = False
+    outer_every: Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1, max=10**9)] = 100
+    restrict: Annotated[
+        Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
+    ] = Restriction.NONE
+    json_: Json = False
+
+    def job(self) -> JobSpec:
+        """Return what is to be planned for.
+
+        Raises:
+            UsageError: a value is not one of those that there are.
+        """
+        return JobSpec(
+            global_batch=self.global_batch,
+            optimizer=_STATE_OF.get(self.optimizer, self.optimizer),
+            dtype=self.dtype,
+            schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
+        )
+
+    def wishes(self) -> "PlanWishes":
+        """Return what a plan is to be like.
+
+        Raises:
+            PlanError: a value makes no sense, or two contradict each other.
+        """
+        from spantrain.planner.engine.outcome import PlanWishes
+
+        return PlanWishes(
+            objective=self.objective,
+            constraints=self._constraints(),
+            strategies=_strategies(self.strategy),
+            any_schedule=self.schedule == _ANY,
+            restriction=self.restrict,
+            allow_outer=self.allow_outer,
+            outer_every=self.outer_every,
+        )
+
+    def _constraints(self) -> Constraints:
+        return Constraints(
+            min_samples_per_s=_limit("--min-throughput", self.min_throughput),
+            max_step_s=_limit("--max-step-s", self.max_step_s),
+            max_usd_per_step=_limit("--max-money-per-step", self.max_money_per_step),
+            max_usd_per_hour=_limit("--max-money-per-hour", self.max_money_per_hour),
+            quotas=tuple(_quota(text) for text in self.quota or ()),
+            leave_out=tuple(self.leave_out or ()),
+            keep=tuple(self.keep or ()),
+            wire_formats=tuple(dict.fromkeys((WireFormat.NATIVE, *(self.allow_wire or ())))),
+            tensor_parallel=self.allow_tensor_parallel,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel,
+            sharded_state=self.allow_sharded_state,
+        )
+
+    def profile(self) -> "Profile":
+        """Return the profile that was measured, which says for which model and data; or one by data sheets.
+
+        Raises:
+            UsageError: options contradict each other, or something is missing or wrong.
+        """
+        if self.profile_path is None:
+            return self._described()
+        if self.preset is not None or self.cluster is not None:
+            raise ConfigError(_EITHER)
+        for name in ("model", "data", "tokenizer", "sequence_length"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {value}: {self.profile_path} has its model and data already; leave it "
+                    "out"
+                )
+        from spantrain.config.artefacts import read_profile
+
+        return read_profile(self.profile_path)
+
+    def _described(self) -> "Profile":
+        if self.preset is None and self.cluster is None:
+            raise ConfigError(_EITHER)
+        if self.model is None:
+            raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
+        if self.dtype is not None:
+            check_dtype(self.dtype)
+        from spantrain.app.profiling.describe import described_profile
+
+        spec = chosen_model(self.model, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length)
+        return described_profile(chosen_cluster(self.preset, self.cluster), spec, dtype=self.dtype or "float32")
+
+
+@with_options(PlanArguments)
+def plan(asked: PlanArguments, _: typer.Context) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
     from spantrain.app.training.run_folder import check_not_of_a_run
     from spantrain.planner.engine.engine import make_plan, write_plans
 
+    out = asked.out
     if out is not None:
         check_can_write(out, "--out")
         check_not_of_a_run(out, "--out")
-    job, wishes = options.job_of(context.params), options.wishes_of(context.params)
-    if profile_path is None:
-        profile = _described(context.params)
-    else:
-        profile = _measured(profile_path, context.params)
+    job, wishes = asked.job(), asked.wishes()
+    profile = asked.profile()
     outcome = make_plan(profile, job, wishes)
     try:
         if out is not None:
-            outcome = write_plans(outcome, profile, profile_path, out)
+            outcome = write_plans(outcome, profile, asked.profile_path, out)
     except UsageError:
-        _show(outcome, profile, None, json_=json_)  # what was found is not lost with the place to write it
+        _show(outcome, profile, None, json_=asked.json_)  # what was found is not lost with the place to write it
         raise
-    _show(outcome, profile, out, json_=json_)
-
-
-def _measured(path: Path, given: Mapping[str, Any]) -> "Profile":
-    """Return the profile that was measured, which says for which model and data."""
-    from spantrain.config.artefacts import read_profile
-
-    if given["preset"] is not None or given["cluster"] is not None:
-        raise ConfigError(_EITHER)
-    for name in ("model", "data", "tokenizer", "sequence_length"):
-        if given[name] is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} {given[name]}: {path} has its model and data already; leave it out")
-    return read_profile(path)
-
-
-def _described(given: Mapping[str, Any]) -> "Profile":
-    """Return a profile by data sheets."""
-    preset, cluster, model, dtype = (given[name] for name in ("preset", "cluster", "model", "dtype"))
-    if preset is None and cluster is None:
-        raise ConfigError(_EITHER)
-    if model is None:
-        raise ConfigError("--preset and --cluster need --model NAME, e.g. --model gpt2-small")
-    if dtype is not None:
-        check_dtype(dtype)
-    from spantrain.app.profiling.describe import described_profile
-
-    spec = chosen_model(
-        model, data=given["data"], tokenizer=given["tokenizer"], sequence_length=given["sequence_length"]
-    )
-    return described_profile(chosen_cluster(preset, cluster), spec, dtype=dtype or "float32")
+    _show(outcome, profile, out, json_=asked.json_)
 
 
 def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_: bool) -> None:
@@ -135,3 +219,23 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
     if out is not None and outcome.outer_plans:
         wrote += f" and the plans of {', '.join(outcome.outer_plans)} beside it"
     typer.echo(f"{wrote} after {outcome.search_s:.2f} s{next_}", err=True)
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if text and not names:
+        raise PlanError(f"--strategy {text!r}: names no strategy; write names with commas, or `all`")
+    return names
+
+
+def _limit(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise PlanError(f"{option} {value:g}: give a number over 0, or leave it out")
+    return value
+
+
+def _quota(text: str) -> Quota:
+    found = _QUOTA.fullmatch(text)
+    if found is None:
+        raise PlanError(f"--quota {text}: write KIND=N or SITE/KIND=N, e.g. --quota cloud/a100=4")
+    return Quota(kind=found["kind"], count=int(found["count"]), site=found["site"])

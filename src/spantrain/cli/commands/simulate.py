@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spantrain.cli.options import Json, NetworkTraceName, chosen_trace, print_json
-from spantrain.cli.render.simulate_adapter import check_adapter, show_adapter
+from spantrain.cli.render.validation import check_adapter, show_adapter
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
-from spantrain.config.traces.changes_file import Changes, read_changes
+from spantrain.config.traces.network_traces import Changes, read_changes
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds, parse_bytes
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, HeldBytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from spantrain.cli.commands import train_options as options
-from spantrain.cli.interrupt import graceful_interrupt
+from spantrain.cli.failure import graceful_interrupt
 from spantrain.cli.options import (
     ClusterFile,
     Data,

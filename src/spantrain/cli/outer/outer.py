@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, NoNetwork, Out, print_json
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically

@@ -153,7 +153,7 @@ def _load(preset: str | None, cluster: Path | None) -> "Cluster":
     if (preset is None) == (cluster is None):
         raise TestbedError("give either --preset NAME or --cluster FILE")
     if preset is not None:
-        from spantrain.config.cluster.presets import load_preset
+        from spantrain.config.cluster.cluster_file import load_preset
 
         return load_preset(preset)
     from spantrain.config.cluster.cluster_file import load_cluster

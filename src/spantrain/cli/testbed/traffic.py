@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.interrupt import clean_interrupt
+from spantrain.cli.failure import clean_interrupt
 from spantrain.config.traces.library import EXAMPLES, named_trace
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds, parse_bandwidth, parse_seconds

@@ -1,22 +1,23 @@
-"""cluster.yaml -> Cluster: strict, with all that is wrong in one message. The schema is in docs/cluster.md.
+"""cluster.yaml -> Cluster, or a preset by name: strict, all that is wrong in one message (docs/cluster.md).
 
-The `links` between sites in a cluster file: symmetric, directed, and a default for all other pairs.
+`links` between sites are symmetric or directed, with a default for all other pairs.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from itertools import permutations
 from pathlib import Path
 
-from spantrain.config.cluster.device_rows import DeviceRow, read_devices
-from spantrain.config.cluster.kinds import load_kinds, read_kind
+from spantrain.config.cluster.kinds import DeviceRow, load_kinds, read_devices, read_kind
 from spantrain.config.consistency import missing_links
-from spantrain.config.files.problems import Problems
+from spantrain.config.files.problems import Problems, did_you_mean
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_seconds
+from spantrain.errors import ConfigError
 
 _Pair = tuple[str, str]
 
@@ -282,3 +283,38 @@ def _place(host: Host, rows: list[DeviceRow], at: Field, draft: _Draft) -> bool:
         return True
     at.problem(f"with this the cluster has more than {MAX_DEVICES} devices; leave some out")
     return False
+
+
+PRESET_NAMES: tuple[str, ...] = (
+    "laptop",
+    "spantrain-setting-1",
+    "spantrain-setting-2",
+    "spantrain-table-1",
+    "spantrain-cn",
+    "asteroid-a-100",
+    "asteroid-a-1000",
+    "asteroid-b-100",
+    "asteroid-b-1000",
+    "asteroid-c-100",
+    "asteroid-c-1000",
+    "asteroid-d-100",
+    "asteroid-d-1000",
+)
+
+
+_SHORT = {f"asteroid-{letter}": f"asteroid-{letter}-100" for letter in "abcd"}
+"""Asteroid's clusters at 100 Mbit/s, its narrower network, when none is named."""
+
+
+def load_preset(name: str) -> Cluster:
+    """Return the cluster of a preset; hyphens may be left out.
+
+    Raises:
+        ConfigError: no preset has this name.
+    """
+    name = _SHORT.get(name, name)
+    name = {known.replace("-", ""): known for known in PRESET_NAMES}.get(name.replace("-", ""), name)
+    if name not in PRESET_NAMES:
+        raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, PRESET_NAMES)}")
+    file = resources.files("spantrain.config") / "presets" / f"{name}.yaml"
+    return parse_cluster(file.read_text(encoding="utf-8"), source=f"preset {name}")
