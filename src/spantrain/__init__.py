@@ -42,13 +42,13 @@ def __getattr__(name: str) -> Any:
         AttributeError: there is no such thing.
     """
     homes = {
-        "Callback": "callbacks",
+        "Callback": "progress",
         "LocalParameterServer": "outer",
         "OuterMetrics": "outer",
         "OuterOptimizer": "outer",
         "OuterOptions": "outer",
         "OuterTrainerCallback": "outer_callback",
-        "StepReport": "callbacks",
+        "StepReport": "progress",
         "StepSession": "loop",
         "Trainer": "trainer",
         "TrainingArguments": "arguments",

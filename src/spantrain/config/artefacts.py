@@ -1,4 +1,4 @@
-"""profile.json and plan.json: versioned, readable, written atomically, read strictly (docs/artefacts.md); shipped graphs.
+"""profile.json and plan.json: versioned, readable, written atomically, read strictly (docs/artefacts.md); graphs.
 
 Graphs of the catalog's models ship with the program, so that planning needs neither torch nor its seconds:
 `scripts/make_graphs.py` makes the files in `graphs/`, one for each model, in float32.

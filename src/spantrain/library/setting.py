@@ -1,4 +1,4 @@
-"""What both ways in share: which model, on which data, on which devices, under which plan; functions that workers import."""
+"""What both ways in share: which model, on which data, on which devices, under which plan."""
 
 import datetime
 import functools

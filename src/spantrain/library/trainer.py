@@ -1,4 +1,4 @@
-"""A trainer for people who have a model, a loss, data and an optimizer: the rest is found out; checkpoints as state_dict."""
+"""A trainer for people who have a model, a loss, data and an optimizer; the rest is found out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

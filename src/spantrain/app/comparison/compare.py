@@ -1,4 +1,4 @@
-"""Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn; and bounds of all."""
+"""Compare methods on one setting: same model, samples, seeds, devices and network, measured in turn, beside bounds."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""A plan with the profile that it was made from, checked against each other and against overlapping steps: for all commands."""
+"""A plan with the profile that it was made from, checked against each other: what every command that takes one asks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

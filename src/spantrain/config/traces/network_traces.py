@@ -1,4 +1,4 @@
-"""How links change over a run, by name or from a file of changes (docs/network-traces.md), for simulator and testbed."""
+"""How links change over a run, by name or from a file of changes (docs/network-traces.md)."""
 
 import math
 from collections.abc import Mapping, Sequence
