@@ -19,10 +19,10 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.predict import costs_of
+from spantrain.sim.adaptive import SlowedCosts
 from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.network.slowed import SlowedCosts
 from spantrain.sim.search.search import with_hints
 from spantrain.sim.search.spans import taper
 

@@ -40,7 +40,7 @@ from spantrain.core.trace import Trace
 from spantrain.cost.memory import MemoryCost
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.predict import predict
-from spantrain.sim.memory import MemoryLog
+from spantrain.sim.record import MemoryLog
 
 MODELS = ("gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny")
 SCHEDULES = ("1f1b", "critical-path")

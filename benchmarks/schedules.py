@@ -34,7 +34,7 @@ from spantrain.schedule.layout import check_limits
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search.exhaustive import shortest
+from spantrain.sim.search.improve import shortest
 from spantrain.sim.search.model import model_of
 from spantrain.sim.search.search import SearchEffort, simulated_s, with_hints
 from spantrain.sim.search.spans import taper

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import four_sites
-from spantrain.adaptation.auto_local import AutoLocal
-from spantrain.adaptation.local import CuttingLocal, LocalAdapter, LocalState
+from spantrain.adaptation.local import AutoLocal, CuttingLocal, LocalAdapter, LocalState
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.adaptation.paper import PaperLocal
 from spantrain.adaptation.registry import LocalAdapters, make_local

@@ -7,7 +7,7 @@ from spantrain.core.cluster import DeviceKind
 from spantrain.cost.analytic import COMPUTE_EFFICIENCY, AnalyticLaw
 from spantrain.devices.cpu import CpuDevice
 from spantrain.devices.emulated import EmulatedDevice
-from spantrain.profiler.tasks import TASKS, measure_tasks
+from spantrain.profiler.compute import TASKS, measure_tasks
 
 KIND = DeviceKind(
     name="board",

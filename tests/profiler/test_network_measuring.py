@@ -15,6 +15,7 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
 from spantrain.profiler.network import (
+    Software,
     better,
     doubtful,
     echo_probes,
@@ -26,7 +27,6 @@ from spantrain.profiler.network import (
     payload_cap_bytes,
     spread,
 )
-from spantrain.profiler.network_latency import Software
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
 from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable

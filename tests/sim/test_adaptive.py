@@ -14,11 +14,10 @@ from spantrain.adaptation.registry import make_boundary
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
-from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, simulate_adapting
+from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, SlowedCosts, simulate_adapting
 from spantrain.sim.bounds.bound import step_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.slowed import SlowedCosts
 from spantrain.sim.search.search import SearchEffort
 from spantrain.sim.search.spans import taper
 

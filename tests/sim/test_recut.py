@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from restless import RestlessLocal
-from spantrain.adaptation.auto_local import AutoLocal
-from spantrain.adaptation.local import LocalAdapter
+from spantrain.adaptation.local import AutoLocal, LocalAdapter
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Coverage, Span, equal_spans

@@ -16,8 +16,7 @@ from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.bounds.rounds import one_machine_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.model import model_of
-from spantrain.sim.search.run import run_orders
+from spantrain.sim.search.model import model_of, run_orders
 
 
 @st.composite

@@ -17,9 +17,8 @@ from spantrain.schedule.registry import schedule_names
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.exhaustive import is_alike, shortest
-from spantrain.sim.search.model import model_of
-from spantrain.sim.search.run import run_orders
+from spantrain.sim.search.improve import is_alike, shortest
+from spantrain.sim.search.model import model_of, run_orders
 from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, with_hints
 from spantrain.sim.search.spans import taper
 

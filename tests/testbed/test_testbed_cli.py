@@ -7,8 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spantrain.cli.testbed.testbed import app
-from spantrain.cli.testbed.traffic import sparkline
+from spantrain.cli.commands.testbed import app, sparkline
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ConfigError, TestbedError
 

@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
-from spantrain.testbed.status import ShapedLinkStatus
+from spantrain.testbed.control import ShapedLinkStatus
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow, measure_round_trips
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
-from spantrain.adaptation.expectation import LinkWatch
 from spantrain.adaptation.network_state import (
     SURE,
     LinkState,
+    LinkWatch,
     Pair,
     Reports,
     busy_links,

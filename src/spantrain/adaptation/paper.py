@@ -14,10 +14,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spantrain.adaptation.boundary import PlanReplacement
-from spantrain.adaptation.expectation import Expects, LinkWatch
 from spantrain.adaptation.local import CuttingLocal, LocalState
 from spantrain.adaptation.monitor import LinkExpectation
-from spantrain.adaptation.network_state import SURE, LinkState, Pair, Reports, busy_links, measured_rates
+from spantrain.adaptation.network_state import (
+    SURE,
+    Expects,
+    LinkState,
+    LinkWatch,
+    Pair,
+    Reports,
+    busy_links,
+    measured_rates,
+)
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span

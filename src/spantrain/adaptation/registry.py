@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from spantrain.adaptation.auto_local import AutoLocal
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, BoundaryAdapter, Replanner
-from spantrain.adaptation.local import LocalAdapter, LocalState
-from spantrain.adaptation.monitor import MonitorState
+from spantrain.adaptation.local import AutoLocal, LocalAdapter, LocalState
+from spantrain.adaptation.monitor import MonitorState, PaceState
 from spantrain.adaptation.network_state import expected_links
-from spantrain.adaptation.pace import PaceState
 from spantrain.adaptation.paper import PaperBoundary, PaperLocal
 from spantrain.adaptation.search import Forecast
 from spantrain.core.job import ADAPTERS

@@ -1,15 +1,11 @@
-"""Looks for a plan for links as they are: near the one for calm links, on the same devices, by simulating.
-
-Which plans are looked at when links have changed: near the one made for calm links, on the same devices.
-"""
+"""Looks for a plan for links as they are: near the one for calm links, on the same devices, by simulating."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from spantrain.adaptation.expectation import Expects
-from spantrain.adaptation.network_state import LinkState
+from spantrain.adaptation.network_state import Expects, LinkState
 from spantrain.core.plan import Plan, Stage
 from spantrain.formats.registry import WireFormat
 

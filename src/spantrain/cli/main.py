@@ -8,7 +8,7 @@ import traceback
 import typer
 
 from spantrain.cli.commands import basic as commands
-from spantrain.cli.commands import schedule
+from spantrain.cli.commands import schedule, testbed
 from spantrain.cli.commands.compare import compare
 from spantrain.cli.commands.explain import explain, validate
 from spantrain.cli.commands.export import export, import_
@@ -17,7 +17,6 @@ from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
 from spantrain.cli.failure import tell_internal_error
 from spantrain.cli.outer import outer
-from spantrain.cli.testbed import testbed
 from spantrain.errors import InternalError, SpanTrainError
 from spantrain.version import VERSION
 

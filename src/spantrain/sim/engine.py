@@ -18,11 +18,10 @@ from spantrain.schedule.layout import Router
 from spantrain.schedule.registry import check_schedule, make_policy, replica_tasks
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
-from spantrain.sim.memory import DeviceMemory, MemoryLog
 from spantrain.sim.network.network import Network
 from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.network.sums import SharedSums, ends_together, undisturbed
-from spantrain.sim.record import TraceRecorder
+from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 
 

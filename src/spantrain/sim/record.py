@@ -1,10 +1,14 @@
-"""Intervals and flows of a simulated run, in the form of a live one."""
+"""What is kept of a simulated run: intervals and flows in the form of a live one, and the bytes that devices hold."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
 
-from spantrain.core.action import Action, Direction
+from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import MessageKey
 from spantrain.core.trace import Flow, Interval, Trace
+from spantrain.cost.memory import HeldBytes, HeldSizes
 
 
 class TraceRecorder:
@@ -77,3 +81,131 @@ class TraceRecorder:
         self._intervals.append(
             Interval(device=device, lane=lane, name=name, step=step, start_s=start_s, end_s=end_s, detail=detail or {})
         )
+
+
+class _HeldPart(IntEnum):
+    """What comes and goes, by the byte; the first four by the sample: members of a group hold different parts."""
+
+    ACTIVATIONS = 0
+    """From F to I or B."""
+    DEFERRED = 1
+    """From I to W."""
+    AGAIN = 2
+    """Of recomputed units, while B runs."""
+    AGAIN_SPLIT = 3
+    """The same while I does."""
+    RECEIVED = 4
+    SENDING = 5
+
+
+_BY_SAMPLE = (_HeldPart.ACTIVATIONS, _HeldPart.DEFERRED, _HeldPart.AGAIN, _HeldPart.AGAIN_SPLIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device over a simulated run."""
+
+    peak_s: float
+    """When it first held the most."""
+    peak: HeldBytes
+    """What it held then."""
+    timeline: tuple[tuple[float, int], ...]
+    """Times at which the sum changes, and all bytes from then on."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return self.peak.total_bytes
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The same without what the framework itself takes, which is no tensor's."""
+        return self.peak.total_bytes - self.peak.framework_bytes
+
+
+class MemoryLog:
+    """Notes what devices begin and cease to hold.
+
+    Activations count from the start of F to the end of B, or of I, from where on counts what W needs, to its end.
+    Units that are run again count from the start to the end of I or B. A message counts at its sender from the start
+    of the action that makes it to its last byte sent, at its receiver from its first byte there to the end of the
+    action that uses it; where activations hold the very message (`HeldSizes`), to the start of F, and at the sender
+    not at all. What is freed at a moment is free for what begins at that moment.
+    """
+
+    def __init__(self, sizes: Mapping[str, HeldSizes]) -> None:
+        self._sizes = sizes
+        self._changes: dict[str, list[tuple[float, int, int]]] = {device: [] for device in sizes}
+
+    def computed(self, device: str, action: Action, start_s: float, end_s: float) -> None:
+        """Note an action from its start to its end."""
+        sizes, changes, samples = self._sizes[device], self._changes[device], action.span.size
+        op = action.op
+        if op is Op.FORWARD:
+            changes.append((start_s, samples, _HeldPart.ACTIVATIONS))
+            taken_s = start_s if sizes.keeps_input else end_s
+            changes.append((taken_s, -samples * sizes.input_bytes_per_sample, _HeldPart.RECEIVED))
+            return
+        if op is Op.BACKWARD_WEIGHT:
+            changes.append((end_s, -samples, _HeldPart.DEFERRED))
+            return
+        again = _HeldPart.AGAIN if op is Op.BACKWARD else _HeldPart.AGAIN_SPLIT
+        changes += [(start_s, samples, again), (end_s, -samples, again)]
+        changes.append((end_s, -samples, _HeldPart.ACTIVATIONS))
+        if op is Op.BACKWARD_INPUT:
+            changes.append((end_s, samples, _HeldPart.DEFERRED))
+        changes.append((end_s, -samples * sizes.output_gradient_bytes_per_sample, _HeldPart.RECEIVED))
+
+    def sent(self, device: str, size_bytes: int, made_s: float, sent_s: float, *, forward: bool = False) -> None:
+        """Note a message at its sender: when the action that makes it began, and when its last byte had left."""
+        if forward and self._sizes[device].keeps_output:
+            return
+        self._changes[device] += ((made_s, size_bytes, _HeldPart.SENDING), (sent_s, -size_bytes, _HeldPart.SENDING))
+
+    def received(self, device: str, size_bytes: int, first_byte_s: float) -> None:
+        """Note a message at its receiver: when its first byte was there."""
+        self._changes[device].append((first_byte_s, size_bytes, _HeldPart.RECEIVED))
+
+    def of(self, device: str, leader: str) -> DeviceMemory:
+        """Return the memory of a device, which does what the leader of its replica does.
+
+        Raises:
+            ValueError: the sizes by the sample do not fit the sizes of messages.
+        """
+        sizes = self._sizes[device]
+        held, most = [0] * len(_HeldPart), [0] * len(_HeldPart)
+        per_sample = _per_sample(sizes)
+        base = now = highest = sizes.held().total_bytes
+        peak_s = 0.0
+        levels: dict[float, int] = {0.0: base}
+        # At equal times what is freed comes first.
+        for time_s, amount, part in sorted(self._changes[leader]):
+            size_bytes = amount * per_sample[part] if part in _BY_SAMPLE else amount
+            held[part] += size_bytes
+            now += size_bytes
+            if now > highest:
+                highest, peak_s, most = now, time_s, held.copy()
+            levels[time_s] = now
+        if now != base:
+            raise ValueError(
+                f"{device} holds {now - base} bytes more after a step: its sizes are not those of messages"
+            )
+        peak = sizes.held(
+            activation_bytes=sum(most[part] for part in _BY_SAMPLE),
+            received_bytes=most[_HeldPart.RECEIVED],
+            sending_bytes=most[_HeldPart.SENDING],
+        )
+        return DeviceMemory(peak_s=peak_s, peak=peak, timeline=_changes(levels))
+
+
+def _per_sample(sizes: HeldSizes) -> tuple[int, ...]:
+    """Return the bytes of one sample of each part that goes by the sample."""
+    held, again = sizes.activation_bytes_per_sample, sizes.again_bytes_per_sample
+    deferred, split = sizes.deferred_bytes_per_sample, sizes.again_split_bytes_per_sample
+    return held, held if deferred is None else deferred, again, again if split is None else split
+
+
+def _changes(levels: Mapping[float, int]) -> tuple[tuple[float, int], ...]:
+    """Return the levels without those that are like the one before."""
+    points = list(levels.items())
+    return (points[0], *(point for before, point in pairwise(points) if point[1] != before[1]))

@@ -12,8 +12,7 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.schedule.dispatch.machine import DispatchPolicy
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.memory import MemoryLog
-from spantrain.sim.record import TraceRecorder
+from spantrain.sim.record import MemoryLog, TraceRecorder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,11 @@ from typing import Any
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.control import ask
+from spantrain.testbed.control import HostStatus, LineStatus, ShapedLinkStatus, TestbedStatus, ask
 from spantrain.testbed.layout import HOST_INTERFACE, NetworkLayout, lay_out
 from spantrain.testbed.namespace_handle import NamespaceHandle
 from spantrain.testbed.namespace_processes import end_process, end_processes
 from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
-from spantrain.testbed.status import HostStatus, LineStatus, ShapedLinkStatus, TestbedStatus
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0

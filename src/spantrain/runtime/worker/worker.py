@@ -20,11 +20,9 @@ from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
 from spantrain.devices.registry import open_device
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, WorkerError
-from spantrain.profiler.compute import Bench, measure_units
-from spantrain.profiler.network import dismiss_echo, echo_probes, measure_both
-from spantrain.profiler.network_latency import Software
+from spantrain.profiler.compute import Bench, measure_tasks, measure_units
+from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
 from spantrain.profiler.network_probes import warm_up_links
-from spantrain.profiler.tasks import measure_tasks
 from spantrain.runtime.checkpoint.saver import SavedFile
 from spantrain.runtime.comparison.order import FrameworkOrder
 from spantrain.runtime.comparison.session import FrameworkSession

@@ -1,16 +1,180 @@
-"""Links that transfers share, on a virtual clock.
-
-A link that shares itself among the messages that are on it.
-"""
+"""Links that transfers share, on a virtual clock: one link alone, or several that a message needs at once."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from spantrain.core.speed import SpeedTrace
+from spantrain.cost.fairness import fair_parts, part_alone
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.network.mesh import Mesh
 from spantrain.sim.network.sending import Arrived, Lane, Sending, TransferCost
+
+_ROUNDING = 1e-9
+"""What sums of parts of a link may be wrong by."""
+
+_FEW = 16
+"""Messages, up to which groups of them are likely to meet again as they are."""
+_UNPLANNED = -1.0
+"""In the place of a speed that has not been found yet."""
+
+
+class Mesh:
+    """All messages that take several links, and those that share one of these links with them.
+
+    A link on which all messages together ask for no more than it has makes nobody slower. So a message that comes or
+    goes changes the speeds only of those that it reaches over links which are asked for more than they have.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, ended: Callable[[Sending], None], *, fair: bool, speeds: Mapping[str, SpeedTrace]
+    ) -> None:
+        self._clock = clock
+        self._ended = ended
+        self._fair = fair
+        self._speeds = speeds
+        self._on: dict[str, dict[Sending, float]] = {}
+        """By link, in the order in which they came: what is on it, and the part that each takes at full speed."""
+        self._changed: dict[Sending, None] = {}
+        """What came, or may go faster, at this moment."""
+        self._known_parts: dict[tuple[int, ...], tuple[list[Sending], list[float]]] = {}
+        """By the identities of what is sent, where links have one speed: messages with them, and their fair parts."""
+        self._turns = 0
+        self._watched: set[str] = set()
+        """Links whose next change of speed is waited for."""
+
+    def add(self, sending: Sending) -> None:
+        """Begin to carry a message."""
+        sending.start_s = self._clock.now_s
+        self.take_over(sending)
+
+    def take_over(self, sending: Sending) -> None:
+        """Go on with a message that was under way elsewhere, with the work that is left."""
+        sending.since_s = self._clock.now_s
+        self._turns += 1
+        sending.turn = self._turns
+        sending.part = _UNPLANNED
+        for link, part in sending.transfer.uses:
+            on = self._on.get(link)
+            if on is None:
+                on = self._on[link] = {}
+            on[sending] = part
+            if link in self._speeds:
+                self._watch(link)
+        self._share_soon([sending])
+
+    def _share_soon(self, changed: Iterable[Sending]) -> None:
+        """Find new speeds when all that happens at this moment has happened."""
+        if not self._changed:
+            self._clock.at(self._clock.now_s, self._share_all, last=True)
+        self._changed.update(dict.fromkeys(changed))
+
+    def _share_all(self) -> None:
+        changed, self._changed = self._changed, {}
+        done: set[Sending] = set()
+        for sending in changed:
+            if sending.end_s is None and sending not in done:
+                done.update(self._share(sending, self._clock.now_s))
+
+    def _share(self, changed: Sending, now_s: float) -> list[Sending]:
+        """Find new speeds for all that a message affects, and plan their ends; return what they are of."""
+        group, is_crowded = self._group([changed], now_s)
+        parts = self._parts(group, now_s) if is_crowded or self._speeds else [1.0] * len(group)
+        for sending, part in zip(group, parts, strict=True):
+            if part == sending.part:
+                continue  # it goes on as planned
+            sending.left_s = max(0.0, sending.left_s - (now_s - sending.since_s) * sending.part)
+            sending.since_s = now_s
+            sending.part = part
+            sending.version += 1
+            if part > 0 or sending.left_s == 0:
+                wait_s = sending.left_s / part if sending.left_s else 0.0
+                self._clock.at(now_s + wait_s, self._end, sending, sending.version)
+        return group
+
+    def _group(self, changed: list[Sending], now_s: float) -> tuple[list[Sending], bool]:
+        """Return what these messages reach over crowded links, with them, and whether there is such a link."""
+        group, seen, known = changed, set[str](), set(changed)
+        is_crowded = False
+        for sending in group:  # grows while it is walked
+            for link in sending.transfer.links:
+                on = self._on[link]
+                if len(on) > 1 and link not in seen:
+                    seen.add(link)
+                    if self._is_crowded(link, on, now_s):
+                        is_crowded = True
+                        new = [other for other in on if other not in known]
+                        known.update(new)
+                        group += new
+        return group, is_crowded
+
+    def _is_crowded(self, link: str, on: Mapping[Sending, float], now_s: float) -> bool:
+        return sum(on.values()) > self._speed_of(link, now_s) + _ROUNDING
+
+    def _parts(self, group: list[Sending], now_s: float) -> list[float]:
+        """Return the part of its full speed that each gets; the same messages meet again and again."""
+        if self._speeds or not self._fair or len(group) > _FEW:
+            return self._parts_now(group, now_s)
+        key = tuple(id(sending.transfer) for sending in group)
+        known = self._known_parts.get(key)
+        if known is None:
+            # The messages are kept, or others could get the identities of what they send.
+            known = self._known_parts[key] = (group, self._parts_now(group, now_s))
+        return known[1]
+
+    def _parts_now(self, group: Sequence[Sending], now_s: float) -> list[float]:
+        links = dict.fromkeys(link for sending in group for link in sending.transfer.links)
+        capacity = {link: self._speed_of(link, now_s) for link in links}
+        if len(group) == 1:
+            return [part_alone(group[0].transfer.uses, capacity)]
+        if self._fair:
+            return fair_parts([(one.transfer.bandwidth_bytes_per_s, one.transfer.uses) for one in group], capacity)
+        return self._parts_by_turn(group, capacity)
+
+    def _parts_by_turn(self, group: Sequence[Sending], capacity: Mapping[str, float]) -> list[float]:
+        """Give each all that it can use of what those that came before it leave."""
+        left = dict(capacity)
+        parts = {}
+        for sending in sorted(group, key=lambda one: one.turn):
+            uses = sending.transfer.uses
+            part = min(part_alone(uses, capacity), *(max(0.0, left[link]) / used for link, used in uses))
+            parts[sending] = part
+            for link, used in uses:
+                left[link] -= used * part
+        return [parts[sending] for sending in group]
+
+    def _end(self, sending: Sending, version: int) -> None:
+        if version != sending.version:
+            return  # the shares have changed since
+        now_s = sending.end_s = self._clock.now_s
+        freed: dict[Sending, None] = {}
+        for link in sending.transfer.links:
+            on = self._on[link]
+            was_crowded = len(on) > 1 and self._is_crowded(link, on, now_s)
+            del on[sending]
+            if was_crowded:
+                freed.update(dict.fromkeys(on))
+        self._clock.at(now_s + sending.transfer.latency_s, sending.arrive, sending.version)
+        if freed:
+            self._share_soon(freed)
+        self._ended(sending)
+
+    def _speed_of(self, link: str, now_s: float) -> float:
+        trace = self._speeds.get(link)
+        return 1.0 if trace is None else trace.speed_at(now_s)
+
+    def _watch(self, link: str) -> None:
+        """Ask to be called when a link changes its speed, as long as anything is on it."""
+        change_s = self._speeds[link].next_change_s(self._clock.now_s)
+        if change_s is not None and link not in self._watched:
+            self._watched.add(link)
+            self._clock.at(change_s, self._change, link)
+
+    def _change(self, link: str) -> None:
+        self._watched.discard(link)
+        if self._on[link]:
+            self._watch(link)
+            self._share_soon(self._on[link])
+
 
 Ended = Callable[[Sending], None]
 

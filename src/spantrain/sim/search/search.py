@@ -16,10 +16,8 @@ from spantrain.schedule.registry import schedules, static_orders
 from spantrain.sim.bounds.bound import pipeline_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.exhaustive import is_alike, shortest
-from spantrain.sim.search.improve import Improver, rank_by_part
-from spantrain.sim.search.model import StepModel, model_of
-from spantrain.sim.search.run import Orders, Outcome, run_orders, run_ranks
+from spantrain.sim.search.improve import Improver, is_alike, rank_by_part, shortest
+from spantrain.sim.search.model import Orders, Outcome, StepModel, model_of, run_orders, run_ranks
 
 _PLAIN = "the plain rule"
 _SMALL, _NODES_PER_RUN = 200, 10

@@ -1,11 +1,8 @@
 """Carry packets between the sites' TUN devices, each through the shaped way between its sites.
 
-All links between sites, and the lines that they share: each packet's way through uplink, link and downlink.
-
 A site's uplink carries all that leaves it, its downlink all that comes; a site without one is joined to its links
 directly. A packet waits, is sent and leaves at each of them in turn (store and forward), and on each of them flows
-share fairly. All of them may follow a trace of speeds. No clock, no I/O: what leaves one of them enters the next at the
-time at which it left, and speeds change at their times, however late the caller is.
+share fairly. All of them may follow a trace of speeds.
 """
 
 import heapq
@@ -18,10 +15,9 @@ from random import Random
 from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
+from spantrain.testbed.build import set_segmentation
 from spantrain.testbed.layout import NetworkLayout, SiteLayout
-from spantrain.testbed.namespaces import set_segmentation
-from spantrain.testbed.router.packets import parse_packet
-from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink, parse_packet
 
 Pair = tuple[str, str]
 """Source and target site."""
@@ -42,7 +38,11 @@ def shape_of(link: Link) -> LinkShape:
 
 
 class ShapedNetwork:
-    """The ways between all sites. Push packets at a site, take those that have arrived at another."""
+    """The ways between all sites. Push packets at a site, take those that have arrived at another.
+
+    No clock, no I/O: what leaves a line or link enters the next at the time at which it left, and speeds change at
+    their times, however late the caller is.
+    """
 
     def __init__(self, sites: tuple[SiteLayout, ...], links: tuple[Link, ...]) -> None:
         self.links: dict[Pair, ShapedLink] = {}

@@ -3,11 +3,6 @@
 Started as `python -m spantrain.testbed.router.router DIRECTORY` with a layout on standard input; answers one line on
 standard output when all is ready. It forks one keeper, which waits for the router's end, however that comes, then ends
 what still lives in the namespaces and removes the state files.
-
-Wake at an instant, not some time after it: sleep until a little before, then look until it has come.
-
-A sleeping process is woken late, by 20 to 100 microseconds and more where the processor had gone to sleep as well;
-a packet would cross two such delays on each way. How late wake-ups are is learned from those that happened.
 """
 
 import gc
@@ -24,8 +19,7 @@ from typing import Any
 
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import SpanTrainError, TestbedError, UsageError
-from spantrain.testbed import namespaces
-from spantrain.testbed.build import Built, build
+from spantrain.testbed.build import Built, build, fine_timers
 from spantrain.testbed.control import Answer, RequestServer
 from spantrain.testbed.layout import NetworkLayout
 from spantrain.testbed.namespace_processes import end_processes
@@ -39,7 +33,11 @@ _PART = 0.9
 
 
 class Lead:
-    """How long before an instant to ask for the wake-up: what nine of ten wake-ups are late by, at most 0.2 ms."""
+    """How long before an instant to ask for the wake-up: what nine of ten wake-ups are late by, at most 0.2 ms.
+
+    A sleeping process is woken late, by 20 to 100 microseconds and more where the processor had gone to sleep as well;
+    a packet would cross two such delays on each way.
+    """
 
     def __init__(self) -> None:
         self.seconds = _FIRST_LEAD_S
@@ -218,7 +216,7 @@ def _start_keeper(directory: Path, layout: NetworkLayout, built: Built) -> int:
 
 def _settle() -> None:
     """Make wake-ups exact and pauses rare."""
-    namespaces.fine_timers()
+    fine_timers()
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     gc.collect()
