@@ -293,6 +293,10 @@ EDITS = {
         lambda content: swapped_hosts(content),
         ("in the plan", "in the profile", "plan again"),
     ),
+    "micro-batches in another order": (
+        lambda content: content["stages"][0]["micro_batches"].reverse(),
+        ("stage 0: micro-batches must stand in the order of their samples",),
+    ),
     "a device outside": (
         lambda content: device_of(content).update(name="../../escaped"),
         ("'../../escaped' is no name",),

@@ -85,6 +85,13 @@ def test_place_needs_places(spantrain, config) -> None:
     assert "has no placement section" in ended.err
 
 
+def test_place_refuses_a_model_that_no_machine_holds(spantrain, config) -> None:
+    config.write_text(CONFIG + PLACES.replace("model: 500 MB", "model: 100000000000000000000 MB"))
+    ended = spantrain("outer", "place", config)
+    assert (ended.code, ended.out) == (2, "")
+    assert "no machine holds" in ended.err
+
+
 def test_run_becomes_the_command(config, token) -> None:
     code = (
         "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'OUTER' in k})); raise SystemExit(7)"

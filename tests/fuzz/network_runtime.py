@@ -78,7 +78,8 @@ def _held_words(chance: Random) -> torch.Tensor:
     text = zlib.compress(bytes(_words(chance, held).to(torch.uint8).numpy()))
     if chance.random() < 0.002:
         text = zlib.compress(b" " * 2**26 + b"{}")
-    return torch.frombuffer(bytearray(corrupted(chance, text) if chance.random() < 0.1 else text), dtype=torch.uint8)
+    words = corrupted(chance, text) if chance.random() < 0.1 else text
+    return torch.tensor(list(words), dtype=torch.uint8)
 
 
 @cache

@@ -1,5 +1,7 @@
 """In-flight limits that would stop the pipeline are found before it runs."""
 
+import pytest
+
 from spantrain.core.span import Span, equal_spans
 from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 
@@ -29,5 +31,5 @@ def test_messages_name_the_replica_and_the_need(make_plan) -> None:
 
 
 def test_order_must_rise(make_plan) -> None:
-    plan = make_plan([((Span(2, 4), Span(0, 2)), [1.0], [4])])
-    assert check_limits(plan) == ["stage 0: micro-batches must be in order of rising sample"]
+    with pytest.raises(ValueError, match="stage 0: micro-batches must stand in the order of their samples"):
+        make_plan([((Span(2, 4), Span(0, 2)), [1.0], [4])])

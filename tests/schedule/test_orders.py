@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.action import Action
-from spantrain.core.span import Span, equal_spans
+from spantrain.core.span import equal_spans
 from spantrain.errors import PlanError, ScheduleError, UsageError
 from spantrain.schedule.layout import CutLayout, forward_counts, windows
 from spantrain.schedule.orders import check_orders, check_replica_order
@@ -170,10 +170,3 @@ def test_names_are_sorted_described_and_checked() -> None:
     assert all(schedules()[name].description for name in schedule_names())
     with pytest.raises(UsageError, match="did you mean 'critical-path'"):
         check_schedule("critical_path")
-
-
-def test_micro_batches_must_rise() -> None:
-    cut = (Span(4, 8), Span(0, 4))
-    where = CutLayout(micro_batches=(cut,), spans=((cut,),), limits=((8,),))
-    with pytest.raises(PlanError, match="rising"):
-        static_orders("gpipe", where)

@@ -1,5 +1,7 @@
 """A coordinator that keeps who it is, names that are taken over, and calls that are not waited for."""
 
+import base64
+import json
 import threading
 from pathlib import Path
 
@@ -47,6 +49,20 @@ def test_a_coordinator_that_starts_again_is_the_same_to_who_has_its_token(tmp_pa
     finally:
         before.close()
         second.stop(0.1)
+
+
+def test_a_key_of_an_unknown_algorithm_is_refused_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    Credentials.kept_in(path)
+    kept = json.loads(path.read_text())
+    lines = kept["authority_key"].splitlines()
+    code = bytearray(base64.b64decode("".join(lines[1:-1])))
+    curve = bytes((0x2A, 0x86, 0x48, 0xCE, 0x3D, 0x03, 0x01, 0x07))  # prime256v1
+    code[code.index(curve) + len(curve) - 1] = 0x7F
+    kept["authority_key"] = "\n".join((lines[0], base64.b64encode(code).decode(), lines[-1], ""))
+    path.write_text(json.dumps(kept))
+    with pytest.raises(UsageError, match=r"credentials.json: holds no credentials .* is not known here"):
+        Credentials.kept_in(path)
 
 
 def test_who_joins_last_has_the_name_where_that_is_allowed(tmp_path: Path) -> None:

@@ -312,8 +312,10 @@ class Plan:
 
 def _check_spans(index: int, stage: Stage, global_batch: int) -> None:
     """Check that micro-batches hold every sample once and that the in-flight limits cannot stop the pipeline."""
+    if list(stage.micro_batches) != sorted(stage.micro_batches):
+        raise ValueError(f"stage {index}: micro-batches must stand in the order of their samples")
     covered = 0
-    for span in sorted(stage.micro_batches):
+    for span in stage.micro_batches:
         if span.lo != covered:
             raise ValueError(
                 f"stage {index}: micro-batches leave out or repeat samples at {covered}: {span}; every sample of the "

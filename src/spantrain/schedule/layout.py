@@ -52,11 +52,6 @@ class CutLayout:
         """Number of stages."""
         return len(self.spans)
 
-    @property
-    def rising(self) -> bool:
-        """Whether every stage takes its micro-batches by rising sample."""
-        return all(list(spans) == sorted(spans) for spans in self.micro_batches)
-
     @cached_property
     def stage_spans(self) -> tuple[tuple[Span, ...], ...]:
         """By stage: the spans of all its replicas, by rising sample; each sample is in exactly one."""
@@ -152,9 +147,6 @@ def minimum_in_flight(layout: CutLayout) -> tuple[tuple[int, ...], ...]:
 def check_limits(plan: Plan) -> list[str]:
     """Return what would stop the pipeline; nothing if it can run."""
     layout = CutLayout.of(plan)
-    if not layout.rising:
-        wrong = [str(stage) for stage, spans in enumerate(layout.micro_batches) if list(spans) != sorted(spans)]
-        return [f"stage {', '.join(wrong)}: micro-batches must be in order of rising sample"]
     return [
         f"stage {stage}, replica {plan.stages[stage].replicas[replica].devices[0]}: in-flight limit "
         f"{layout.limits[stage][replica]} samples, but the micro-batches of the other stages need it to hold {needed}; "

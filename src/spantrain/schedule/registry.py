@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from spantrain.core.plan import Plan
-from spantrain.errors import PlanError, UsageError
+from spantrain.errors import UsageError
 from spantrain.schedule import static
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
@@ -102,12 +102,10 @@ def static_orders(name: str, layout: CutLayout, *, split: bool | None = None) ->
     `zb-h1` and `zb` only on stage 0, where W follows I at once and nobody waits for I.
 
     Raises:
-        PlanError: micro-batches are not in rising order, or a limit is so small that no order can run.
+        PlanError: a limit is so small that no order can run.
     """
     orders = schedule_named(name).orders
     assert orders is not None, f"{name} is decided at run time"
-    if not layout.rising:
-        raise PlanError(f"schedule {name} needs the micro-batches of every stage by rising sample")
     return orders(layout, split)
 
 

@@ -33,7 +33,7 @@ class CaseValidation:
     predicted_s: float
     measured_s: float
     predicted_bytes: int
-    measured_bytes: int
+    measured_bytes: float
     excluded: tuple[str, ...]
     """`time`, `memory`: measured figures that the folder says not to use, so they count in no error."""
     flags: tuple[str, ...]
@@ -121,7 +121,7 @@ def _compared(case: ReferenceCase, predicted: CasePrediction) -> CaseValidation:
         predicted_s=predicted.step_s,
         measured_s=case.step_s,
         predicted_bytes=predicted.peak_bytes,
-        measured_bytes=round(case.peak_bytes),
+        measured_bytes=case.peak_bytes,
         excluded=excluded_figures(case.flags),
         flags=case.flags,
         longest=predicted.longest,

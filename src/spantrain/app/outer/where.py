@@ -95,16 +95,16 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
     count, settings = len(config.shards), config.numbers.settings
     held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
-    request = PlacementRequest(
-        bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
-        throughput=places.throughput,
-        shard_bytes={shard.name: max(1, size + (k < more)) for k, shard in enumerate(config.shards)},
-        line_bytes_per_s=places.line_bytes_per_s,
-        memory_bytes=places.memory_bytes,
-        bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
-        bytes_pushed_per_byte=_pushed(places.model_bytes, settings.push_format),
-    )
     try:
+        request = PlacementRequest(
+            bandwidth_bytes_per_s=places.bandwidth_bytes_per_s,
+            throughput=places.throughput,
+            shard_bytes={shard.name: max(1, size + (k < more)) for k, shard in enumerate(config.shards)},
+            line_bytes_per_s=places.line_bytes_per_s,
+            memory_bytes=places.memory_bytes,
+            bytes_held_per_byte=PlacementRequest.bytes_held_per_byte + held,
+            bytes_pushed_per_byte=_pushed(places.model_bytes, settings.push_format),
+        )
         return place_shards(request)
     except ValueError as error:
         raise ConfigError(f"{config.source}: {error}") from None

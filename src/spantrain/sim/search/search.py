@@ -102,7 +102,7 @@ class _OrderSearch:
         self._costs = costs
         self._layout = CutLayout.of(plan)
         spans = sum(len(own) for row in self._layout.spans for own in row)
-        self.runs = effort.runs(3 * spans) if self._layout.rising else 0
+        self.runs = effort.runs(3 * spans)
         """Simulations that are allowed; 0: the plan is not one to search for."""
         self.plain_s = 0.0
         """Seconds of the pipeline under the plain rule, as the search has it."""

@@ -193,8 +193,11 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _checked_key(key_pem: bytes, certificate_pem: bytes) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(key_pem, password=None)
-    public = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    try:
+        key = serialization.load_pem_private_key(key_pem, password=None)
+        public = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(f"a key or a certificate of an algorithm that is not known here: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
         raise ValueError("a key and a certificate that do not belong together")
     return key
