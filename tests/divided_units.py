@@ -9,9 +9,9 @@ from torch import Tensor
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.tensor_parallel.division import put
 from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import partial_parameters, shard_units
-from spantrain.models.tensor_parallel.slices import put
 from spantrain.models.units import UnitModule
 
 Build = Callable[[], list[UnitModule]]

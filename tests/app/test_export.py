@@ -15,11 +15,10 @@ from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.build import build_units
+from spantrain.models.build import build_units, whole_model, whole_parameters
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.whole import whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder, write_device_file

@@ -13,8 +13,8 @@ from spantrain.app.export.export import find_weights, import_weights
 from spantrain.app.training.first_weights import first_weights
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.build import whole_parameters
 from spantrain.models.data.choice import model_on_data
-from spantrain.models.whole import whole_parameters
 
 pytestmark = pytest.mark.checkpoint
 
@@ -104,7 +104,7 @@ def test_statistics_that_would_be_lost_are_refused(tmp_path):
 
 
 def test_a_router_loss_that_a_configuration_asks_for_is_told(tmp_path):
-    from spantrain.models.tracing.difference import differences
+    from spantrain.models.tracing.check import differences
 
     fields = {"model_type": "mixtral", **SIZES, "num_local_experts": 2, "output_router_logits": True}
     fields["architectures"] = ["MixtralForCausalLM"]

@@ -17,8 +17,8 @@ from spantrain.config.artefacts import (
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.shares import TensorPart
+from spantrain.models.build import whole_model
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.whole import whole_model
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import SavedFile, step_folder, write_device_file

@@ -33,8 +33,7 @@ from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import SpanTrainError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import vocabulary_size
-from spantrain.models.data.documents import document_parts
-from spantrain.models.data.tokenizer import Bytes
+from spantrain.models.data.text import ByteEncoder, document_parts
 from spantrain.outer.master.files import MasterFiles
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
@@ -384,7 +383,9 @@ TARGETS: tuple[Target, ...] = (
     file_target("reference-folder", reference_case, validate_reference),
     file_target("hf-configuration", configuration_case, lambda folder: resolve_model(f"hf:{folder}", data_given=True)),
     file_target("tokenizer-file", tokenizer_case, lambda folder: vocabulary_size(folder / "tokenizer.json")),
-    file_target("data-lines", lines_case, lambda folder: document_parts(f"jsonl:{folder / 'data.jsonl'}", Bytes())),
+    file_target(
+        "data-lines", lines_case, lambda folder: document_parts(f"jsonl:{folder / 'data.jsonl'}", ByteEncoder())
+    ),
     file_target("master-state", master_case, run_master),
     file_target("credentials", credentials_case, lambda folder: Credentials.kept_in(folder / "credentials.json")),
     file_target("testbed-state", testbed_case, run_testbeds),

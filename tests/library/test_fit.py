@@ -13,9 +13,9 @@ import spantrain
 from patience import PATIENCE_S
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
+from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
 from spantrain.models.data.sampler import Sampler
-from spantrain.models.tracing.model import unsplit_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,7 +45,7 @@ def arguments(out: Path, **given) -> spantrain.TrainingArguments:
 def plain_torch(mine, batches) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train in this process, from the weights that workers begin with."""
     spec = with_loss(model_on_data(f"{mine.__file__}:build"), f"{mine.__file__}:loss")
-    model = unsplit_model(spec, seed=SEED)
+    model = whole_model(spec, seed=SEED).module
     optimizer = ADAMW(model.parameters())
     losses = []
     for inputs, labels in batches:

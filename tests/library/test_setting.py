@@ -13,8 +13,8 @@ from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.library.progress import Progress
 from spantrain.library.setting import Setting, model_of
 from spantrain.library.trainer import state_of
+from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data
-from spantrain.models.tracing.model import unsplit_model
 from spantrain.runtime.checkpoint.manifest import Manifest
 
 QUIET = Progress((), every=0, stop=lambda: None)
@@ -115,7 +115,7 @@ def begun(tmp_path):
     arguments = spantrain.TrainingArguments(output_dir=tmp_path / "run", max_steps=3, train_batch_size=8, seed=7)
     request = Setting.of(spec, arguments, cluster=None, plan=None, optimizer=None, measure=False).ready(3, QUIET)
     (tmp_path / "weights").mkdir()
-    save_file(dict(unsplit_model(spec, seed=7).named_parameters()), tmp_path / "weights" / "model.safetensors")
+    save_file(dict(whole_model(spec, seed=7).module.named_parameters()), tmp_path / "weights" / "model.safetensors")
     manifest = Manifest(
         step=0, model=spec, plan=request.plan, job=request.job, profile=request.profile_path, losses=(),
         ledger=SampleLedger(),
@@ -125,7 +125,7 @@ def begun(tmp_path):
 
 def test_buffers_come_back_as_they_were_in_the_run(begun):
     spec, folder = begun
-    found, wanted = state_of(folder, spec), unsplit_model(spec, seed=7).state_dict()
+    found, wanted = state_of(folder, spec), whole_model(spec, seed=7).module.state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 

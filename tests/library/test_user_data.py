@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from spantrain.errors import ConfigError
-from spantrain.models.build import build_units
+from spantrain.models.build import build_units, whole_model
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.user import batch_of, samples_of
-from spantrain.models.tracing.model import unsplit_model
 from spantrain.runtime.worker.user_functions import with_own_functions
 
 
@@ -84,10 +83,10 @@ def test_a_sample_that_fails_is_named_with_its_number(user_file):
 def test_a_loss_function_is_part_of_the_model(user_file, tmp_path):
     spec = spec_of(user_file)
     assert user_functions(spec)[-1] == f"{user_file}:loss"
-    assert isinstance(unsplit_model(spec, seed=0), torch.nn.Sequential)
+    assert isinstance(whole_model(spec, seed=0).module, torch.nn.Sequential)
     user_file.write_text(user_file.read_text() + "\n# changed\n")
     with pytest.raises(ConfigError, match="is not the file"):
-        unsplit_model(spec, seed=0)
+        whole_model(spec, seed=0)
     with pytest.raises(ConfigError, match="has its own loss"):
         with_loss(model_on_data("gpt2-tiny"), f"{user_file}:loss")
 
@@ -147,5 +146,5 @@ def test_a_file_that_trains_while_it_is_imported_is_refused(tmp_path):
         ", max_steps=1)).fit()\n"
     )
     with pytest.raises(ConfigError, match=r"unguarded\.py starts training while it is imported.*__main__"):
-        unsplit_model(model_on_data(f"{file}:build"), seed=0)
+        whole_model(model_on_data(f"{file}:build"), seed=0)
     assert not (tmp_path / "run").exists()

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.data.text import read_windows
-from spantrain.models.data.tokenizer import BYTE_MASK
+from spantrain.models.data.text import BYTE_MASK, read_windows
 
 LENGTH = 16
 

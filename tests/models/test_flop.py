@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from spantrain.models.build import build_units, example_inputs, example_labels
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.execution.flop import FlopMeter
+from spantrain.models.execution.measure import FlopMeter
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny"])

@@ -1,26 +1,15 @@
 """Units against the unsplit transformers models; weights that do not depend on what is built with them."""
 
-import importlib
-
 import pytest
 import torch
 
-from spantrain.models.build import build_units, unit_count
+from spantrain.models.build import build_units, unit_count, whole_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import parameter_names, sample_losses, shared_parameters
 
-UNSPLIT = {
-    "gpt2": "GPT2LMHeadModel",
-    "bert": "BertForMaskedLM",
-    "resnet": "ResNetForImageClassification",
-    "efficientnet": "EfficientNetForImageClassification",
-}
-
 
 def unsplit_model(spec):
-    family = importlib.import_module(f"spantrain.models.catalog.{spec.family}")
-    modeling = importlib.import_module(f"transformers.models.{spec.family}.modeling_{spec.family}")
-    return getattr(modeling, UNSPLIT[spec.family])(family.configuration(spec)).eval()
+    return whole_model(spec, seed=0).module
 
 
 def full_parameters(units):

@@ -12,8 +12,8 @@ from spantrain.core.span import Span
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.graph import build_graph
+from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
-from spantrain.models.tensor_parallel.slices import take
 from spantrain.runtime.gradients.groups import SingleMember, group_ranks
 from spantrain.runtime.gradients.memory_groups import ThreadMembers
 from spantrain.runtime.gradients.part_sums import share_parts

@@ -19,8 +19,8 @@ from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.graph import build_graph
+from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import ThreadGroup
-from spantrain.models.tensor_parallel.slices import take
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.gradients.memory_groups import thread_groups
 from spantrain.runtime.outer.part import StageParameters, stage_layers

@@ -16,7 +16,7 @@ from spantrain.core.span import Span
 from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor_parallel.slices import take
+from spantrain.models.tensor_parallel.division import take
 from spantrain.outer.client.grouping import group_layers, spec_of
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.local import LocalParameterServer

@@ -21,7 +21,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor_parallel.slices import put
+from spantrain.models.tensor_parallel.division import put
 from spantrain.runtime.gradients.memory_groups import ThreadMembers, thread_groups
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.step.recorder import StepRecorder

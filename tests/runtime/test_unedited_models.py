@@ -23,7 +23,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.tracing.losses import OwnLoss
+from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.step.driver import StepDriver

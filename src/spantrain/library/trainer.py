@@ -20,13 +20,12 @@ from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.progress import Callback, Progress, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
-from spantrain.models.build import unit_names
+from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
 from spantrain.models.data.sampler import Sampler
 from spantrain.models.data.user import samples_of
 from spantrain.models.tracing.factory import check_not_importing
-from spantrain.models.whole import whole_model, whole_parameters
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 
 if TYPE_CHECKING:

@@ -1,19 +1,73 @@
-"""Build units of a model: the same weights, whichever of them are built and wherever."""
+"""Builds a model's units, any of them with the weights that it has among all others, and the unsplit model."""
 
-from collections.abc import Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog import catalog
-from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, is_text
-from spantrain.models.data.hashing import derive_seed
-from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.models.catalog.family import CatalogUnits
+from spantrain.models.tracing.batch import ModelBatch
+from spantrain.models.units import UnitModule, parameter_names
 
-_SHARED_STD = 0.02
-"""Standard deviation of tied embeddings: the transformers library's for GPT-2 and BERT."""
+
+class UnitSource(Protocol):
+    """Where the units of one model come from: the catalog, or any model that is followed."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all units, in order."""
+
+    def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
+        """Build units as `build_units` does."""
+
+    def blank(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
+        """Build units as `blank_units` does."""
+
+    def empty(self, index: int) -> UnitModule:
+        """Build a unit on the meta device."""
+
+    def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
+        """Return what gives units by their index, and what of the model is not done; the model was checked."""
+
+    def batch(self) -> ModelBatch:
+        """Return an example of what goes in."""
+
+    def unsplit(self, *, seed: int, weights: bool = True) -> tuple[nn.Module, ModelBatch]:
+        """Build the whole model and an example; without `weights`, only its buffers need numbers in them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsplitModel:
+    """A model in one piece, with an example of what goes in."""
+
+    module: nn.Module
+    inputs: Mapping[str, torch.Tensor]
+    """By the keyword of the module's forward; empty where inputs have no keywords."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsplitParameter:
+    """One parameter of the unsplit model."""
+
+    shape: tuple[int, ...]
+    other_names: tuple[str, ...] = field(default=())
+    """Of a parameter that several units share: its names in the later ones."""
+
+
+def unit_source(spec: ModelSpec) -> UnitSource:
+    """Return what builds a model's units.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    if spec.family in ("factory", "hf"):
+        from spantrain.models.tracing.model import TracedUnits
+
+        return TracedUnits(spec)
+    return CatalogUnits(spec)
 
 
 def unit_names(spec: ModelSpec) -> tuple[str, ...]:
@@ -22,11 +76,7 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
     Raises:
         ConfigError: no such family, or the model cannot be built or followed.
     """
-    if not is_unedited(spec):
-        return catalog.unit_names(spec)
-    from spantrain.models.tracing.model import cut_model
-
-    return cut_model(spec).names
+    return unit_source(spec).names
 
 
 def unit_count(spec: ModelSpec) -> int:
@@ -34,100 +84,95 @@ def unit_count(spec: ModelSpec) -> int:
     return len(unit_names(spec))
 
 
-def is_unedited(spec: ModelSpec) -> bool:
-    """Whether the model is of no family of the catalog's, but followed as it is (`models.tracing`)."""
-    return spec.family in ("factory", "hf")
-
-
 def build_units(spec: ModelSpec, indices: Iterable[int] | None = None, *, seed: int) -> list[UnitModule]:
     """Build the units with these indices (all by default), in float32 on the CPU.
 
-    The weights are the same whichever units are built: every unit of the catalog's families, and every group of shared
-    parameters, has a seed of its own, derived from `seed`; an unedited model is built whole, by its own rules, and what
-    no unit asked for holds is dropped. Parameters shared among the units asked for are one object. The global random
-    state is left as it was.
+    The weights are the same whichever units are built. Parameters shared among the units asked for are one object. The
+    global random state is left as it was.
 
     Raises:
         ValueError: an index is out of range.
         ConfigError: an unedited model cannot be built or followed.
     """
-    wanted = list(range(unit_count(spec)) if indices is None else indices)
-    if any(not 0 <= index < unit_count(spec) for index in wanted):
-        raise ValueError(f"{spec.name} has units 0 to {unit_count(spec) - 1}, got {wanted}")
-    if is_unedited(spec):
-        from spantrain.models.tracing.model import build_traced
+    source = unit_source(spec)
+    return source.build(_checked(spec, source, indices), seed=seed)
 
-        return list(build_traced(spec, wanted, seed=seed))
-    units = [_seeded_unit(spec, index, seed) for index in wanted]
-    tie_parameters(units)
-    return units
+
+def blank_units(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
+    """Build units for a device that takes them over from others: parameters may hold anything.
+
+    What is no parameter (masks, frozen statistics) is as ever. Errors are those of `build_units`.
+    """
+    source = unit_source(spec)
+    return source.blank(_checked(spec, source, indices), seed=seed)
+
+
+def _checked(spec: ModelSpec, source: UnitSource, indices: Iterable[int] | None) -> list[int]:
+    count = len(source.names)
+    wanted = list(range(count) if indices is None else indices)
+    if any(not 0 <= index < count for index in wanted):
+        raise ValueError(f"{spec.name} has units 0 to {count - 1}, got {wanted}")
+    return wanted
 
 
 def empty_unit(spec: ModelSpec, index: int) -> UnitModule:
     """Build one unit on the meta device: shapes, no weights."""
-    if is_unedited(spec):
-        from spantrain.models.tracing.model import empty_traced
-
-        return empty_traced(spec, index)
-    with torch.device("meta"):
-        unit: UnitModule = _family(spec).make_unit(spec, index)
-    return unit
-
-
-def _seeded_unit(spec: ModelSpec, index: int, seed: int) -> UnitModule:
-    family = _family(spec)
-    with torch.random.fork_rng(devices=[]):
-        unit: UnitModule = family.make_unit(spec, index)
-        # Seeded after construction, so that what constructors draw has no effect.
-        torch.manual_seed(derive_seed(seed, "unit", index))
-        family.initialize(spec, unit)
-        for group, local in unit.shared.items():
-            torch.manual_seed(derive_seed(seed, "shared", group))
-            nn.init.normal_(unit.get_parameter(local), std=_SHARED_STD)
-    return unit
-
-
-def _family(spec: ModelSpec) -> ModuleType:
-    # Imported here: transformers takes seconds to import, and planning needs none of it.
-    match spec.family:
-        case "gpt2":
-            from spantrain.models.catalog import gpt2
-
-            return gpt2
-        case "bert":
-            from spantrain.models.catalog import bert
-
-            return bert
-        case "resnet":
-            from spantrain.models.catalog import resnet
-
-            return resnet
-        case _:
-            assert spec.family == "efficientnet", f"no family {spec.family}"
-            from spantrain.models.catalog import efficientnet
-
-            return efficientnet
+    return unit_source(spec).empty(index)
 
 
 def example_inputs(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
     """Return inputs of the first unit with the right shapes and types, for measuring; their values mean nothing."""
-    if is_unedited(spec):
-        from spantrain.models.tracing.model import cut_model
-
-        batch = cut_model(spec).batch.resized(samples)
-        return tuple(tensor.to(device) for tensor in batch.inputs)
-    if is_text(spec):
-        assert spec.sequence_length is not None
-        return (torch.zeros(samples, spec.sequence_length, dtype=torch.int64, device=device),)
-    return (torch.zeros(samples, IMAGE_CHANNELS, IMAGE_SIDE, IMAGE_SIDE, device=device),)
+    return tuple(tensor.to(device) for tensor in unit_source(spec).batch().resized(samples).inputs)
 
 
 def example_labels(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Return labels with the right shape and type, for measuring."""
-    if is_unedited(spec):
-        from spantrain.models.tracing.model import cut_model
+    labels = unit_source(spec).batch().resized(samples).labels
+    return torch.zeros(samples, dtype=torch.int64, device=device) if labels is None else labels.to(device)
 
-        labels = cut_model(spec).batch.resized(samples).labels
-        return torch.zeros(samples, dtype=torch.int64, device=device) if labels is None else labels.to(device)
-    shape = (samples, spec.sequence_length) if spec.sequence_length is not None else (samples,)
-    return torch.zeros(shape, dtype=torch.int64, device=device)
+
+def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:
+    """Return all parameters of a model by name; one that units share has the name that it has in the first of them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    first: dict[str, str] = {}
+    others: dict[str, list[str]] = {}
+    for index in range(unit_count(spec)):
+        unit = empty_unit(spec, index)
+        groups = {local: group for group, local in unit.shared.items()}
+        for local, full in parameter_names(unit).items():
+            name = first.setdefault(groups[local], full) if local in groups else full
+            shapes.setdefault(name, tuple(unit.get_parameter(local).shape))
+            if name != full:
+                others.setdefault(name, []).append(full)
+    return {
+        name: UnsplitParameter(shape=shape, other_names=tuple(others.get(name, ()))) for name, shape in shapes.items()
+    }
+
+
+def whole_buffers(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Return the buffers that a model is made with, by name."""
+    return dict(unit_source(spec).unsplit(seed=0, weights=False)[0].named_buffers())
+
+
+def whole_model(spec: ModelSpec, *, seed: int) -> UnsplitModel:
+    """Build the unsplit model in evaluation mode, on the CPU, with weights of its own under a seed.
+
+    Raises:
+        ConfigError: an unedited model cannot be built.
+    """
+    module, batch = unit_source(spec).unsplit(seed=seed)
+    named = {name: tensor for name, tensor in zip(batch.names, batch.inputs, strict=True) if name is not None}
+    return UnsplitModel(module=module, inputs=_varied(named, module) if len(named) == len(batch.inputs) else {})
+
+
+def _varied(inputs: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return inputs whose numbers differ from each other, so that an output says something of all weights."""
+    vocabulary = int(getattr(getattr(module, "config", None), "vocab_size", 2))
+    found = {}
+    for name, tensor in inputs.items():
+        numbers = torch.arange(tensor.numel()).reshape(tensor.shape)
+        if tensor.is_floating_point():
+            found[name] = torch.sin(numbers.to(tensor.dtype))
+        else:
+            found[name] = (numbers % vocabulary).to(tensor.dtype) if name.endswith("input_ids") else tensor
+    return found

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,20 +13,10 @@ from spantrain.core.precision import check_dtype
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
-from spantrain.models.build import (
-    build_units,
-    empty_unit,
-    example_inputs,
-    example_labels,
-    is_unedited,
-    unit_count,
-    unit_names,
-)
-from spantrain.models.execution.flop import FlopMeter
-from spantrain.models.execution.held_member import TWO, held_behind, held_by_two
-from spantrain.models.execution.precision import autocast_dtype
-from spantrain.models.tensor_parallel.pieces import pieces_of
-from spantrain.models.tensor_parallel.shard import divides_sequence, sums_of
+from spantrain.models.build import example_inputs, example_labels, unit_names, unit_source
+from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two
+from spantrain.models.execution.segment import autocast_dtype
+from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.units import UnitModule
 
 _SMALL, _LARGE = 1, 3
@@ -70,18 +59,16 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     units: list[Unit] = []
     shared_bytes: dict[str, int] = {}
     costs: dict[str, _Cost] = {}
-    # An unedited model is built whole for each unit that is asked for: all of them at once, then.
-    built = build_units(spec, seed=0) if is_unedited(spec) else None
-    differing = _checked(spec, built) if built else ()
+    source = unit_source(spec)
+    unit_at, differing = source.to_measure()
     inputs = tuple(
         _tensor_spec(tensor, position, requires_grad=False) for position, tensor in enumerate(example_inputs(spec, 1))
     )
-    for index in range(unit_count(spec)):
-        module = empty_unit(spec, index)
+    for index in range(len(source.names)):
+        module = source.empty(index)
         unit_class = _unit_class(spec, module, inputs)
         if unit_class not in costs:
-            real = built[index] if built else build_units(spec, [index], seed=0)[0]
-            costs[unit_class] = _measure(spec, real, module, inputs, dtype)
+            costs[unit_class] = _measure(spec, unit_at(index), module, inputs, dtype)
         units.append(_unit(module, unit_class, costs[unit_class]))
         shared_bytes |= {group: _bytes(module.get_parameter(local)) for group, local in module.shared.items()}
         inputs = costs[unit_class].outputs
@@ -89,20 +76,6 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     return UnitGraph(
         units=tuple(units), shared_bytes=shared_bytes, input_bytes_per_sample=entering_bytes, left_out=differing
     )
-
-
-def _checked(spec: ModelSpec, units: Sequence[UnitModule]) -> tuple[str, ...]:
-    """Check that a user's model is what its units are; return what of it is not done."""
-    # Imported here: they load what only users' models need.
-    from spantrain.models.tracing.check import check_units
-    from spantrain.models.tracing.difference import differences
-    from spantrain.models.tracing.source import load_model
-
-    if spec.family != "factory":
-        return differences(spec)
-    loaded = load_model(spec, seed=0)
-    check_units(spec, units, loaded)
-    return differences(spec, loaded)
 
 
 def _unit(module: UnitModule, unit_class: str, cost: _Cost) -> Unit:

@@ -18,7 +18,7 @@ CONFIGURATION = "json"
 
 _HF = "hf:"
 _DEFAULT_SEQUENCE = 128
-_MOST_SEQUENCE = 512
+_MAX_DEFAULT_SEQUENCE = 512
 """Tokens of a sample unless asked otherwise, of models that could take more."""
 _POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx", "max_sequence_length")
 # Model types whose configurations often name no class, as those saved without a model do.
@@ -212,7 +212,7 @@ def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -
     if given and not 2 <= given[0] <= MAX_SEQUENCE:
         raise ConfigError(f"model {name}: its configuration has {given[0]} positions; 2 to {MAX_SEQUENCE} are wanted")
     if wanted is None:
-        return min(_MOST_SEQUENCE, given[0]) if given else _DEFAULT_SEQUENCE
+        return min(_MAX_DEFAULT_SEQUENCE, given[0]) if given else _DEFAULT_SEQUENCE
     if not 2 <= wanted <= MAX_SEQUENCE or (given and wanted > given[0]):
         raise ConfigError(f"model {name}: sequence length {wanted}: wanted 2 to {given[0] if given else 'any number'}")
     return wanted

@@ -1,5 +1,6 @@
 """What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -50,6 +51,18 @@ class ModuleUnit(UnitModule):
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Run the module."""
         return (self.body(hidden),)
+
+
+class HeadUnit(UnitModule, ABC):
+    """A model's last unit that makes logits, and the loss of them."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `(samples, ..., classes)`."""
+
+    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss summed over samples."""
+        return sample_losses(self.logits(hidden), labels).sum()
 
 
 def parameter_names(unit: UnitModule) -> dict[str, str]:

@@ -20,8 +20,8 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.devices.base import ComputeDevice
 from spantrain.models.build import build_units, example_inputs, example_labels
-from spantrain.models.execution.flop import FlopMeter
-from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.measure import FlopMeter
+from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import UnitModule
 

@@ -11,10 +11,9 @@ from spantrain.core.shares import MemberShare, shares_of
 from spantrain.core.units import UnitGraph
 from spantrain.models.build import build_units, empty_unit, example_inputs, example_labels, unit_count
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.execution.held_member import HeldBehind, held_behind, held_by_two
+from spantrain.models.execution.measure import HeldBehind, held_behind, held_by_two
 from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members
-from spantrain.models.tensor_parallel.pieces import pieces_of
-from spantrain.models.tensor_parallel.shard import shard_units
+from spantrain.models.tensor_parallel.shard import pieces_of, shard_units
 from spantrain.models.units import ModuleUnit, parameter_names
 from spantrain.runtime.step.stage_member import unit_shares
 

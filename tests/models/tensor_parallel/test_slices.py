@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
-from spantrain.models.tensor_parallel.slices import part_of, put, take, whole_of
+from spantrain.models.tensor_parallel.division import part_of, put, take, whole_of
 
 pytestmark = pytest.mark.tensor_parallel
 

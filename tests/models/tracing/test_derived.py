@@ -6,9 +6,8 @@ from torch import Tensor
 
 from library_models import library_spec
 from spantrain.models.build import build_units, unit_names
-from spantrain.models.tracing.derive import Deriving
 from spantrain.models.tracing.model import cut_model
-from spantrain.models.tracing.tape import Value
+from spantrain.models.tracing.tape import Deriving, Value
 
 pytestmark = pytest.mark.models
 

@@ -17,8 +17,7 @@ from spantrain.models.build import build_units, example_inputs, example_labels, 
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.tracing.batch import Batch
-from spantrain.models.tracing.losses import OwnLoss
+from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.models.units import parameter_names
@@ -40,7 +39,7 @@ class Unsplit:
     """What one process computes with the unedited model."""
 
     spec: ModelSpec
-    batch: Batch
+    batch: ModelBatch
     loss_sum: float
     gradients: dict[str, torch.Tensor]
     identity: dict[str, int]
@@ -67,7 +66,7 @@ def spec_of(name: str, folder: Path) -> ModelSpec:
     return library_spec(name, folder)
 
 
-def varied(spec: ModelSpec) -> Batch:
+def varied(spec: ModelSpec) -> ModelBatch:
     """A batch whose samples differ."""
     batch = cut_model(spec).batch.resized(SAMPLES)
     if spec.family == "factory":

@@ -20,7 +20,7 @@ from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.whole import WholeModel, WholeParameter, whole_buffers, whole_model, whole_parameters
+from spantrain.models.build import UnsplitModel, UnsplitParameter, whole_buffers, whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder, write_device_file
@@ -154,7 +154,7 @@ def _write(module: nn.Module, folder: Path) -> str:
     return "safetensors"
 
 
-def _write_example(whole: WholeModel, folder: Path) -> str:
+def _write_example(whole: UnsplitModel, folder: Path) -> str:
     """Write an input and what the model makes of it; return the digest of the latter."""
     if not whole.inputs:
         return ""
@@ -297,7 +297,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _assigned(
-    folder: Path, tensors: Mapping[str, _Stored], wanted: Mapping[str, WholeParameter]
+    folder: Path, tensors: Mapping[str, _Stored], wanted: Mapping[str, UnsplitParameter]
 ) -> tuple[dict[str, _Stored], set[str]]:
     """Return the place of each parameter, and the names that they and their copies have in the folder."""
     found: dict[str, _Stored] = {}

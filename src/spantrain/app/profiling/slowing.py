@@ -14,7 +14,7 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.models.build import build_units, example_inputs, example_labels
-from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.step.emulation import emulated_seconds
 

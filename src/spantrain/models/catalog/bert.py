@@ -2,29 +2,13 @@
 
 from torch import Tensor, nn
 from transformers.models.bert.configuration_bert import BertConfig
-from transformers.models.bert.modeling_bert import (
-    BertEmbeddings,
-    BertLayer,
-    BertOnlyMLMHead,
-    BertPreTrainedModel,
-)
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertOnlyMLMHead, BertPreTrainedModel
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.catalog import unit_names
-from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
+from spantrain.models.catalog.family import CatalogFamily
+from spantrain.models.units import HeadUnit, ModuleUnit, UnitModule
 
 _GROUP = "word_embeddings"
-
-
-def configuration(spec: ModelSpec) -> BertConfig:
-    """Return the transformers configuration: no dropout, scaled-dot-product attention, no padding byte."""
-    return BertConfig(
-        **spec.config,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        pad_token_id=None,
-        attn_implementation="sdpa",
-    )
 
 
 class BertEmbedding(ModuleUnit):
@@ -35,7 +19,7 @@ class BertEmbedding(ModuleUnit):
         self.shared = {_GROUP: "body.word_embeddings.weight"}
 
 
-class BertHead(UnitModule):
+class BertHead(HeadUnit):
     """Transform, output layer tied to the token embedding, loss on the masked bytes."""
 
     def __init__(self, name: str, config: BertConfig) -> None:
@@ -50,22 +34,31 @@ class BertHead(UnitModule):
         logits: Tensor = self.cls(hidden)
         return logits
 
-    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over samples."""
-        return sample_losses(self.logits(hidden), labels).sum()
 
+class BertFamily(CatalogFamily):
+    """Weights are drawn by the rules of the transformers library."""
 
-def make_unit(spec: ModelSpec, index: int) -> UnitModule:
-    """Build one unit; its weights are to be drawn by `initialize`."""
-    names, config = unit_names(spec), configuration(spec)
-    if index == 0:
-        return BertEmbedding(names[index], config)
-    if index == len(names) - 1:
-        return BertHead(names[index], config)
-    return ModuleUnit(names[index], BertLayer(config, layer_idx=index - 1))
+    whole = "BertForMaskedLM"
 
+    @staticmethod
+    def configuration(spec: ModelSpec) -> BertConfig:
+        """Return it with scaled-dot-product attention and no padding byte."""
+        drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return BertConfig(**spec.config, **drops, pad_token_id=None, attn_implementation="sdpa")
 
-def initialize(spec: ModelSpec, unit: UnitModule) -> None:
-    """Draw the weights of a unit by the rules of the transformers library."""
-    rules = BertPreTrainedModel(configuration(spec))
-    unit.apply(rules._init_weights)
+    def first(self, name: str) -> UnitModule:
+        """Build the embeddings."""
+        return BertEmbedding(name, self.config)
+
+    def block(self, index: int) -> nn.Module:
+        """Build a layer."""
+        made: nn.Module = BertLayer(self.config, layer_idx=index)
+        return made
+
+    def last(self, name: str) -> UnitModule:
+        """Build the output layer."""
+        return BertHead(name, self.config)
+
+    def initialize(self, unit: UnitModule) -> None:
+        """Draw the weights of a unit."""
+        unit.apply(BertPreTrainedModel(self.config)._init_weights)

@@ -6,23 +6,8 @@ from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedModel
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.catalog import unit_names
-from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
-
-
-def configuration(spec: ModelSpec) -> GPT2Config:
-    """Return the transformers configuration: no dropout, scaled-dot-product attention."""
-    # The attention kernel's causal mask is an argument, not a tensor: each block has its own, none is sent.
-    return GPT2Config(
-        **spec.config,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-    )
+from spantrain.models.catalog.family import CatalogFamily
+from spantrain.models.units import HeadUnit, UnitModule
 
 
 class GPT2Embedding(UnitModule):
@@ -41,7 +26,7 @@ class GPT2Embedding(UnitModule):
         return (self.wte(tokens) + self.wpe(positions),)
 
 
-class GPT2Head(UnitModule):
+class GPT2Head(HeadUnit):
     """Final normalization, output layer tied to the token embedding, loss."""
 
     def __init__(self, name: str, config: GPT2Config) -> None:
@@ -56,22 +41,32 @@ class GPT2Head(UnitModule):
         logits: Tensor = self.lm_head(self.ln_f(hidden))
         return logits
 
-    def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss summed over samples."""
-        return sample_losses(self.logits(hidden), labels).sum()
 
+class Gpt2Family(CatalogFamily):
+    """Weights are drawn by the rules of the transformers library."""
 
-def make_unit(spec: ModelSpec, index: int) -> UnitModule:
-    """Build one unit; its weights are to be drawn by `initialize`."""
-    names, config = unit_names(spec), configuration(spec)
-    if index == 0:
-        return GPT2Embedding(names[index], config)
-    if index == len(names) - 1:
-        return GPT2Head(names[index], config)
-    return ModuleUnit(names[index], GPT2Block(config, layer_idx=index - 1))
+    whole = "GPT2LMHeadModel"
 
+    @staticmethod
+    def configuration(spec: ModelSpec) -> GPT2Config:
+        """Return it with scaled-dot-product attention, whose causal mask is an argument: none is sent."""
+        drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        tokens = {"bos_token_id": None, "eos_token_id": None}
+        return GPT2Config(**spec.config, **drops, **tokens, use_cache=False, attn_implementation="sdpa")
 
-def initialize(spec: ModelSpec, unit: UnitModule) -> None:
-    """Draw the weights of a unit by the rules of the transformers library."""
-    rules = GPT2PreTrainedModel(configuration(spec))
-    unit.apply(rules._init_weights)
+    def first(self, name: str) -> UnitModule:
+        """Build the embeddings."""
+        return GPT2Embedding(name, self.config)
+
+    def block(self, index: int) -> nn.Module:
+        """Build a block."""
+        made: nn.Module = GPT2Block(self.config, layer_idx=index)
+        return made
+
+    def last(self, name: str) -> UnitModule:
+        """Build the output layer."""
+        return GPT2Head(name, self.config)
+
+    def initialize(self, unit: UnitModule) -> None:
+        """Draw the weights of a unit."""
+        unit.apply(GPT2PreTrainedModel(self.config)._init_weights)

@@ -9,7 +9,6 @@ from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,8 +18,8 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import example_inputs
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
 from spantrain.models.data.choice import TEXT_KINDS, class_count, known_tokens, start_token
-from spantrain.models.data.hashing import derive_seed, mix
 from spantrain.models.data.images import open_images
+from spantrain.models.data.sampler import derive_seed, mix
 from spantrain.models.data.text import Windows, read_windows
 from spantrain.models.units import IGNORED_LABEL
 
@@ -105,92 +104,73 @@ class NextToken:
     """Windows of text; the label at each position is the token that follows."""
 
     def __init__(self, windows: Windows) -> None:
-        self._windows = windows
+        self.windows = windows
 
     def __len__(self) -> int:
-        return len(self._windows)
+        return len(self.windows)
 
     @property
     def digest(self) -> str:
         """SHA-256 over all windows."""
-        return self._windows.digest
+        return self.windows.digest
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`."""
-        return (_tokens(self._windows.rows[list(indices), :-1]),)
+        return (self.tokens(indices, slice(-1)),)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`."""
-        return _tokens(self._windows.rows[list(indices), 1:])
+        return self.tokens(indices, slice(1, None))
+
+    def tokens(self, indices: Sequence[int], part: slice) -> Tensor:
+        """Return int64 `(samples, tokens)`: a part of each window."""
+        return torch.from_numpy(self.windows.rows[list(indices), part].astype(np.int64))
 
 
-class Continuation:
+class Continuation(NextToken):
     """Windows of text in halves: an encoder reads the first, a decoder writes the second, told one token at a time."""
 
     def __init__(self, windows: Windows, *, start: int) -> None:
-        self._windows = windows
+        super().__init__(windows)
         self._start = start
         self._half = (windows.rows.shape[1] - 1) // 2
 
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all windows."""
-        return self._windows.digest
-
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)` twice: what is read, and what was written before each position."""
-        tokens = _tokens(self._windows.rows[list(indices), :-1])
+        tokens = self.tokens(indices, slice(-1))
         return tokens[:, : self._half], functional.pad(tokens[:, self._half : -1], (1, 0), value=self._start)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`: what is to be written."""
-        return _tokens(self._windows.rows[list(indices), self._half : -1])
+        return self.tokens(indices, slice(self._half, -1))
 
 
-class MaskedTokens:
+class MaskedTokens(NextToken):
     """Windows of text with a fixed number of tokens masked, chosen by the sample's index; the labels are those tokens.
 
     Unlike in BERT's own recipe every chosen token is masked: none is kept, none replaced by another.
     """
 
     def __init__(self, windows: Windows, mask: int) -> None:
-        self._windows = windows
+        super().__init__(windows)
         self._mask = mask
-        length = windows.rows.shape[1] - 1
-        self.masked_per_sample = max(1, round(_MASKED_RATIO * length))
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all windows."""
-        return self._windows.digest
+        self.masked_per_sample = max(1, round(_MASKED_RATIO * (windows.rows.shape[1] - 1)))
 
     def inputs(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return int64 `(samples, tokens)`, the mask at the masked positions."""
-        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
-        tokens[self._masked(indices)] = self._mask
-        return (torch.from_numpy(tokens),)
+        return (self.tokens(indices, slice(-1)).masked_fill(self._masked(indices), self._mask),)
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples, tokens)`, -100 where nothing is masked."""
-        tokens = self._windows.rows[list(indices), :-1].astype(np.int64)
-        tokens[~self._masked(indices)] = IGNORED_LABEL
-        return torch.from_numpy(tokens)
+        return self.tokens(indices, slice(-1)).masked_fill(~self._masked(indices), IGNORED_LABEL)
 
-    def _masked(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
-        length = self._windows.rows.shape[1] - 1
+    def _masked(self, indices: Sequence[int]) -> Tensor:
+        length = self.windows.rows.shape[1] - 1
         samples = np.asarray(list(indices), dtype=np.uint64)[:, None]
-        positions = samples * np.uint64(length) + np.arange(length, dtype=np.uint64)
-        keys = mix(positions, derive_seed(0, "mask"))
-        chosen = np.argsort(keys, axis=1, kind="stable")[:, : self.masked_per_sample]
+        keys = mix(samples * np.uint64(length) + np.arange(length, dtype=np.uint64), derive_seed(0, "mask"))
         masked = np.zeros(keys.shape, dtype=np.bool_)
-        np.put_along_axis(masked, chosen, True, axis=1)
-        return masked
+        np.put_along_axis(masked, np.argsort(keys, axis=1, kind="stable")[:, : self.masked_per_sample], True, axis=1)
+        return torch.from_numpy(masked)
 
 
 class Digits:
@@ -220,7 +200,3 @@ class Digits:
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return int64 `(samples,)`."""
         return self._labels[list(indices)]
-
-
-def _tokens(rows: npt.NDArray[np.integer]) -> Tensor:
-    return torch.from_numpy(rows.astype(np.int64))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import IMAGE_SUFFIXES
-from spantrain.models.data.documents import load_saved_dataset
+from spantrain.models.data.text import load_saved_dataset
 
 _HELD_OUT_EVERY = 6
 _IMAGE_FIELDS = ("image", "img", "pixel_values")
@@ -19,7 +19,7 @@ _LABEL_FIELDS = ("label", "labels", "fine_label")
 _MIDDLE = 127.5
 
 
-class _Source(Protocol):
+class _PictureSource(Protocol):
     """Pictures and their classes by index."""
 
     labels: list[int]
@@ -33,7 +33,7 @@ class _Source(Protocol):
 class Images:
     """Pictures brought to the model's size, colours from -1 to 1; each is read when it is asked for."""
 
-    def __init__(self, source: _Source, indices: Sequence[int], shape: tuple[int, int, int]) -> None:
+    def __init__(self, source: _PictureSource, indices: Sequence[int], shape: tuple[int, int, int]) -> None:
         self._source = source
         self._indices = indices
         self._channels, self._height, self._width = shape
@@ -71,7 +71,7 @@ def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, he
     kind, _, place = dataset.partition(":")
     if len(shape) != 3:
         raise ConfigError(f"data {place}: the model reads samples of shape {shape}, not pictures")
-    parts: list[_Source] = [_Folder(Path(place))] if kind == "images" else _saved(Path(place))
+    parts: list[_PictureSource] = [_Folder(Path(place))] if kind == "images" else _saved(Path(place))
     for source in parts:
         if classes is not None and source.class_count > classes:
             raise ConfigError(
@@ -154,7 +154,7 @@ class _Saved:
         return self._rows[index][self._image]
 
 
-def _saved(path: Path) -> list[_Source]:
+def _saved(path: Path) -> list[_PictureSource]:
     _check_pillow(f"hf:{path}")
     return [_Saved(rows, path) for rows in load_saved_dataset(path)]
 

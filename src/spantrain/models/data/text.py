@@ -1,26 +1,120 @@
-"""Text as numbers, cut into windows: the standard library's sources, or the user's files, lines, saved data sets."""
+"""Text as numbers, cut into windows: the standard library's sources, or the user's files, lines, saved data sets.
+
+A number is a byte, or a token of a tokenizer's file. A document has a text (`text`, `content`), or its tokens as
+numbers (`input_ids`, `tokens`).
+"""
 
 import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from spantrain.config.files.parsing import parse_json
 from spantrain.errors import ConfigError
-from spantrain.models.data.documents import HELD_OUT_EVERY, MOST_BYTES, document_parts
-from spantrain.models.data.tokenizer import Encoder, IntArray, open_encoder
 
+IntArray = npt.NDArray[np.integer]
+
+BYTE_MASK = 256
+"""The token in the place of a masked byte: the first that is no byte."""
+
+_MAX_TEXT_BYTES = 2**30
+"""Of a user's text: all of it is held in memory, and its digest taken, on every machine that reads it."""
+_HELD_OUT_EVERY = 16
+"""One file or document in so many is held out; or, of a few, one number in so many, at the end."""
 _LIBRARY_BYTES = 4 * 2**20
 _LIBRARY_HELD_OUT_BYTES = 2**18
-
 # Left out: tests, tables and generated files, which are no usual source text; packages, which differ by machine.
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"}
 )
 _GENERATED = "_sysconfigdata"
+_TEXT_FIELDS = ("text", "content")
+_TOKEN_FIELDS = ("input_ids", "tokens", "token_ids")
+_HELD_OUT_SPLITS = ("validation", "valid", "eval", "test")
+_SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|im_end|>")
+_MASKS = ("[MASK]", "<mask>")
+_TEXTS_AT_ONCE = 4096
+
+
+class Encoder(Protocol):
+    """Turns text into numbers."""
+
+    mask: int | None
+    """The number in the place of a masked one; None where there is none."""
+
+    def text(self, content: bytes) -> IntArray:
+        """Return the numbers of one long text."""
+
+    def documents(self, texts: Iterable[str]) -> list[IntArray]:
+        """Return the numbers of each text, with a separator behind it."""
+
+
+class ByteEncoder:
+    """UTF-8, a byte a number; documents end with a line feed."""
+
+    mask: int | None = BYTE_MASK
+
+    def text(self, content: bytes) -> IntArray:
+        """Return the bytes."""
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def documents(self, texts: Iterable[str]) -> list[IntArray]:
+        """Return the bytes of each, with a line feed behind it."""
+        return [self.text(f"{text}\n".encode()) for text in texts]
+
+
+class TokenEncoder:
+    """The tokens of a file of the `tokenizers` library (which transformers writes, too).
+
+    Nothing is added at the ends of a text but the separator between documents: the first of the usual names for it
+    that the tokenizer knows, or none.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: it is missing, or none of the library.
+        """
+        from tokenizers import Tokenizer  # imported late: planning needs none
+
+        if not file.is_file():
+            raise ConfigError(f"tokenizer {file}: does not exist on this machine; copy it to every machine of the run")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise ConfigError(f"tokenizer {file}: not a file of the tokenizers library: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.mask = next(iter(self._known(_MASKS)), None)
+        self._separator = self._known(_SEPARATORS)[:1]
+
+    def text(self, content: bytes) -> IntArray:
+        """Return the tokens; bytes that are no UTF-8 are replaced."""
+        lines = content.decode(errors="replace").splitlines(keepends=True)
+        return _joined(self._encoded(lines, []))
+
+    def documents(self, texts: Iterable[str]) -> list[IntArray]:
+        """Return the tokens of each, with the separator behind it."""
+        return self._encoded(texts, self._separator)
+
+    def _encoded(self, texts: Iterable[str], end: list[int]) -> list[IntArray]:
+        found: list[IntArray] = []
+        remaining = iter(texts)
+        while some := list(islice(remaining, _TEXTS_AT_ONCE)):
+            encoded = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            found += [np.asarray([*encoding.ids, *end], dtype=np.int32) for encoding in encoded]
+        return found
+
+    def _known(self, names: Iterable[str]) -> list[int]:
+        return [number for name in names if (number := self._tokenizer.token_to_id(name)) is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +150,17 @@ def read_windows(
     Raises:
         ConfigError: the path is missing, is something else, or has too little text; a number is not the model's.
     """
-    encoder = open_encoder(tokenizer)
+    encoder: Encoder = TokenEncoder(Path(tokenizer)) if tokenizer else ByteEncoder()
     source = dataset.partition(":")[2] or dataset
-    rows = _rows(_numbers(dataset, encoder, held_out=held_out), length)
-    if len(rows) == 0:
+    numbers = _numbers(dataset, encoder, held_out=held_out)
+    count = len(numbers) // (length + 1)
+    if count == 0:
         part, unit = "held-out part" if held_out else "training part", "tokens" if tokenizer else "bytes"
         raise ConfigError(
             f"data {source}: too short: its {part} has no whole window of {length + 1} {unit}; "
-            f"give at least {HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
+            f"give at least {_HELD_OUT_EVERY * (length + 1)} of them or a smaller sequence length"
         )
+    rows = numbers[: count * (length + 1)].reshape(count, length + 1)
     largest = int(rows.max())
     if vocabulary is not None and largest >= vocabulary:
         raise ConfigError(
@@ -79,11 +175,11 @@ def _numbers(dataset: str, encoder: Encoder, *, held_out: bool) -> IntArray:
     kind, _, place = dataset.partition(":")
     match kind:
         case "stdlib-text" if not place:
-            parts = _split(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
+            parts = _file_parts(_library_files(), _LIBRARY_BYTES, _LIBRARY_HELD_OUT_BYTES)
         case "text":
             files = _user_files(Path(place))
             _check_size(files, place)
-            parts = _split(files, MOST_BYTES, MOST_BYTES)
+            parts = _file_parts(files, _MAX_TEXT_BYTES, _MAX_TEXT_BYTES)
         case "jsonl" | "hf":
             return document_parts(dataset, encoder)[held_out]
         case _:
@@ -108,33 +204,29 @@ def _user_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ConfigError(f"data {path}: does not exist on this machine; give a text file or a folder of text files")
-    files = [file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path))]
+    inside = ((file, file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    files = {name.as_posix(): file for file, name in inside if not any(part.startswith(".") for part in name.parts)}
     if not files:
         raise ConfigError(f"data {path}: the folder has no files; give a text file or a folder of text files")
-    return sorted(files, key=lambda file: file.relative_to(path).as_posix())
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return [files[name] for name in sorted(files)]
 
 
 def _check_size(files: Iterable[Path], place: str) -> None:
     size = sum(file.stat().st_size for file in files)
-    if size > MOST_BYTES:
+    if size > _MAX_TEXT_BYTES:
         raise ConfigError(
             f"data {place}: {size / 2**30:.1f} GiB of text; at most 1 GiB is read. Give a part of it, or its tokens as "
             "a data set that `datasets` saved (hf:FOLDER)"
         )
 
 
-def _split(files: list[Path], most_bytes: int, most_held_out_bytes: int) -> tuple[bytes, bytes]:
+def _file_parts(files: list[Path], max_bytes: int, max_held_out_bytes: int) -> tuple[bytes, bytes]:
     """Return training and held-out bytes, from different files where there are enough of them."""
-    if len(files) >= HELD_OUT_EVERY:
-        reserved = files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-        training = [file for position, file in enumerate(files, start=1) if position % HELD_OUT_EVERY]
-        return _read(training, most_bytes), _read(reserved, most_held_out_bytes)
-    everything = _read(files, most_bytes + most_held_out_bytes)
-    cut = len(everything) - len(everything) // HELD_OUT_EVERY
+    if len(files) >= _HELD_OUT_EVERY:
+        training = [file for position, file in enumerate(files, start=1) if position % _HELD_OUT_EVERY]
+        return _read(training, max_bytes), _read(files[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY], max_held_out_bytes)
+    everything = _read(files, max_bytes + max_held_out_bytes)
+    cut = len(everything) - len(everything) // _HELD_OUT_EVERY
     return everything[:cut], everything[cut:]
 
 
@@ -149,6 +241,99 @@ def _read(files: Iterable[Path], limit_bytes: int) -> bytes:
     return bytes(text)
 
 
-def _rows(numbers: IntArray, length: int) -> IntArray:
-    count = len(numbers) // (length + 1)
-    return numbers[: count * (length + 1)].reshape(count, length + 1)
+def document_parts(dataset: str, encoder: Encoder) -> tuple[IntArray, IntArray]:
+    """Return the numbers of `jsonl:PATH` or `hf:PATH`: to train on, and held out.
+
+    They are of different documents where there are enough of them.
+
+    Raises:
+        ConfigError: the path is missing, is none of these, or has no field that can be read.
+    """
+    kind, _, place = dataset.partition(":")
+    path = Path(place)
+    parts: Sequence[Iterable[Mapping[str, Any]]]
+    parts = [_json_lines(path)] if kind == "jsonl" else load_saved_dataset(path)
+    documents, *held_out = [_documents(rows, f"data {path}", encoder) for rows in parts]
+    if held_out:
+        return _joined(documents), _joined(held_out[0])
+    if len(documents) >= _HELD_OUT_EVERY:
+        kept = [one for position, one in enumerate(documents, start=1) if position % _HELD_OUT_EVERY]
+        return _joined(kept), _joined(documents[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY])
+    everything = _joined(documents)
+    cut = len(everything) - len(everything) // _HELD_OUT_EVERY
+    return everything[:cut], everything[cut:]
+
+
+def _joined(documents: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(documents) if documents else np.zeros(0, dtype=np.int32)
+
+
+def load_saved_dataset(path: Path) -> list[Sequence[Mapping[str, Any]]]:
+    """Return what `datasets` saved to a folder: its rows; or its `train` split and the one that is held out.
+
+    Raises:
+        ConfigError: the library is not installed, or the folder holds no data set.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(f"data hf:{path}: needs the `datasets` library; run: pip install datasets") from error
+    if not path.is_dir():
+        raise ConfigError(f"data {path}: does not exist on this machine; give the folder of Dataset.save_to_disk")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(f"data {path}: holds no data set that `datasets` saved: {error}") from error
+    if not isinstance(found, datasets.DatasetDict):
+        return [found]
+    if "train" not in found:
+        raise ConfigError(f"data {path}: has the splits {', '.join(found)}, but no `train`; save one of that name")
+    return [found["train"], *[found[name] for name in _HELD_OUT_SPLITS if name in found][:1]]
+
+
+def _documents(rows: Iterable[Mapping[str, Any]], where: str, encoder: Encoder) -> list[IntArray]:
+    """Return each document's numbers; the first one tells which field is read."""
+    numbered = enumerate(rows, start=1)
+    _, first = next(numbered, (0, None))
+    if first is None:
+        raise ConfigError(f"{where}: has no documents")
+    known = (*_TOKEN_FIELDS, *_TEXT_FIELDS)
+    field = next((name for name in known if name in first), None)
+    if field is None:
+        raise ConfigError(f"{where}: the first document has {', '.join(first)}; wanted one of {', '.join(known)}")
+    values = (_value(row, field, f"{where}: document {number}") for number, row in chain([(1, first)], numbered))
+    if field in _TEXT_FIELDS:
+        return encoder.documents(values)
+    return [_token_ids(value, f"{where}: document {number}: {field!r}") for number, value in enumerate(values, start=1)]
+
+
+def _value(row: Mapping[str, Any], field: str, where: str) -> Any:
+    wanted: type | tuple[type, ...] = str if field in _TEXT_FIELDS else (list, tuple, np.ndarray)
+    if not isinstance(row.get(field), wanted):
+        raise ConfigError(f"{where} has no {field!r} like the first one's; leave it out")
+    return row[field]
+
+
+def _token_ids(values: Sequence[int], where: str) -> IntArray:
+    try:
+        found = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of unlike lengths, numbers beyond any type
+        found = np.zeros((0, 0))
+    if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= 2**31)):
+        raise ConfigError(f"{where} must be a list of whole numbers from 0 to 2^31 - 1")
+    return found.astype(np.int32)
+
+
+def _json_lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(f"data {path}: does not exist on this machine; give a file with a JSON object on each line")
+    _check_size([path], str(path))
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            where = f"data {path}, line {number}"
+            row = parse_json(line, where, remedy="write one JSON object a line", constants=True, is_line=True)
+            if not isinstance(row, dict):
+                raise ConfigError(f'{where}: is no JSON object; write {{"text": ...}}')
+            yield row

@@ -16,7 +16,7 @@ from torch import Tensor
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import class_count, known_tokens
-from spantrain.models.tracing.batch import LABELS, Batch, split_batch
+from spantrain.models.tracing.batch import LABELS, ModelBatch, split_batch
 from spantrain.models.tracing.factory import load_function, what_was_raised
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import IGNORED_LABEL
@@ -28,7 +28,7 @@ _DIGEST_SAMPLES = 64
 class ExampleBatch:
     """The rows of one batch, over and over; what is held out is the same."""
 
-    def __init__(self, batch: Batch, name: str) -> None:
+    def __init__(self, batch: ModelBatch, name: str) -> None:
         if batch.labels is None:
             raise ConfigError(f"model {name}: its example batch has no labels; give --data, or return some with it")
         self._inputs, self._labels = batch.inputs, batch.labels
@@ -84,7 +84,7 @@ class UserSamples:
             found.append(labels)
         return self._stacked(found)
 
-    def _sample(self, index: int) -> Batch:
+    def _sample(self, index: int) -> ModelBatch:
         sample = self._read(index)
         if isinstance(sample, Mapping):
             ordered = _ordered(sample, self._names, self._source)
@@ -92,7 +92,7 @@ class UserSamples:
         elif isinstance(sample, Sequence) and not isinstance(sample, str):
             sample = tuple(torch.as_tensor(value)[None] for value in sample)
         batch = split_batch(sample, source=f"{self._source}: sample {index}")
-        return Batch(
+        return ModelBatch(
             inputs=tuple(tensor[0] for tensor in batch.inputs),
             names=batch.names,
             labels=None if batch.labels is None else batch.labels[0],
@@ -151,7 +151,7 @@ def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
     return UserSamples(samples, range(len(samples)), names=_wanted_names(spec), source="data")
 
 
-def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> Batch:
+def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
     """Return a batch as the model reads it.
 
     Raises:
@@ -166,7 +166,7 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> Batch:
     return found
 
 
-def _check_numbers(batch: Batch, spec: ModelSpec, source: str) -> None:
+def _check_numbers(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
     """Refuse tokens and labels that a model has no row for, where its configuration says how many it has."""
     reads_images = spec.objective == "classify"
     limit = class_count(spec) if reads_images else known_tokens(spec)
@@ -185,7 +185,7 @@ def _check_numbers(batch: Batch, spec: ModelSpec, source: str) -> None:
             )
 
 
-def _check_like(batch: Batch, example: Batch, source: str) -> None:
+def _check_like(batch: ModelBatch, example: ModelBatch, source: str) -> None:
     """Refuse inputs of another number, type or number of dimensions than the example batch has."""
     got, wanted = ([f"{tensor.dtype} in {tensor.dim()} dimensions" for tensor in b.inputs] for b in (batch, example))
     if got != wanted:

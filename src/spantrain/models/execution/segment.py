@@ -3,6 +3,8 @@
 A stage without recomputation is one segment. Else each recomputed unit is a segment, and so is each run of units
 between them. Segments are joined as stages are: by detached tensors, of which the floating-point ones have gradients.
 Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
+
+Autocast: which type torch computes products in.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from spantrain.core.precision import check_dtype
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.split_backward import Final, PendingWeights, SplitBackward
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
@@ -191,3 +194,12 @@ def _not_a_view(tensor: Tensor) -> Tensor:
     """Return the tensor, copied if it is a view: torch's I detaches outputs in place, which a view does not allow."""
     own = own_part(tensor)
     return with_own_part(tensor, own.clone(memory_format=torch.contiguous_format)) if own._is_view() else tensor
+
+
+def autocast_dtype(dtype: str) -> torch.dtype | None:
+    """Return the type that products are computed in; None: that of the parameters, float32.
+
+    Raises:
+        ValueError: it is none of `core.precision`.
+    """
+    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[check_dtype(dtype)]

@@ -20,7 +20,7 @@ NamesFinal = Callable[[Iterable[str]], None]
 
 
 @dataclass(kw_only=True)
-class _Held:
+class _HeldSpan:
     """What is kept of one span from F to W."""
 
     segments: tuple[HeldSegment, ...]
@@ -85,7 +85,7 @@ class StageExecutor:
         for number, segment in enumerate(self._segments):
             for parameter in segment.parameters:
                 self._first_segment.setdefault(id(parameter), number)
-        self._held: dict[Span, _Held] = {}
+        self._held: dict[Span, _HeldSpan] = {}
 
     @property
     def held_samples(self) -> int:
@@ -122,7 +122,7 @@ class StageExecutor:
         with nullcontext() if log is None else log.watching():
             segments, outputs = self._run_segments(inputs, labels)
         shapes = () if self._is_last else tuple(tensor.shape for tensor in outputs if tensor.is_floating_point())
-        held = self._held[span] = _Held(segments=segments, floating_shapes=shapes, log=log)
+        held = self._held[span] = _HeldSpan(segments=segments, floating_shapes=shapes, log=log)
         held.note_tensors()
         if not segments[-1].outputs:
             self.meter.carried(outputs)
@@ -227,7 +227,7 @@ class StageExecutor:
     def _to_send(self, outputs: Tensors) -> Tensors:
         return (outputs[0].float(),) if self._is_last else outputs
 
-    def _waiting_for_backward(self, span: Span, op: str) -> _Held:
+    def _waiting_for_backward(self, span: Span, op: str) -> _HeldSpan:
         held = self._held.get(span)
         if held is None:
             raise ScheduleError(f"{op}{span}: F has not run on exactly these; in flight: {_listed(self._held)}")
@@ -235,7 +235,7 @@ class StageExecutor:
             raise ScheduleError(f"{op}{span}: I has run on it already; only W is left")
         return held
 
-    def _first_gradients(self, held: _Held, span: Span, output_gradients: Tensors) -> Tensors:
+    def _first_gradients(self, held: _HeldSpan, span: Span, output_gradients: Tensors) -> Tensors:
         """Return the gradients that the backward pass starts from: of the loss sum, or those that came."""
         if self._is_last:
             assert not output_gradients, "the last stage starts from its loss"
@@ -273,5 +273,5 @@ def _names_by_unit(units: Sequence[UnitModule], name_of: Mapping[int, str]) -> t
     return tuple(found)
 
 
-def _listed(held: dict[Span, _Held]) -> str:
+def _listed(held: dict[Span, _HeldSpan]) -> str:
     return ", ".join(str(span) for span in held) or "nothing"

@@ -5,36 +5,83 @@ Attention with learned relative positions (T5), whose bias of all heads goes fro
 The bias stays whole between layers, so that it may cross a cut to a stage that is divided in another way. Each layer
 takes its own heads of it; the gradients are summed over the group where it does. A stage that makes the bias itself,
 of a parameter and of no input, sums in W therefore, in the order of its layers.
+
+Parts of tensors: taken out of the whole, put back into it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
-from spantrain.models.tensor_parallel.experts import divide_experts, expert_parts, expert_width
-from spantrain.models.tensor_parallel.functions import InputCopy, sum_parts
-from spantrain.models.tensor_parallel.group import TensorGroup
-from spantrain.models.tensor_parallel.layers import (
-    Apply,
-    ColumnLayer,
-    Convolution,
-    DividedEmbedding,
-    InputGather,
-    InputSlice,
-    Linear,
-    OutputLayer,
-    RowLayer,
-)
-from spantrain.models.tensor_parallel.multihead import DividedHeads
-from spantrain.models.tensor_parallel.rules import Column, Region, child
+from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_parts, sum_parts
+from spantrain.models.tensor_parallel.layers import ColumnLayer, RowLayer, application
+from spantrain.models.tensor_parallel.rules import Column, Region
 from spantrain.models.tensor_parallel.sequence import SequenceSlices
-from spantrain.models.tensor_parallel.slices import part_of, take, whole_of
 from spantrain.models.units import UnitModule
+
+
+def whole_of(tensor: Tensor) -> TensorPart:
+    """Return the part that is all of a tensor."""
+    return TensorPart(full_shape=tuple(tensor.shape))
+
+
+def part_of(tensor: Tensor, dim: int, pieces: Span, of: int, blocks: int = 1) -> TensorPart:
+    """Return the part of a tensor that some of its `of` pieces along `dim` are.
+
+    Args:
+        tensor: the whole.
+        dim: along which it is divided.
+        pieces: which of them.
+        of: how many there are; they are equally long.
+        blocks: how many tensors lie fused behind each other along `dim`, each of them of `of` pieces.
+    """
+    length, rest = divmod(tensor.shape[dim], blocks * of)
+    assert rest == 0, f"{tensor.shape[dim]} do not divide into {blocks} times {of} pieces"
+    starts = [block * of for block in range(blocks)]
+    ranges = [Span((start + pieces.lo) * length, (start + pieces.hi) * length) for start in starts]
+    return replace(whole_of(tensor), dim=dim, ranges=tuple(ranges))
+
+
+def take(full: Tensor, part: TensorPart) -> Tensor:
+    """Return a copy of the part of a whole tensor, without gradient.
+
+    Raises:
+        ValueError: the tensor has another shape than the part is of.
+    """
+    _check(full, part.full_shape, "whole tensor")
+    if part.is_whole:
+        return full.detach().clone()
+    pieces = [full.detach().narrow(part.dim, span.lo, span.size) for span in part.ranges]
+    return torch.cat(pieces, dim=part.dim)
+
+
+def put(full: Tensor, part: TensorPart, local: Tensor) -> None:
+    """Copy a part into its place in the whole tensor.
+
+    Raises:
+        ValueError: a tensor has another shape than the part says.
+    """
+    _check(full, part.full_shape, "whole tensor")
+    _check(local, part.shape, "part")
+    with torch.no_grad():
+        if part.is_whole:
+            full.copy_(local)
+            return
+        pieces = torch.split(local, [span.size for span in part.ranges], dim=part.dim)
+        for span, piece in zip(part.ranges, pieces, strict=True):
+            full.narrow(part.dim, span.lo, span.size).copy_(piece)
+
+
+def _check(tensor: Tensor, wanted: tuple[int, ...], what: str) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise ValueError(f"{what}: shape {tuple(tensor.shape)}, wanted {wanted}")
+
 
 _BIAS = "position_bias"
 
@@ -78,7 +125,6 @@ class OwnHeadsOfBias:
 
 
 Parameters = Mapping[str, nn.Parameter]
-M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +141,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class DivisionTask:
     """Modules of one unit that are divided together or not at all."""
 
     title: str
@@ -106,6 +152,17 @@ class Task:
     """The own pieces of the region."""
     bias: OwnHeadsOfBias | None = None
     """Of attention that takes its own heads of a bias."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRule:
+    """How one module is divided by itself: what `find` asks of each kind of structure."""
+
+    paths: tuple[str, ...]
+    """Of the module, and of those in it that are divided with it."""
+    pieces: int
+    changes: Callable[["Divider", tuple[Span, ...]], tuple[Change, ...]]
+    """Returns what is done, given the pieces of each member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,93 +181,35 @@ class Divider:
         """Return the pieces of each member; None if there are too few for all."""
         return divide_pieces(pieces, self.shares) if pieces >= self.group.size else None
 
-    def region(self, region: Region) -> Task | None:
+    def region(self, region: Region) -> DivisionTask | None:
         """Return what is to be done for a region; None if its pieces are too few for the group."""
         spans = self.spans(region.pieces)
         if spans is None:
             return None
         own = spans[self.group.rank]
         changes = [self._column(column, region, spans) for column in region.columns]
-        changes += [self._row(path, region.pieces, own, region) for path in region.rows]
+        changes += [self.row(path, region.pieces, own, region) for path in region.rows]
         changes += [self._channels(path, region.pieces, own, sliced=False) for path in region.channels]
         changes += [self._channels(path, region.pieces, own, sliced=True) for path in region.sliced]
         bias = OwnHeadsOfBias(own=own, heads=region.pieces, copy=self.copy) if region.heads_of_bias else None
-        return Task(title=region.anchor, changes=tuple(changes), region=region, own=own, bias=bias)
+        return DivisionTask(title=region.anchor, changes=tuple(changes), region=region, own=own, bias=bias)
 
-    def embedding(self, path: str) -> Task | None:
-        """Return what is to be done for a vocabulary's embedding; None if it has fewer rows than members."""
-        module = _typed(self._module(path), nn.Embedding)
-        spans = self.spans(module.num_embeddings)
-        if spans is None:
-            return None
-        own, padding = spans[self.group.rank], module.padding_idx
-
-        def build(parameters: Parameters) -> nn.Module:
-            return DividedEmbedding(parameters["weight"], rows=own, group=self.group, padding_row=padding)
-
-        parts = {"weight": part_of(module.weight, 0, own, module.num_embeddings)}
-        return Task(title=path, changes=(Change(path=path, module=module, parts=parts, build=build),))
-
-    def output(self, path: str) -> Task | None:
-        """Return what is to be done for the layer before the loss; None if it has fewer classes than members."""
-        module = _typed(self._module(path), nn.Linear)
-        spans = self.spans(module.out_features)
-        if spans is None:
-            return None
-        own = spans[self.group.rank]
-
-        def build(parameters: Parameters) -> nn.Module:
-            weight, bias = parameters["weight"], parameters.get("bias")
-            return OutputLayer(weight, bias, read=self.copy, all_classes=spans, group=self.group)
-
-        parts = {name: part_of(own_, 0, own, module.out_features) for name, own_ in _own_parameters(module)}
-        return Task(title=path, changes=(Change(path=path, module=module, parts=parts, build=build),))
-
-    def attention(self, path: str) -> Task | None:
-        """Return what is to be done for torch's attention module; None if it has fewer heads than members."""
-        module = _typed(self._module(path), nn.MultiheadAttention)
-        spans = self.spans(module.num_heads)
-        if spans is None:
-            return None
-        own = spans[self.group.rank]
-        parts = {name: part_of(whole, 0, own, module.num_heads, 3) for name, whole in _own_parameters(module)}
-
-        def build(parameters: Parameters) -> nn.Module:
-            heads = DividedHeads(module, spans, self.copy, self.group)
-            heads.in_proj_weight = parameters["in_proj_weight"]
-            heads.in_proj_bias = parameters.get("in_proj_bias")
-            return heads
-
-        # The layer behind comes first: the new module takes it over.
-        behind = self._row(f"{path}.out_proj", module.num_heads, own)
-        return Task(title=path, changes=(behind, Change(path=path, module=module, parts=parts, build=build)))
-
-    def experts(self, path: str) -> Task | None:
-        """Return what is to be done for a mixture's experts; None if they are narrower than the group is large."""
-        module = self._module(path)
-        width = expert_width(module)
-        assert width is not None, path
-        spans = self.spans(width)
-        if spans is None:
-            return None
-        parts = expert_parts(module, spans[self.group.rank], width)
-
-        def build(parameters: Parameters) -> nn.Module:
-            return divide_experts(module, parameters, self.copy, self.group)
-
-        return Task(title=path, changes=(Change(path=path, module=module, parts=parts, build=build),))
+    def module(self, rule: ModuleRule) -> DivisionTask | None:
+        """Return what is to be done for one module; None if it has fewer pieces than the group has members."""
+        spans = self.spans(rule.pieces)
+        return None if spans is None else DivisionTask(title=rule.paths[0], changes=rule.changes(self, spans))
 
     def _column(self, column: Column, region: Region, spans: Sequence[Span]) -> Change:
-        module, own = self._module(column.path), spans[self.group.rank]
-        apply, parts = _apply(module), {}
-        for name, tensor in _own_parameters(module):
-            dim = tensor.dim() - 1 if _is_transposed(apply) else 0
+        module, own = self.unit.get_submodule(column.path), spans[self.group.rank]
+        apply, parts = application(module), {}
+        for name, tensor in own_parameters(module):
+            dim = tensor.dim() - 1 if getattr(apply, "transposed", False) else 0
             parts[name] = part_of(tensor, dim, own, region.pieces, column.blocks)
 
         def build(parameters: Parameters) -> nn.Module:
             read = self._reader(region)
             if column.gathers:
-                read = InputGather(group=self.group, sizes=tuple(span.size for span in spans))
+                read = partial(gather_parts, group=self.group, sizes=[span.size for span in spans], dim=1)
             return ColumnLayer(parameters["weight"], parameters.get("bias"), apply, read)
 
         return Change(path=column.path, module=module, parts=parts, build=build)
@@ -227,11 +226,12 @@ class Divider:
             return partial(sum_parts, group=self.group)
         return self.slices.own_tokens if region.counts_at is None else self.slices.own_of_heads
 
-    def _row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
-        module = self._module(path)
-        apply, parts = _apply(module), {}
-        for name, tensor in _own_parameters(module):
-            dim = 0 if _is_transposed(apply) else 1
+    def row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
+        """Return what becomes of a row-wise layer."""
+        module = self.unit.get_submodule(path)
+        apply, parts = application(module), {}
+        for name, tensor in own_parameters(module):
+            dim = 0 if getattr(apply, "transposed", False) else 1
             parts[name] = whole_of(tensor) if name == "bias" else part_of(tensor, dim, own, pieces)
 
         def build(parameters: Parameters) -> nn.Module:
@@ -240,43 +240,25 @@ class Divider:
         return Change(path=path, module=module, parts=parts, build=build)
 
     def _channels(self, path: str, pieces: int, own: Span, *, sliced: bool) -> Change:
-        module = self._module(path)
-        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in _own_parameters(module)}
-        if isinstance(module, nn.Conv2d):
-            assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
-            length = own.size
-            apply = _apply(module, groups=length)
-            read = InputSlice(copy=self.copy, channels=own) if sliced else None
-            return Change(path=path, module=module, parts=parts, build=lambda new: _depthwise(new, apply, read))
-        norm = _typed(module, nn.BatchNorm2d)
-        return Change(path=path, module=module, parts=parts, build=lambda new: _normalization(norm, new, own, pieces))
+        module = self.unit.get_submodule(path)
+        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in own_parameters(module)}
+        if isinstance(module, nn.BatchNorm2d):
+            norm = module
+            return Change(path=path, module=module, parts=parts, build=lambda new: _normalized(norm, new, own, pieces))
+        assert isinstance(module, nn.Conv2d), path
+        assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
+        apply = application(module, groups=own.size)
 
-    def _module(self, path: str) -> nn.Module:
-        module = child(self.unit, path)
-        assert module is not None, f"no module {path}"
-        return module
+        def read(tensor: Tensor) -> Tensor:
+            return self.copy(tensor).narrow(1, own.lo, own.size) if sliced else tensor
 
+        def build(parameters: Parameters) -> nn.Module:
+            return ColumnLayer(parameters["weight"], parameters.get("bias"), apply, read)
 
-class _Depthwise(nn.Module):
-    """The own channels of a depthwise convolution, on own channels."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, apply: Apply) -> None:
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self._apply_layer = apply
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        """Convolve each channel by itself."""
-        return self._apply_layer(tensor, self.weight, self.bias)
+        return Change(path=path, module=module, parts=parts, build=build)
 
 
-def _depthwise(parameters: Parameters, apply: Apply, read: InputSlice | None) -> nn.Module:
-    weight, bias = parameters["weight"], parameters.get("bias")
-    return _Depthwise(weight, bias, apply) if read is None else ColumnLayer(weight, bias, apply, read)
-
-
-def _normalization(module: nn.BatchNorm2d, parameters: Parameters, own: Span, pieces: int) -> nn.Module:
+def _normalized(module: nn.BatchNorm2d, parameters: Parameters, own: Span, pieces: int) -> nn.Module:
     """Leave a batch normalization its own channels; its statistics are frozen."""
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
@@ -287,21 +269,6 @@ def _normalization(module: nn.BatchNorm2d, parameters: Parameters, own: Span, pi
     return module
 
 
-def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a module itself by name."""
     return list(module.named_parameters(recurse=False))
-
-
-def _apply(module: nn.Module, groups: int = 1) -> Apply:
-    if isinstance(module, nn.Conv2d):
-        padding = module.padding if isinstance(module.padding, str) else tuple(module.padding)
-        return Convolution(stride=tuple(module.stride), padding=padding, dilation=tuple(module.dilation), groups=groups)
-    return Linear(transposed=not isinstance(module, nn.Linear))
-
-
-def _is_transposed(apply: Apply) -> bool:
-    return isinstance(apply, Linear) and apply.transposed
-
-
-def _typed(module: nn.Module, kind: type[M]) -> M:
-    assert isinstance(module, kind), f"{type(module).__name__} is no {kind.__name__}"
-    return module

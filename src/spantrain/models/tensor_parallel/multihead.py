@@ -5,7 +5,7 @@ another module takes its place, which does the same with own heads.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,20 +14,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spantrain.core.span import Span
-from spantrain.models.tensor_parallel.functions import InputCopy, gather_same, sum_parts
-from spantrain.models.tensor_parallel.group import TensorGroup
-from spantrain.models.tensor_parallel.rules import Column, Region, plain_region
+from spantrain.models.tensor_parallel.division import Change, Divider, ModuleRule, own_parameters, part_of
+from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_same, sum_parts
+from spantrain.models.tensor_parallel.rules import Column, Region, below, plain_region
 
 Heard = tuple[Tensor, Tensor | None]
 
 _ELEMENTWISE = (functional.relu, functional.gelu, torch.relu, functional.silu)
 
 
-def is_divisible_attention(module: nn.Module) -> bool:
-    """Whether a module is torch's attention, with queries, keys and values of one width and no extra key."""
+def attention_rule(unit: nn.Module, path: str, name: str, module: nn.Module) -> ModuleRule | None:  # noqa: ARG001
+    """Return how torch's attention is divided; None of any other module.
+
+    Its queries, keys and values must be of one width, without an extra key.
+    """
     if type(module) is not nn.MultiheadAttention or not isinstance(module.in_proj_weight, Tensor):
-        return False
-    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
+        return None
+    if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+        return None
+
+    def changes(by: Divider, heads: tuple[Span, ...]) -> tuple[Change, ...]:
+        own = heads[by.group.rank]
+        parts = {key: part_of(whole, 0, own, module.num_heads, 3) for key, whole in own_parameters(module)}
+
+        def build(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
+            divided = DividedHeads(module, heads, by.copy, by.group)
+            divided.in_proj_weight = parameters["in_proj_weight"]
+            divided.in_proj_bias = parameters.get("in_proj_bias")
+            return divided
+
+        # The layer behind comes first: the new module takes it over.
+        behind = by.row(f"{path}.out_proj", module.num_heads, own)
+        return behind, Change(path=path, module=module, parts=parts, build=build)
+
+    return ModuleRule(paths=(path, f"{path}.out_proj"), pieces=module.num_heads, changes=changes)
 
 
 def torch_layer_regions(unit: nn.Module) -> Iterator[Region]:
@@ -35,8 +55,7 @@ def torch_layer_regions(unit: nn.Module) -> Iterator[Region]:
     for anchor, module in unit.named_modules():
         if type(module) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
             known = module.activation in _ELEMENTWISE or isinstance(module.activation, nn.ReLU | nn.GELU | nn.SiLU)
-            prefix = f"{anchor}." if anchor else ""
-            columns, rows = [Column(path=f"{prefix}linear1")], [f"{prefix}linear2"]
+            columns, rows = [Column(path=below(anchor, "linear1"))], [below(anchor, "linear2")]
             region = plain_region(unit, anchor, columns, rows) if known else None
             if region is not None:
                 yield region

@@ -162,10 +162,10 @@ def _matched(unit: nn.Module, anchor: str, module: nn.Module, pattern: Pattern) 
         return None
     if any(child(module, path) is None for path in (*pattern.columns, *pattern.rows)):
         return None
-    columns = [Column(path=_below(anchor, path), blocks=pattern.blocks) for path in pattern.columns]
-    rows = [_below(anchor, path) for path in pattern.rows]
+    columns = [Column(path=below(anchor, path), blocks=pattern.blocks) for path in pattern.columns]
+    rows = [below(anchor, path) for path in pattern.rows]
     if pattern.heads_at is not None:
-        heads_at = _below(anchor, pattern.heads_at)
+        heads_at = below(anchor, pattern.heads_at)
         return attention_region(unit, anchor, columns, rows, heads_at=heads_at, fused=3 if pattern.fused_heads else 1)
     return plain_region(unit, anchor, columns, rows)
 
@@ -275,10 +275,10 @@ def sequential_regions(unit: nn.Module) -> Iterator[Region]:
             if linear_sizes(part) is None:
                 waiting = waiting if isinstance(part, ELEMENTWISE) else None
             elif waiting is None:
-                waiting = _below(anchor, name)
+                waiting = below(anchor, name)
             else:
-                found = plain_region(unit, anchor, [Column(path=waiting)], [_below(anchor, name)])
-                waiting = None if found is not None else _below(anchor, name)
+                found = plain_region(unit, anchor, [Column(path=waiting)], [below(anchor, name)])
+                waiting = None if found is not None else below(anchor, name)
                 if found is not None:
                     yield found
 
@@ -293,5 +293,6 @@ def counts(module: nn.Module, pieces: int, own: int) -> Mapping[str, int]:
     return {name: value // pieces * own for name, value in known.items() if value % pieces == 0}
 
 
-def _below(anchor: str, path: str) -> str:
+def below(anchor: str, path: str) -> str:
+    """Return the path of what is at a path below another; either may be empty."""
     return f"{anchor}.{path}" if anchor and path else anchor or path

@@ -5,9 +5,17 @@ what a row-wise layer gives is summed and cut into slices in one exchange, what 
 and backward each is the other, so that the bytes sent are those of the sums in their place. Not kept: slices are of any
 length, by the members' shares, down to none; and what was gathered stays held for the gradient of the weights, so that
 W still has no operations of the group.
+
+Transformer blocks whose residuals and normalizations can be held as slices of the sequence.
+
+A block is a module of the transformers library of which all parameters are known: those of attention and of
+feed-forward networks that are divided, and normalizations outside of them, each on one token alone. Before or behind
+the others is one for them: pre-norm, post-norm and parallel blocks have the same rule.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +23,15 @@ from torch import Tensor, nn
 
 from spantrain.core.span import apportion
 from spantrain.models.tensor_parallel.divided import DividedTensor
-from spantrain.models.tensor_parallel.functions import (
+from spantrain.models.tensor_parallel.group import (
     InputCopy,
+    TensorGroup,
     gather_both,
     gather_parts,
     scatter_parts,
     scatter_same,
 )
-from spantrain.models.tensor_parallel.group import TensorGroup
+from spantrain.models.tensor_parallel.rules import Region, child, is_library_module
 
 _HIDDEN = "hidden_states"
 _TOKENS = 1
@@ -141,3 +150,83 @@ def _computed(tensor: Tensor) -> Tensor:
     """Return a tensor in the type that layers compute in: it is what travels."""
     kind = tensor.device.type
     return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
+
+
+_CALLED = ("Block", "Layer")
+"""How the library's names of block classes end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceBlock:
+    """One block of a unit."""
+
+    path: str
+    attentions: tuple[str, ...]
+    """Paths of the modules that need the whole sequence."""
+    regions: tuple[Region, ...]
+    norms: tuple[str, ...]
+    """Paths of the normalizations that work on the own slice."""
+
+    @property
+    def partial(self) -> tuple[tuple[str, str], ...]:
+        """Module and name of the parameters that are held whole and work on the own slice, where they are there."""
+        rows = ((path, "bias") for region in self.regions for path in region.rows)
+        return (*rows, *((path, name) for path in self.norms for name in ("weight", "bias")))
+
+
+def sequence_blocks(unit: nn.Module, regions: Sequence[Region]) -> tuple[SequenceBlock, ...]:
+    """Return the blocks of a unit that can work on slices, given the regions that are divided in it."""
+    found: list[SequenceBlock] = []
+    for path, module in unit.named_modules():
+        if any(_is_below(path, block.path) for block in found):
+            continue
+        block = _block(path, module, [region for region in regions if _is_below(region.anchor, path)])
+        if block is not None:
+            found.append(block)
+    return tuple(found)
+
+
+def _block(path: str, module: nn.Module, regions: Sequence[Region]) -> SequenceBlock | None:
+    attentions = tuple(dict.fromkeys(region.counts_at for region in regions if region.counts_at is not None))
+    named = is_library_module(module) and type(module).__name__.endswith(_CALLED)
+    if not named or not attentions or not _takes_hidden(module):
+        return None
+    if not all(_takes_hidden(child(module, _inside(at, path))) for at in attentions):
+        return None
+    divided = {name for region in regions for name in region.paths}
+    others = [name for name in _with_parameters(path, module) if name not in divided]
+    norms = [name for name in others if _is_norm(child(module, _inside(name, path)))]
+    inside = [name for name in others if any(_is_below(name, at) for at in attentions)]
+    # A bias of positions is the attention's own affair; a normalization there could be on either side of its layers.
+    if any(not isinstance(child(module, _inside(name, path)), nn.Embedding) for name in inside):
+        return None
+    if set(others) != {*norms, *inside}:
+        return None
+    return SequenceBlock(path=path, attentions=attentions, regions=tuple(regions), norms=tuple(norms))
+
+
+def _with_parameters(path: str, module: nn.Module) -> Iterator[str]:
+    for name, part in module.named_modules(prefix=path):
+        if next(part.parameters(recurse=False), None) is not None:
+            yield name
+
+
+def _is_norm(module: nn.Module | None) -> bool:
+    """Whether a module scales each token by itself."""
+    if module is None or not type(module).__name__.endswith("Norm") or next(module.buffers(), None) is not None:
+        return False
+    names = {name for name, _ in module.named_parameters()}
+    return names <= {"bias", "weight"} and all(parameter.dim() == 1 for parameter in module.parameters())
+
+
+def _takes_hidden(module: nn.Module | None) -> bool:
+    """Whether a module's first argument is what goes from block to block."""
+    return module is not None and next(iter(inspect.signature(module.forward).parameters), "") == _HIDDEN
+
+
+def _is_below(path: str, above: str) -> bool:
+    return path == above or not above or path.startswith(f"{above}.")
+
+
+def _inside(path: str, above: str) -> str:
+    return path.removeprefix(above).removeprefix(".")

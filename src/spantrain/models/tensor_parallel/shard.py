@@ -1,23 +1,23 @@
-"""Divide the units of a stage among the members of a tensor-parallel group, in any ratio of whole pieces."""
+"""Divide the units of a stage among the members of a tensor-parallel group, in any ratio of whole pieces.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+By which whole pieces the layers of a unit are divided, and how much of the unit they are: for the cost model.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from spantrain.core.shares import TensorPart
-from spantrain.models.tensor_parallel.blocks import Block, sequence_blocks
-from spantrain.models.tensor_parallel.divided import gathered
-from spantrain.models.tensor_parallel.division import Change, Divider, Task
+from spantrain.core.shares import TensorPart, TensorPieces
+from spantrain.models.tensor_parallel.divided import DividedLogits, gathered
+from spantrain.models.tensor_parallel.division import Change, Divider, DivisionTask, ModuleRule, take, whole_of
 from spantrain.models.tensor_parallel.find import find_rules, full_module_names, heavy_modules
-from spantrain.models.tensor_parallel.functions import InputCopy
-from spantrain.models.tensor_parallel.group import TensorGroup
-from spantrain.models.tensor_parallel.logits import DividedLogits
+from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, ThreadGroup
 from spantrain.models.tensor_parallel.multihead import leave_fast_paths
-from spantrain.models.tensor_parallel.rules import child, counts
-from spantrain.models.tensor_parallel.sequence import SequenceSlices
-from spantrain.models.tensor_parallel.slices import take, whole_of
+from spantrain.models.tensor_parallel.rules import Region, counts
+from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
 from spantrain.models.units import UnitModule, parameter_names
 
 _NOTES = "_tensor_notes"
@@ -75,25 +75,21 @@ def shard_units(
         raise ValueError(f"a group of {group.size} needs as many positive shares, got {list(shares)} at rank {rank}")
     if group.size == 1:
         return {full: whole_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
-    left: dict[int, list[str]] = {id(unit): [] for unit in units}
-    dividers = {id(unit): _divider(unit, tuple(shares), group) for unit in units}
-    tasks = [(unit, task) for unit in units for task in _tasks(dividers[id(unit)], left[id(unit)].append)]
-    tasks = _without_conflicts(units, tasks, lambda unit, why: left[id(unit)].append(why))
-    blocks = {id(unit): list[Block]() for unit in units}
+    works = [_UnitWork(unit, tuple(shares), group) for unit in units]
+    _leave_conflicts(units, works)
     if sequence_parallel:
-        for unit in units:
-            done = [task for other, task in tasks if other is unit]
-            blocks[id(unit)] += _slice_sequence(dividers[id(unit)], done, left[id(unit)].append)
+        for work in works:
+            work.slice_sequence()
     replaced = _Replaced()
-    for unit, task in tasks:
-        for change in task.changes:
-            _put_in_place(units, change.module, change.build(replaced.parameters_of(change)))
-        _set_heads(unit, task)
+    for work in works:
+        for task in work.tasks:
+            for change in task.changes:
+                _put_in_place(units, change.module, change.build(replaced.parameters_of(change)))
+            _set_heads(work.unit, task)
     replaced.put_in_place(units)
-    for unit in units:
-        leave_fast_paths(unit)
-        done = [task for other, task in tasks if other is unit]
-        object.__setattr__(unit, _NOTES, _notes(unit, done, blocks[id(unit)], left[id(unit)]))
+    for work in works:
+        leave_fast_paths(work.unit)
+        object.__setattr__(work.unit, _NOTES, work.notes())
     return {full: replaced.part_of(unit.get_parameter(local)) for unit, local, full in _named(units)}
 
 
@@ -111,42 +107,57 @@ def partial_parameters(units: Sequence[UnitModule]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for unit in units for name in _notes_of(unit).partial))
 
 
-def _divider(unit: UnitModule, shares: tuple[float, ...], group: TensorGroup) -> Divider:
-    """Return what divides a unit, which from now on leaves no own parts of classes to those behind it."""
-    copy = InputCopy(group)
-    slices = SequenceSlices(group, shares, copy)
-    unit.register_forward_hook(lambda *_: copy.forget(), always_call=True)
-    unit.register_forward_hook(lambda *_: slices.forget(), always_call=True)
-    unit.register_forward_hook(lambda _unit, _inputs, outputs: gathered(outputs, DividedLogits))
-    return Divider(unit=unit, shares=shares, group=group, copy=copy, slices=slices)
+class _UnitWork:
+    """What is done to one unit, which from now on leaves no own parts of classes to those behind it."""
 
+    def __init__(self, unit: UnitModule, shares: tuple[float, ...], group: TensorGroup) -> None:
+        copy_ = InputCopy(group)
+        slices = SequenceSlices(group, shares, copy_)
+        unit.register_forward_hook(lambda *_: copy_.forget(), always_call=True)
+        unit.register_forward_hook(lambda *_: slices.forget(), always_call=True)
+        unit.register_forward_hook(lambda _unit, _inputs, outputs: gathered(outputs, DividedLogits))
+        self.unit = unit
+        self.tasks: list[DivisionTask] = []
+        self.left: list[str] = []
+        """Why something is not divided."""
+        self._blocks: tuple[SequenceBlock, ...] = ()
+        self._divider = Divider(unit=unit, shares=shares, group=group, copy=copy_, slices=slices)
+        rules = find_rules(unit)
+        found = [(region.anchor, region.pieces, self._divider.region(region)) for region in rules.regions]
+        found += [(rule.paths[0], rule.pieces, self._divider.module(rule)) for rule in rules.modules]
+        for path, pieces, task in found:
+            if task is None:
+                self.left.append(f"{path or 'it'} has {pieces} pieces, fewer than the {group.size} members")
+            else:
+                self.tasks.append(task)
 
-def _tasks(divider: Divider, leave: Callable[[str], None]) -> Iterator[Task]:
-    rules = find_rules(divider.unit)
-    found = [(region.anchor, region.pieces, divider.region(region)) for region in rules.regions]
-    found += [(path, 0, divider.embedding(path)) for path in rules.embeddings]
-    found += [(path, 0, divider.output(path)) for path in rules.outputs]
-    found += [(path, 0, divider.attention(path)) for path in rules.attentions]
-    found += [(path, 0, divider.experts(path)) for path in rules.experts]
-    for path, pieces, task in found:
-        if task is None:
-            leave(f"{path or 'it'} has {pieces or 'too few'} pieces, fewer than the {divider.group.size} members")
-        else:
-            yield task
+    def slice_sequence(self) -> None:
+        """Have the unit's blocks work on slices of the sequence; to be called before their layers are built."""
+        regions = [task.region for task in self.tasks if task.region is not None]
+        self._blocks = sequence_blocks(self.unit, regions)
+        for block in self._blocks:
+            self._divider.sliced.update(block.regions)
+            attentions = [self.unit.get_submodule(path) for path in block.attentions]
+            self._divider.slices.attach(self.unit.get_submodule(block.path), attentions)
+        if any(region.counts_at is not None and region not in self._divider.sliced for region in regions):
+            self.left.append("its sequence is held whole by every member: not all of its blocks' layers are known")
 
-
-def _slice_sequence(divider: Divider, done: Sequence[Task], leave: Callable[[str], None]) -> tuple[Block, ...]:
-    """Have the unit's blocks work on slices of the sequence; to be called before their layers are built."""
-    regions = [task.region for task in done if task.region is not None]
-    blocks = sequence_blocks(divider.unit, regions)
-    for block in blocks:
-        divider.sliced.update(block.regions)
-        at, attentions = child(divider.unit, block.path), [child(divider.unit, path) for path in block.attentions]
-        assert at is not None, block.path
-        divider.slices.attach(at, [module for module in attentions if module is not None])
-    if any(region.counts_at is not None and region not in divider.sliced for region in regions):
-        leave("its sequence is held whole by every member: not all of its blocks' layers are known")
-    return blocks
+    def notes(self) -> _Notes:
+        """Return what the divided unit says of itself."""
+        divided = {change.path for task in self.tasks for change in task.changes}
+        names = full_module_names(self.unit)
+        whole = [names.get(path, path) for path, _ in heavy_modules(self.unit, names) if path not in divided]
+        inside = [name.removeprefix(f"{self.unit.name}.") for name in whole]
+        text = [f"computed whole by every member, for want of a rule: {', '.join(inside)}"] if whole else []
+        held = [path for task in self.tasks if task.region is not None for path in task.region.partial]
+        partial = [(path, name) for path in held for name, _ in self.unit.get_submodule(path).named_parameters()]
+        partial += [
+            (path, name)
+            for block in self._blocks
+            for path, name in block.partial
+            if self.unit.get_submodule(path)._parameters.get(name) is not None
+        ]
+        return _Notes(whole=(*self.left, *text), partial=tuple(f"{names[path]}.{name}" for path, name in partial))
 
 
 class _Replaced:
@@ -182,25 +193,22 @@ class _Replaced:
         return self._parts.get(id(parameter)) or whole_of(parameter)
 
 
-def _without_conflicts(
-    units: Sequence[UnitModule], tasks: list[tuple[UnitModule, Task]], leave: Callable[[UnitModule, str], None]
-) -> list[tuple[UnitModule, Task]]:
+def _leave_conflicts(units: Sequence[UnitModule], works: Sequence[_UnitWork]) -> None:
     """Leave whole what shares a parameter with something that is not divided in the same way."""
-    while True:
-        wanted = _wanted_parts(units, [task for _, task in tasks])
-        kept = []
-        for unit, task in tasks:
-            own = [change.module.get_parameter(name) for change in task.changes for name in change.parts]
-            if all(len(wanted[id(parameter)]) == 1 for parameter in own):
-                kept.append((unit, task))
-            else:
-                leave(unit, f"{task.title} shares a parameter with something that is not divided alike")
-        if len(kept) == len(tasks):
-            return kept
-        tasks = kept
+    changed = True
+    while changed:
+        changed = False
+        wanted = _wanted_parts(units, [task for work in works for task in work.tasks])
+        for work in works:
+            for task in list(work.tasks):
+                own = [change.module.get_parameter(name) for change in task.changes for name in change.parts]
+                if any(len(wanted[id(parameter)]) > 1 for parameter in own):
+                    work.tasks.remove(task)
+                    work.left.append(f"{task.title} shares a parameter with something that is not divided alike")
+                    changed = True
 
 
-def _wanted_parts(units: Sequence[UnitModule], tasks: Sequence[Task]) -> dict[int, set[TensorPart]]:
+def _wanted_parts(units: Sequence[UnitModule], tasks: Sequence[DivisionTask]) -> dict[int, set[TensorPart]]:
     """Return by parameter the parts of it that modules want; who has no task wants it whole."""
     wanted: dict[int, set[TensorPart]] = {}
     changed = {id(change.module): change for task in tasks for change in task.changes}
@@ -228,33 +236,15 @@ def _put_in_place(units: Sequence[UnitModule], old: nn.Module, new: nn.Module) -
                 module._modules[name] = new
 
 
-def _set_heads(unit: UnitModule, task: Task) -> None:
+def _set_heads(unit: UnitModule, task: DivisionTask) -> None:
     """Tell attention how many heads it has, and which."""
     if task.region is None or task.own is None or task.region.counts_at is None:
         return
-    module = child(unit, task.region.counts_at)
-    assert module is not None, task.region.counts_at
+    module = unit.get_submodule(task.region.counts_at)
     for name, value in counts(module, task.region.pieces, task.own.size).items():
         setattr(module, name, value)
     if task.bias is not None:
         task.bias.attach(module)
-
-
-def _notes(unit: UnitModule, done: Sequence[Task], blocks: Sequence[Block], left: Sequence[str]) -> _Notes:
-    divided = {change.path for task in done for change in task.changes}
-    names, partial = full_module_names(unit), []
-    whole = [names.get(path, path) for path, _ in heavy_modules(unit, names) if path not in divided]
-    inside = [name.removeprefix(f"{unit.name}.") for name in whole]
-    text = [f"computed whole by every member, for want of a rule: {', '.join(inside)}"] if whole else []
-    for path in (path for task in done if task.region is not None for path in task.region.partial):
-        module = child(unit, path)
-        assert module is not None, path
-        partial += [f"{names[path]}.{name}" for name, _ in module.named_parameters()]
-    for path, name in (parameter for block in blocks for parameter in block.partial):
-        module = child(unit, path)
-        if module is not None and module._parameters.get(name) is not None:
-            partial.append(f"{names[path]}.{name}")
-    return _Notes(whole=(*left, *text), partial=tuple(partial))
 
 
 def _notes_of(unit: UnitModule) -> _Notes:
@@ -277,3 +267,44 @@ def _modules(units: Sequence[UnitModule]) -> list[nn.Module]:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} units)"
+
+
+def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
+    """Return what of an undivided unit can be divided, layers of equally many pieces together; it stays as it is.
+
+    Shapes are enough: a unit on the meta device will do. The work of a layer is reckoned by its matrices, as
+    `runtime.step.stage_member.unit_shares` does.
+    """
+    pieces = _pieces_by_parameter(unit)
+    shared = {id(unit.get_parameter(local)): group for group, local in unit.shared.items()}
+    found: dict[int, list[nn.Parameter]] = {}
+    for parameter in _divided(unit):
+        found.setdefault(pieces[id(parameter)], []).append(parameter)
+    matrices = sum(parameter.numel() for parameter in unit.parameters() if parameter.dim() > 1)
+    return tuple(
+        TensorPieces(
+            pieces=count,
+            parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in own),
+            work_share=sum(parameter.numel() for parameter in own if parameter.dim() > 1) / max(1, matrices),
+            shared=tuple(sorted(shared[id(parameter)] for parameter in own if id(parameter) in shared)),
+        )
+        for count, own in sorted(found.items())
+    )
+
+
+def _divided(unit: UnitModule) -> list[nn.Parameter]:
+    """Return the parameters of which members of a group hold parts: which ones does not depend on the shares."""
+    parts = shard_units([copy.deepcopy(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
+    return [unit.get_parameter(local) for local, full in parameter_names(unit).items() if not parts[full].is_whole]
+
+
+def _pieces_by_parameter(unit: UnitModule) -> Mapping[int, int]:
+    """Return how many pieces there are of each parameter that has a rule, by its identity."""
+    found = find_rules(unit)
+    rules: list[Region | ModuleRule] = [*found.regions, *found.modules]
+    return {
+        id(parameter): rule.pieces
+        for rule in rules
+        for path in rule.paths
+        for parameter in unit.get_submodule(path).parameters(recurse=False)
+    }

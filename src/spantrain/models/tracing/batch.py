@@ -1,19 +1,23 @@
-"""Example batches: what goes into a model, and which of it is the labels."""
+"""Example batches: what goes into a model, and which of it is the labels.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+The loss at the end of an unedited model: summed over samples, so that any cut of a batch gives the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from spantrain.errors import ConfigError
+from spantrain.models.units import IGNORED_LABEL, sample_losses
 
 LABELS = "labels"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class ModelBatch:
     """A batch, divided as the stages read it: inputs at the first one, labels at the last one."""
 
     inputs: tuple[Tensor, ...]
@@ -30,10 +34,10 @@ class Batch:
         """In the batch."""
         return self.inputs[0].shape[0]
 
-    def resized(self, samples: int) -> "Batch":
+    def resized(self, samples: int) -> "ModelBatch":
         """Return a batch of so many samples: the first ones, over and over."""
         rows = torch.arange(samples) % self.samples
-        return Batch(
+        return ModelBatch(
             inputs=tuple(tensor[rows.to(tensor.device)] for tensor in self.inputs),
             names=self.names,
             labels=None if self.labels is None else self.labels[rows.to(self.labels.device)],
@@ -42,7 +46,7 @@ class Batch:
         )
 
 
-def split_batch(batch: Any, *, source: str) -> Batch:
+def split_batch(batch: Any, *, source: str) -> ModelBatch:
     """Divide a batch into inputs and labels.
 
     A dictionary's entries are the model's keyword arguments, its `labels` are the labels. Of a tuple with two tensors
@@ -52,10 +56,10 @@ def split_batch(batch: Any, *, source: str) -> Batch:
         ConfigError: it is something else, has no tensors, or tensors with unequal numbers of samples.
     """
     if isinstance(batch, Tensor):
-        found = Batch(inputs=(batch,), names=(None,), labels=batch)
+        found = ModelBatch(inputs=(batch,), names=(None,), labels=batch)
     elif isinstance(batch, Mapping):
         names = tuple(name for name in batch if name != LABELS)
-        found = Batch(
+        found = ModelBatch(
             inputs=tuple(batch[name] for name in names),
             names=names,
             labels=batch.get(LABELS),
@@ -65,14 +69,14 @@ def split_batch(batch: Any, *, source: str) -> Batch:
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
         inputs = tuple(batch[:-1]) if len(batch) > 1 else tuple(batch)
         labels = batch[-1] if len(batch) > 0 else None
-        found = Batch(inputs=inputs, names=(None,) * len(inputs), labels=labels, has_labels=len(batch) > 1)
+        found = ModelBatch(inputs=inputs, names=(None,) * len(inputs), labels=labels, has_labels=len(batch) > 1)
     else:
         raise ConfigError(f"{source}: the batch is a {type(batch).__name__}; wanted a tensor, tuple or dict of tensors")
     _check(found, source)
     return found
 
 
-def _check(batch: Batch, source: str) -> None:
+def _check(batch: ModelBatch, source: str) -> None:
     tensors = [*batch.inputs, *(() if batch.labels is None else (batch.labels,))]
     if not batch.inputs or not all(isinstance(tensor, Tensor) for tensor in tensors):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors) or "nothing"
@@ -81,3 +85,86 @@ def _check(batch: Batch, source: str) -> None:
     if len(counts) > 1 or counts == {()} or (0,) in counts:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise ConfigError(f"{source}: tensors of the batch have shapes {shapes}; the first dimension is the samples")
+
+
+class Loss(Protocol):
+    """Makes the loss sum of what a model returned."""
+
+    def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
+        """Return a scalar, summed over samples."""
+
+
+@dataclass(frozen=True)
+class LabelLoss:
+    """Cross-entropy of logits, each sample's mean over its counted labels."""
+
+    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:  # noqa: ARG002
+        """Return the loss of logits `(samples, ..., classes)` and labels `(samples, ...)`."""
+        assert labels is not None
+        return sample_losses(result, labels).sum()
+
+
+class _Counts:
+    """How many labels of a sample are counted: a mean over all of a batch is one over samples if all have as many."""
+
+    def __init__(self) -> None:
+        self._first: dict[torch.Size, int] = {}
+
+    def check(self, labels: Tensor | None) -> None:
+        """Compare with all labels of this shape so far.
+
+        Raises:
+            ConfigError: a sample has another number of counted labels.
+        """
+        if labels is None or labels.is_floating_point() or labels.is_meta:
+            return
+        counts = (labels != IGNORED_LABEL).reshape(labels.shape[0], -1).sum(dim=1)
+        first = self._first.setdefault(labels.shape[1:], int(counts[0]))
+        other = counts[counts != first]
+        if len(other) > 0:
+            raise ConfigError(
+                f"samples count {first} and {int(other[0])} labels (those of {IGNORED_LABEL} are not counted), so the "
+                "mean over a batch would depend on how it is cut: have the factory return a loss function too, that "
+                "gives each sample's mean: (module, example_batch, loss)"
+            )
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """What the model computed itself, a mean over samples."""
+
+    counts: _Counts = field(default_factory=_Counts, compare=False)
+
+    def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:
+        """Return the mean times the samples."""
+        if result.dim() > 0:
+            return _summed(result, samples)
+        self.counts.check(labels)
+        return result * samples
+
+
+@dataclass(frozen=True)
+class FunctionLoss:
+    """A user's function of the model's outputs and the labels."""
+
+    function: Callable[[Any, Tensor | None], Tensor]
+    counts: _Counts = field(default_factory=_Counts, compare=False)
+
+    def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
+        """Return what the function returns for each sample, summed; or a scalar mean, times the samples."""
+        loss = self.function(result, labels)
+        if not isinstance(loss, Tensor):
+            raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
+        if loss.dim() > 0:
+            return _summed(loss, samples)
+        self.counts.check(labels)
+        return loss * samples
+
+
+def _summed(loss: Tensor, samples: int) -> Tensor:
+    if loss.shape != torch.Size([samples]):
+        raise ConfigError(
+            f"the loss has shape {tuple(loss.shape)} for {samples} samples; wanted one number for each sample, or a "
+            "scalar that is their mean"
+        )
+    return loss.sum()

@@ -1,18 +1,267 @@
-"""Checks by numbers that a user's model was followed rightly, and that its samples do not depend on each other."""
+"""Checks by numbers that a user's model was followed rightly, and that its samples do not depend on each other.
 
-from collections.abc import Sequence
+What a model would do otherwise in training mode: its forward is run in both modes, and the calls are compared.
+
+Units are always in evaluation mode, so that gradients do not depend on how a batch is cut. What that changes of a model
+as its author gave it is found here, to be told before it is trained.
+"""
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.batch import Batch
-from spantrain.models.tracing.difference import called_on, calls_of
-from spantrain.models.tracing.factory import what_was_raised
-from spantrain.models.tracing.plain import uncompiled
-from spantrain.models.tracing.source import Loaded, picked
+from spantrain.models.tracing.batch import ModelBatch, OwnLoss
+from spantrain.models.tracing.factory import uncompiled, what_was_raised
+from spantrain.models.tracing.source import Loaded, load_empty, load_model, picked
+from spantrain.models.tracing.tape import line_of_model, parts
 from spantrain.models.units import UnitModule
+
+_RANDOM = frozenset(
+    {"bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "log_normal_", "multinomial",
+     "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random_",
+     "randperm", "uniform_"}
+)  # fmt: skip
+"""Names of torch's functions that draw random numbers whatever the mode."""
+_RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+_STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
+"""With the argument that says whether the batch's own are taken."""
+_COMPARED = 2
+_SHOWN = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of a function of torch, outside of torch's own."""
+
+    name: str
+    module: str
+    """The innermost module that was running: its path and class."""
+    where: str
+    """FILE:LINE."""
+    chance: float
+    """With which it drops what it is given; 0: it does not."""
+    own_statistics: bool
+    """Whether it normalizes by the statistics of the batch, or of the sample."""
+    trains: bool
+    """Whether it was told otherwise that it is in training mode."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.chance > 0 or self.name in _RANDOM
+
+
+def differences(spec: ModelSpec, loaded: Loaded | None = None) -> tuple[str, ...]:
+    """Return what of a user's model is not done when it is trained here, a line each; empty: all of it is done.
+
+    Args:
+        spec: the model.
+        loaded: it, with its weights; None: without numbers, if that can be. It is not to be used any more.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    if loaded is not None:
+        return tuple(_found(loaded, torch.clone))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        return tuple(_found(load_empty(spec, mode), mode.from_tensor))
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - any code of the model may be unable to do without numbers: then do it with them
+        return tuple(_found(load_model(spec, seed=0), torch.clone))
+
+
+def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
+    module, batch = loaded.module, loaded.batch.resized(_COMPARED)
+    batch = replace(
+        batch,
+        inputs=tuple(given(tensor) for tensor in batch.inputs),
+        labels=None if batch.labels is None else given(batch.labels),
+    )
+    yield from loaded.left_out
+    as_it_trains = calls_of(module, lambda: called_on(loaded, batch))
+    checkpointing = [part for part in module.modules() if getattr(part, "gradient_checkpointing", False) is True]
+    for part in checkpointing:
+        part.gradient_checkpointing = False  # type: ignore[assignment]
+    for path, part in module.named_modules():
+        part.training = path in loaded.trains
+    try:
+        as_given = calls_of(module, lambda: called_on(loaded, batch))
+    except Exception as error:
+        if any(is_fake(tensor) for tensor in batch.inputs):
+            raise
+        yield f"it is in evaluation mode; in training mode its forward fails: {what_was_raised(error)}"
+        return
+    yield from _told(as_it_trains, as_given)
+    if checkpointing:
+        yield f"gradient checkpointing is off in {len(checkpointing)} modules: the plan says what is run again"
+
+
+def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
+    """Return what a model makes of a batch; with the labels, if it computes its own loss."""
+    pairs = list(zip(batch.names, batch.inputs, strict=True))
+    if isinstance(loaded.loss, OwnLoss) and batch.has_labels and batch.labels is not None:
+        pairs.append((batch.labels_name, batch.labels))
+    named = {name: tensor for name, tensor in pairs if name is not None}
+    return loaded.module(*(tensor for name, tensor in pairs if name is None), **named)
+
+
+def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call]) -> list[str]:
+    now, then = ([(call.name, call.module, call.where) for call in calls] for calls in (as_it_trains, as_given))
+    dropped: list[Call] = []
+    normalized: list[Call] = []
+    others: list[Call] = []
+    for tag, lo, hi, other_lo, other_hi in difflib.SequenceMatcher(None, now, then, autojunk=False).get_opcodes():
+        if tag != "equal":
+            others += as_given[other_lo:other_hi] or as_it_trains[lo:hi]
+            continue
+        for call, given in zip(as_it_trains[lo:hi], as_given[other_lo:other_hi], strict=True):
+            if given.chance > 0 and call.chance == 0:
+                dropped.append(given)
+            if given.own_statistics and not call.own_statistics:
+                normalized.append(given)
+            if given.trains and not call.trains:
+                others.append(given)
+    # Such modules count batches besides.
+    others = [call for call in others if call.module not in {one.module for one in normalized}]
+    return [*_dropout_line(dropped), *_statistics_line(normalized), *_other_line(others)]
+
+
+def _dropout_line(calls: Sequence[Call]) -> Iterator[str]:
+    if calls:
+        chances = ", ".join(f"{chance:g}" for chance in sorted({call.chance for call in calls}))
+        yield f"dropout is off in {_places(calls)}, with probability {chances} as given"
+
+
+def _statistics_line(calls: Sequence[Call]) -> Iterator[str]:
+    if calls:
+        yield f"batch statistics are frozen, at what the module begins with, in {_places(calls)}"
+
+
+def _other_line(calls: Sequence[Call]) -> Iterator[str]:
+    if calls:
+        first = calls[0]
+        where = f" at {first.where}" if first.where else ""
+        yield (
+            f"it is in evaluation mode; in training mode {_places(calls)} would do otherwise, first "
+            f"`{first.name}`{where}"
+        )
+
+
+def _places(calls: Sequence[Call]) -> str:
+    modules = list(dict.fromkeys(call.module for call in calls))
+    more = ", ..." if len(modules) > _SHOWN else ""
+    return f"{len(modules)} module{'s' if len(modules) > 1 else ''} ({', '.join(modules[:_SHOWN])}{more})"
+
+
+def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
+    """Run something with a module and return the calls of torch's functions; random state and buffers stay."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    # With gradients, since some modules take a shorter way without.
+    paths = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), uncompiled(), _running(paths) as running:
+            watch = _CallWatch(running)
+            with watch:
+                run()
+            return watch.calls
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _running(paths: Mapping[int, str]) -> Iterator[list[str]]:
+    """Yield the names of the modules whose forward is running, the innermost last."""
+    running = ["the model"]
+
+    def begin(module: nn.Module, _args: object) -> None:
+        if id(module) in paths:
+            running.append(paths[id(module)])
+
+    def end(module: nn.Module, _args: object, _result: object) -> None:
+        if id(module) in paths:
+            running.pop()
+
+    before = register_module_forward_pre_hook(begin)
+    after = register_module_forward_hook(end, always_call=True)
+    try:
+        yield running
+    finally:
+        before.remove()
+        after.remove()
+
+
+class _CallWatch(TorchFunctionMode):
+    """Writes down which functions are called."""
+
+    def __init__(self, running: Sequence[str]) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self._running = running
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function, and write it down."""
+        given = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        result = func(*args, **given)
+        if any(isinstance(part, Tensor) for part in parts(result)):
+            named = _arguments(func, name, args, given)
+            self.calls.append(
+                Call(
+                    name=name,
+                    module=self._running[-1],
+                    where=line_of_model(),
+                    chance=_chance(name, named),
+                    own_statistics=name in _STATISTICS and bool(named.get(_STATISTICS[name])),
+                    trains=not _drops(name) and name not in _STATISTICS and named.get("training") is True,
+                )
+            )
+        return result
+
+
+def _arguments(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the arguments of a call by name, as far as names are known; torch's own loops have no signature."""
+    if name in _RECURRENT:
+        numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]  # bias, layers, dropout, training, ...
+        return {"p": numbers[2], "training": numbers[3]}
+    if name == "scaled_dot_product_attention":
+        return {"p": args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0), "training": True}
+    try:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {"p": args[1], "training": args[2]} if _drops(name) and len(args) > 2 else kwargs
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _drops(name: str) -> bool:
+    return "dropout" in name or "attention" in name or name in _RECURRENT
+
+
+def _chance(name: str, arguments: Mapping[str, Any]) -> float:
+    """Return the probability of dropping with which a function was called; 0: it drops nothing."""
+    chance = arguments.get("p", arguments.get("dropout_p", 0.0))
+    return float(chance) if _drops(name) and arguments.get("training", False) else 0.0
+
 
 _SAMPLES = 4
 """Unlike the numbers that forwards are written down for."""
@@ -41,7 +290,7 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
     _check_alone(spec, units, loaded, batch, together)
 
 
-def _check_steady(spec: ModelSpec, loaded: Loaded, batch: Batch) -> None:
+def _check_steady(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> None:
     """Refuse a forward that does not do the same every time."""
     with torch.no_grad():
         losses = [_loss_under(seed, spec, loaded, batch) for seed in (0, 1)]
@@ -60,7 +309,7 @@ def _check_steady(spec: ModelSpec, loaded: Loaded, batch: Batch) -> None:
     )
 
 
-def _loss_under(seed: int, spec: ModelSpec, loaded: Loaded, batch: Batch) -> float:
+def _loss_under(seed: int, spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _loss_of_model(spec, loaded, batch)
@@ -77,7 +326,9 @@ def _why_not_followed(model: nn.Module) -> str:
     return "its forward could not be followed rightly; please report this, with the model"
 
 
-def _check_alone(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: Batch, together: float) -> None:
+def _check_alone(
+    spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, batch: ModelBatch, together: float
+) -> None:
     def told(found: str) -> str:
         return (
             f"model {spec.name}: the loss of {_SAMPLES} samples together is {together:.6g}, and one by one {found}: "
@@ -94,7 +345,7 @@ def _check_alone(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, b
         raise ConfigError(told(f"{apart:.6g}"))
 
 
-def _how(loaded: Loaded, batch: Batch) -> str:
+def _how(loaded: Loaded, batch: ModelBatch) -> str:
     """Return how samples come to depend on each other, as far as that can be seen."""
     for call in calls_of(loaded.module, lambda: called_on(loaded, batch)):
         if call.name == "batch_norm" and call.own_statistics:
@@ -102,7 +353,7 @@ def _how(loaded: Loaded, batch: Batch) -> str:
     return "a loss over pairs, statistics of the batch"
 
 
-def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: Batch) -> float:
+def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
     with uncompiled():
         result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
     try:
@@ -113,7 +364,7 @@ def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: Batch) -> float:
         raise ConfigError(f"model {spec.name}: the loss function raised {what_was_raised(error)}") from error
 
 
-def _loss_of_units(units: Sequence[UnitModule], batch: Batch) -> float:
+def _loss_of_units(units: Sequence[UnitModule], batch: ModelBatch) -> float:
     tensors: tuple[Tensor, ...] = batch.inputs
     for unit in units[:-1]:
         tensors = unit(*tensors)
@@ -121,8 +372,8 @@ def _loss_of_units(units: Sequence[UnitModule], batch: Batch) -> float:
     return float(units[-1](*tensors, labels))
 
 
-def _row(batch: Batch, index: int) -> Batch:
-    return Batch(
+def _row(batch: ModelBatch, index: int) -> ModelBatch:
+    return ModelBatch(
         inputs=tuple(tensor[index : index + 1] for tensor in batch.inputs),
         names=batch.names,
         labels=None if batch.labels is None else batch.labels[index : index + 1],

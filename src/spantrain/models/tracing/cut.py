@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from spantrain.models.tracing.tape import Facts, Samples, StandIn, Step, Tape, Value, mapped, parts
+from spantrain.models.tracing.tape import Facts, Samples, StandIn, Tape, TapeStep, Value, mapped, parts
 
 _SAMPLES_COMPARED = 4
 """Sizes of cuts are compared for so many samples."""
 
 
-class Layout(Enum):
+class SamplesLayout(Enum):
     """Where a carried tensor has its samples."""
 
     ALONG = "along one dimension"
@@ -33,7 +33,7 @@ class Carried:
     """A value that crosses a cut."""
 
     value: Value
-    layout: Layout
+    layout: SamplesLayout
     dim: int = 0
     """That has the samples."""
     each: int = 1
@@ -44,7 +44,7 @@ class Carried:
 class TapePart:
     """What one unit does."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TapeStep, ...]
     takes: tuple[Carried, ...]
     gives: tuple[Carried, ...]
     """None: it is the last unit."""
@@ -68,7 +68,7 @@ class TapePart:
 def needed_steps(tape: Tape) -> Tape:
     """Leave out steps that the result does not depend on."""
     wanted = {value.index for value in _values(tape.result)}
-    kept: list[Step] = []
+    kept: list[TapeStep] = []
     for step in reversed(tape.steps):
         if any(value.index in wanted for value in step.makes):
             kept.append(step)
@@ -77,7 +77,7 @@ def needed_steps(tape: Tape) -> Tape:
 
 
 def cut_tape(
-    tape: Tape, starts: Callable[[Step], bool], labels: Value | None, has_weights: Callable[[Step], bool]
+    tape: Tape, starts: Callable[[TapeStep], bool], labels: Value | None, has_weights: Callable[[TapeStep], bool]
 ) -> tuple[tuple[TapePart, ...], tuple[str, ...]]:
     """Cut a tape before each block, where the fewest bytes cross; return the parts, and what could not be cut.
 
@@ -89,15 +89,15 @@ def cut_tape(
         labels: the input that is given to the last part only.
         has_weights: whether a step uses parameters.
     """
-    return _Cutter(tape, labels).cut(starts, has_weights)
+    return _TapeCutter(tape, labels).cut(starts, has_weights)
 
 
-def crossing_counts(tape: Tape, labels: Value | None, inside: Callable[[Step], bool]) -> tuple[int, int]:
+def crossing_counts(tape: Tape, labels: Value | None, inside: Callable[[TapeStep], bool]) -> tuple[int, int]:
     """Return how many tensors cross at most between the steps that are `inside`, and before or behind all of them."""
-    return _Cutter(tape, labels).crossing_counts(inside)
+    return _TapeCutter(tape, labels).crossing_counts(inside)
 
 
-class _Cutter:
+class _TapeCutter:
     def __init__(self, tape: Tape, labels: Value | None) -> None:
         self._tape = tape
         self._labels = labels
@@ -123,7 +123,7 @@ class _Cutter:
         self._last_use = self._last_uses()
 
     def cut(
-        self, starts: Callable[[Step], bool], has_weights: Callable[[Step], bool]
+        self, starts: Callable[[TapeStep], bool], has_weights: Callable[[TapeStep], bool]
     ) -> tuple[tuple[TapePart, ...], tuple[str, ...]]:
         blocks = [number for number, step in enumerate(self._steps) if starts(step)]
         gaps = [range(before + 1, after + 1) for before, after in pairwise(blocks)]
@@ -141,7 +141,7 @@ class _Cutter:
         edges = [0, *cuts, len(self._steps)]
         return tuple(self._part(lo, hi) for lo, hi in pairwise(edges)), tuple(notices)
 
-    def crossing_counts(self, inside: Callable[[Step], bool]) -> tuple[int, int]:
+    def crossing_counts(self, inside: Callable[[TapeStep], bool]) -> tuple[int, int]:
         places = [number for number, step in enumerate(self._steps) if inside(step)]
         if not places:
             return 0, 0
@@ -170,11 +170,11 @@ class _Cutter:
 
     def _inputs(self) -> tuple[Carried, ...]:
         inputs = (value for value in self._tape.inputs if value != self._labels)
-        return tuple(Carried(value=value, layout=Layout.ALONG) for value in inputs)
+        return tuple(Carried(value=value, layout=SamplesLayout.ALONG) for value in inputs)
 
-    def _closure(self, own: Sequence[Step], *, last: bool) -> list[Step]:
+    def _closure(self, own: Sequence[TapeStep], *, last: bool) -> list[TapeStep]:
         """Return the constant steps that a part does again."""
-        found: dict[int, Step] = {}
+        found: dict[int, TapeStep] = {}
         waiting = [value for step in own for value in step.uses]
         waiting += list(_values(self._tape.result)) if last else []
         while waiting:
@@ -185,7 +185,7 @@ class _Cutter:
             waiting += step.uses
         return list(found.values())
 
-    def _with_stand_ins(self, step: Step) -> Step:
+    def _with_stand_ins(self, step: TapeStep) -> TapeStep:
         """Return a constant step that asks nothing of the data: it needs the shape and type of such tensors only."""
 
         def stand_in(sign: Any) -> Any:
@@ -219,7 +219,7 @@ class _Cutter:
     def _crossing_bytes(self, place: int) -> int:
         size = 0
         for carried in self._crossing(place):
-            alike = carried.layout is Layout.NONE
+            alike = carried.layout is SamplesLayout.NONE
             size += (
                 self._repeated_bytes(carried.value) if alike else self._facts(carried.value).bytes_of(_SAMPLES_COMPARED)
             )
@@ -251,11 +251,11 @@ def _carried(value: Value, facts: Facts) -> Carried | str:
     if not growing:
         if facts.from_data:
             return f"a tensor of shape {_text(facts)} is made of all samples together"
-        return Carried(value=value, layout=Layout.NONE)
+        return Carried(value=value, layout=SamplesLayout.NONE)
     if len(growing) > 1 or growing[0][1].fixed or growing[0][1].each < 1:
         return f"a tensor of shape {_text(facts)} is not divided by samples"
     dim, size = growing[0]
-    layout = Layout.ALONG if size.each == 1 else Layout.GROUPED
+    layout = SamplesLayout.ALONG if size.each == 1 else SamplesLayout.GROUPED
     return Carried(value=value, layout=layout, dim=dim, each=size.each)
 
 

@@ -1,6 +1,8 @@
 """Follows an unedited model's forward: what it does outside its blocks, for any number of samples.
 
 Makes one tape for any number of samples out of two tapes of two numbers.
+
+Which modules of a model are blocks, which run as they are, and which only hold them, so that cuts lie between.
 """
 
 import contextlib
@@ -11,30 +13,101 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
+from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.cut import crossing_counts, needed_steps
-from spantrain.models.tracing.factory import what_was_raised
-from spantrain.models.tracing.losses import OwnLoss
-from spantrain.models.tracing.plain import uncompiled
+from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import record
 from spantrain.models.tracing.source import Loaded, load_empty, load_model, picked
-from spantrain.models.tracing.structure import Structure, find_structure
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
     Facts,
     Samples,
-    Step,
     Tape,
+    TapeStep,
     TraceProblem,
     Value,
     mapped,
     parts,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """The modules that are looked into; all others run as they are."""
+
+    opened: frozenset[str]
+    """Paths of modules whose forward is written down; the model itself is the empty path."""
+    nested: frozenset[str] = frozenset()
+    """Those of them that are elements of a list themselves: opened only if cuts in them are as small as around."""
+    elements: frozenset[str] = frozenset()
+    """Elements of the lists that are in the opened modules: blocks, also where they have no modules in them."""
+
+    def without(self, path: str) -> "Structure":
+        """Return it with one module closed, and all in it."""
+        inside = f"{path}."
+        kept = frozenset(name for name in self.opened if name != path and not name.startswith(inside))
+        elements = frozenset(name for name in self.elements if not name.startswith(inside))
+        return replace(self, opened=kept, nested=self.nested & kept, elements=elements)
+
+
+def is_composite(module: nn.Module) -> bool:
+    """Whether a module is made of others."""
+    return next(module.children(), None) is not None
+
+
+def find_structure(model: nn.Module) -> Structure:
+    """Open the modules on the way to every outermost list, and elements of lists that have lists of like elements.
+
+    A list is a `ModuleList` or `Sequential`. A model without any is opened itself, and no further.
+    """
+    opened, nested, elements = {""}, set(), set()
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        for list_path, members in _worth_opening(_outermost_lists(path, module)):
+            opened.update(_between(path, list_path))
+            for name, element in members.named_children():
+                element_path = f"{list_path}.{name}" if list_path else name
+                elements.add(element_path)
+                if any(_alike(inner) for _, inner in _outermost_lists(element_path, element)):
+                    opened.add(element_path)
+                    nested.add(element_path)
+                    waiting.append((element_path, element))
+    return Structure(opened=frozenset(opened), nested=frozenset(nested), elements=frozenset(elements))
+
+
+def _worth_opening(lists: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Leave out lists of plain layers (a stem, a classifier) where there are lists of larger modules."""
+    rows = [entry for entry in lists if any(is_composite(child) for child in entry[1].children())]
+    return rows or lists
+
+
+def _outermost_lists(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return [(path, module)] if len(module) > 1 or any(is_composite(child) for child in module) else []
+    found = []
+    for name, child in module.named_children():
+        found += _outermost_lists(f"{path}.{name}" if path else name, child)
+    return found
+
+
+def _alike(members: nn.Module) -> bool:
+    """Whether a list is a row of composite modules of one class."""
+    classes = [type(child) for child in members.children() if is_composite(child)]
+    return bool(classes) and len(set(classes)) == 1 and len(classes) == sum(1 for _ in members.children())
+
+
+def _between(start: str, end: str) -> set[str]:
+    """Return the paths from below `start` to `end`, both included."""
+    words = end.split(".") if end else []
+    return {".".join(words[:count]) for count in range(len(words) + 1)} - {start} | {start}
+
 
 SMALL, LARGE = 2, 3
 """Numbers of samples that forwards are written down for; of one sample much is decided otherwise."""
@@ -75,7 +148,7 @@ def _derivation(one: Derivation, other: Derivation | None) -> Derivation | None:
     return replace(one, steps=steps) if _constants_agree(one.steps, other.steps) else None
 
 
-def _constants_agree(one: Sequence[Step], other: Sequence[Step]) -> bool:
+def _constants_agree(one: Sequence[TapeStep], other: Sequence[TapeStep]) -> bool:
     found = [[sign for step in steps for sign in parts((step.args, dict(step.kwargs)))] for steps in (one, other)]
     pairs = zip(*found, strict=True)
     return all(
@@ -85,11 +158,11 @@ def _constants_agree(one: Sequence[Step], other: Sequence[Step]) -> bool:
     )
 
 
-def _name(step: Step) -> str:
+def _name(step: TapeStep) -> str:
     return getattr(step.function, "__qualname__", str(step.function))
 
 
-def _step(one: Step, other: Step) -> Step:
+def _step(one: TapeStep, other: TapeStep) -> TapeStep:
     args = _joined(one.args, other.args, one.where)
     kwargs = _joined(dict(one.kwargs), dict(other.kwargs), one.where)
     return replace(one, args=args, kwargs=kwargs)
@@ -241,7 +314,7 @@ def _opened_for_nothing(structure: Structure, tape: Tape, labels: Value | None) 
     return tuple(path for path in worse if not any(other.startswith(f"{path}.") for other in worse))
 
 
-def _is_inside(path: str, step: Step) -> bool:
+def _is_inside(path: str, step: TapeStep) -> bool:
     return step.inside == path or step.inside.startswith(f"{path}.")
 
 

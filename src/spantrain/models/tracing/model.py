@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,16 +14,15 @@ from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.batch import Batch
+from spantrain.models.tracing.batch import Loss, ModelBatch
+from spantrain.models.tracing.check import check_units, differences
 from spantrain.models.tracing.cut import TapePart, cut_tape, needed_steps
-from spantrain.models.tracing.follow import follow
-from spantrain.models.tracing.losses import Loss
+from spantrain.models.tracing.follow import Structure, follow, is_composite
 from spantrain.models.tracing.source import emptied, load_model
-from spantrain.models.tracing.structure import Structure, is_composite
-from spantrain.models.tracing.tape import Step, Tape, Value, Weight
+from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep, Value
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
-from spantrain.models.units import parameter_names
+from spantrain.models.units import UnitModule, parameter_names
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class CutModel:
     """The model on the meta device."""
     numbers: Mapping[str, int]
     """Of its parameters, by full name, in the order in which they are made; empty: not known."""
-    batch: Batch
+    batch: ModelBatch
     """Example batch, on the CPU."""
     loss: Loss
     notices: tuple[str, ...]
@@ -57,16 +56,57 @@ def cut_model(spec: ModelSpec) -> CutModel:
     return _cut(render_json(to_json(spec)))
 
 
-def unsplit_model(spec: ModelSpec, *, seed: int) -> nn.Module:
-    """Return the model as its author wrote it, with the weights that its units are built with."""
-    return load_model(spec, seed=seed).module
+class TracedUnits:
+    """A `models.build.UnitSource` of an unedited model, which is built by its own rules.
 
+    Of a library's model only the parameters of the units asked for are made; of a function's, the others are dropped.
+    """
 
-def build_traced(spec: ModelSpec, indices: Iterable[int], *, seed: int) -> list[TracedUnit]:
-    """Build units; a library's model with their parameters only, a function's whole, and the others are dropped."""
-    cut, wanted = cut_model(spec), list(indices)
-    loaded = load_model(spec, seed=seed, only=_numbers_in(cut, wanted))
-    return [_unit(cut, index, loaded.module, loaded.loss) for index in wanted]
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all units, in order."""
+        return cut_model(self._spec).names
+
+    def build(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
+        """Build units."""
+        cut, wanted = cut_model(self._spec), list(indices)
+        loaded = load_model(self._spec, seed=seed, only=_numbers_in(cut, wanted))
+        return [_unit(cut, index, loaded.module, loaded.loss) for index in wanted]
+
+    def blank(self, indices: Iterable[int], *, seed: int) -> list[UnitModule]:
+        """Build units as ever: an unedited model may draw what is no parameter, by the rules of its author."""
+        return self.build(indices, seed=seed)
+
+    def empty(self, index: int) -> UnitModule:
+        """Build a unit on the meta device."""
+        cut = cut_model(self._spec)
+        # A copy: whoever gets it may divide its modules in place.
+        return copy.deepcopy(_unit(cut, index, cut.skeleton, cut.loss)).to("meta")
+
+    def to_measure(self) -> tuple[Callable[[int], UnitModule], tuple[str, ...]]:
+        """Return all units, of a model that was checked to be what they are, and what of it is not done.
+
+        Raises:
+            ConfigError: they are not what a user's model is, or its samples depend on each other.
+        """
+        units = self.build(range(len(self.names)), seed=0)
+        if self._spec.family == "hf":
+            return units.__getitem__, differences(self._spec)
+        loaded = load_model(self._spec, seed=0)
+        check_units(self._spec, units, loaded)
+        return units.__getitem__, differences(self._spec, loaded)
+
+    def batch(self) -> ModelBatch:
+        """Return the example batch."""
+        return cut_model(self._spec).batch
+
+    def unsplit(self, *, seed: int, weights: bool = True) -> tuple[nn.Module, ModelBatch]:
+        """Build the model as its author wrote it, with the weights that its units are built with."""
+        loaded = load_model(self._spec, seed=seed, only=None if weights else ())
+        return loaded.module, loaded.batch
 
 
 def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
@@ -74,13 +114,6 @@ def _numbers_in(cut: CutModel, indices: Sequence[int]) -> set[int] | None:
     units = [_unit(cut, index, cut.skeleton, cut.loss) for index in indices]
     names = {full for unit in units for full in parameter_names(unit).values()}
     return {cut.numbers[name] for name in names} if names <= cut.numbers.keys() else None
-
-
-def empty_traced(spec: ModelSpec, index: int) -> TracedUnit:
-    """Build a unit on the meta device."""
-    cut = cut_model(spec)
-    # A copy: whoever gets it may divide its modules in place.
-    return copy.deepcopy(_unit(cut, index, cut.skeleton, cut.loss)).to("meta")
 
 
 def _unit(cut: CutModel, index: int, model: nn.Module, loss: Loss) -> TracedUnit:
@@ -95,7 +128,7 @@ def _cut(text: str) -> CutModel:
     spec: ModelSpec = from_json(ModelSpec, parse_json(text, "spec"), "spec")
     found = follow(spec)
     model, tape = found.loaded.module, needed_steps(found.tape)
-    blocks = _Blocks(model, found.structure, tape)
+    blocks = _BlockSteps(model, found.structure, tape)
     parts, uncut = cut_tape(tape, blocks.starts, found.labels, blocks.has_weights)
     _check_labels(spec, parts, found.labels, model)
     notices = (*found.notices, *uncut)
@@ -118,7 +151,7 @@ def _meta(tensor: Tensor) -> Tensor:
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-class _Blocks:
+class _BlockSteps:
     """Which steps run blocks, and which use parameters."""
 
     def __init__(self, model: nn.Module, structure: Structure, tape: Tape) -> None:
@@ -130,15 +163,15 @@ class _Blocks:
         # A model without larger modules is cut between its layers.
         self._blocks = set(blocks or [path for path in paths if self._counts(path)])
 
-    def starts(self, step: Step) -> bool:
+    def starts(self, step: TapeStep) -> bool:
         """Whether a step runs a block."""
         return step.module in self._blocks
 
-    def has_weights(self, step: Step) -> bool:
+    def has_weights(self, step: TapeStep) -> bool:
         """Whether a step uses parameters."""
         if step.module is not None and next(self._model.get_submodule(step.module).parameters(), None) is not None:
             return True
-        return any(isinstance(sign, Weight) and sign.name in self._weights for sign in _signs(step))
+        return any(isinstance(sign, NamedWeight) and sign.name in self._weights for sign in _signs(step))
 
     def _counts(self, path: str) -> bool:
         """Whether a module has parameters and is no normalization, which stays with what is before it."""
@@ -147,11 +180,11 @@ class _Blocks:
         return not plain and next(module.parameters(), None) is not None
 
 
-def _signs(step: Step) -> Iterable[object]:
+def _signs(step: TapeStep) -> Iterable[object]:
     return in_structure((step.args, dict(step.kwargs)))
 
 
-def _names(parts: Sequence[TapePart], blocks: _Blocks) -> tuple[str, ...]:
+def _names(parts: Sequence[TapePart], blocks: _BlockSteps) -> tuple[str, ...]:
     """Name units by their blocks; the first and last, if they have none, by their first and last module."""
     names = []
     for number, part in enumerate(parts):
@@ -180,7 +213,7 @@ def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
             id(named[sign.name])
             for step in part.steps
             for sign in _signs(step)
-            if isinstance(sign, Weight) and sign.name in named
+            if isinstance(sign, NamedWeight) and sign.name in named
         }
         holders.update(first[key] for key in held)
     return {name: first[id(p)] for name, p in named.items() if holders[first[id(p)]] > 1}

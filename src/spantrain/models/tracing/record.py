@@ -16,21 +16,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 
-from spantrain.models.tracing.derive import Deriving
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
+    Deriving,
     Facts,
-    Place,
-    Step,
+    NamedWeight,
     Tape,
+    TapeStep,
     TraceProblem,
+    UnitDevice,
     Value,
-    Weight,
+    line_of_model,
     mapped,
     parts,
 )
-from spantrain.models.tracing.where import line_of_model
 
 # Names of torch's functions that tell numbers of a tensor to Python.
 _READS = frozenset(
@@ -78,7 +78,7 @@ def record(
     Raises:
         TraceProblem: the forward decides by numbers of the data, or does what cannot be written down.
     """
-    recorder = _Recorder(model, args)
+    recorder = _TapeRecorder(model, args)
     with _wrapped(recorder, model, opened), recorder:
         positional = [arg for arg, name in zip(args, names, strict=True) if name is None]
         keyword = {name: arg for arg, name in zip(args, names, strict=True) if name is not None}
@@ -86,12 +86,12 @@ def record(
     return recorder.tape(pick(result))
 
 
-class _Recorder(TorchFunctionMode):
+class _TapeRecorder(TorchFunctionMode):
     """Sees every call of torch's functions while it is active."""
 
     def __init__(self, model: nn.Module, args: Sequence[Tensor]) -> None:
         super().__init__()
-        self._steps: list[Step] = []
+        self._steps: list[TapeStep] = []
         self._facts: dict[int, Facts] = {}
         self._alive: list[Tensor] = []  # so that no two tensors have one id
         self._value: dict[int, Value] = {}
@@ -176,7 +176,7 @@ class _Recorder(TorchFunctionMode):
                 self._refuse("a tensor comes from where it cannot be seen (made in a closed module, and kept there)")
             changes = self._changes(changed, made)
             self._steps.append(
-                Step(
+                TapeStep(
                     module=path,
                     function=func,
                     args=written[0],
@@ -270,10 +270,10 @@ class _Recorder(TorchFunctionMode):
             if id(part) in self._value:
                 return self._value[id(part)]
             if id(part) in self._weights:
-                return Weight(self._weights[id(part)])
+                return NamedWeight(self._weights[id(part)])
             return Constant(part)
         if isinstance(part, torch.device):
-            return Place()
+            return UnitDevice()
         if type(part).__name__.endswith("Cache"):
             self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
         if hasattr(part, "__dict__") and not isinstance(part, nn.Module):
@@ -284,7 +284,7 @@ class _Recorder(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _wrapped(recorder: _Recorder, model: nn.Module, opened: frozenset[str]) -> Iterator[None]:
+def _wrapped(recorder: _TapeRecorder, model: nn.Module, opened: frozenset[str]) -> Iterator[None]:
     """Have every module tell the recorder when it runs."""
     modules = dict(model.named_modules())
     own = {path: module.__dict__.get("forward") for path, module in modules.items()}
@@ -299,7 +299,7 @@ def _wrapped(recorder: _Recorder, model: nn.Module, opened: frozenset[str]) -> I
                 module.__dict__["forward"] = own[path]
 
 
-def _opened(recorder: _Recorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _opened(recorder: _TapeRecorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         recorder.opened.append(path)
@@ -311,7 +311,7 @@ def _opened(recorder: _Recorder, path: str, forward: Callable[..., Any]) -> Call
     return run
 
 
-def _closed(recorder: _Recorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _closed(recorder: _TapeRecorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         return recorder.run_closed(path, forward, args, kwargs)

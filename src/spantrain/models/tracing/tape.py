@@ -1,16 +1,26 @@
 """What a forward did outside the blocks: steps on values, for any number of samples.
 
 A value is a tensor that a step made. What a step was called with is kept as it was, except for tensors (`Value`,
-`Weight`, `Constant`), integers that grow with the number of samples (`Samples`) and devices (`Place`).
+`NamedWeight`, `Constant`), integers that grow with the number of samples (`Samples`) and devices (`UnitDevice`).
+
+Where in the model's own code something happens.
+
+Notes how closed modules make tensors of parameters and constants alone, such as a bias of learned positions.
+
+Such a tensor is the same for all samples: to send it over a cut with each sample costs more than to make it again from
+its parameters, whose gradients are then summed over the units that have them.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 
 class TraceProblem(Exception):
@@ -33,7 +43,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Weight:
+class NamedWeight:
     """A parameter or buffer, by its name in the model."""
 
     name: str
@@ -47,7 +57,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Place:
+class UnitDevice:
     """The device that a unit is on."""
 
 
@@ -98,7 +108,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TapeStep:
     """One call: of a module of the model, or of a function of torch."""
 
     module: str | None
@@ -133,7 +143,7 @@ class Step:
 class Derivation:
     """How a value that a closed module made of parameters and constants alone is made again without the module."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TapeStep, ...]
     """Functions of weights, constants and what they make themselves (values with negative numbers)."""
     weight_bytes: int
     """Of the weights that it needs."""
@@ -143,7 +153,7 @@ class Derivation:
 class Tape:
     """A whole forward."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TapeStep, ...]
     inputs: tuple[Value, ...]
     """Of the model, in order."""
     result: Any
@@ -183,3 +193,105 @@ def parts(structure: Any) -> Iterator[Any]:
 def zipped(structure: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of two structures side by side, as far as both have the same shape."""
     return zip(parts(structure), parts(other), strict=True)
+
+
+_PACKAGE = str(Path(__file__).parents[2])
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), _PACKAGE, "transformers/utils", "transformers/modeling_layers")
+
+
+def line_of_model() -> str:
+    """Return FILE:LINE of the innermost code that is neither torch's nor this package's; empty: there is none."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not any(folder in file for folder in _NOT_THE_MODEL):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+class _CannotDerive(Exception):
+    """An argument that a step cannot be given again."""
+
+
+class Deriving:
+    """The functions of weights and constants that closed modules call while a forward is written down."""
+
+    def __init__(self, weights: Mapping[int, str], sizes: Mapping[str, int]) -> None:
+        """Know the weights: their names by identity, their bytes by name."""
+        self._weights = weights
+        self._sizes = sizes
+        self._values: dict[int, Value] = {}
+        self._maker: dict[Value, TapeStep] = {}
+        self._made: dict[Value, tuple[Tensor, int]] = {}
+        """With the version that it had then, which all that share its memory have in common."""
+
+    def note(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        constants: Callable[[Tensor], bool],
+    ) -> None:
+        """Write a call down, of which no argument depends on data; `constants` says whether a tensor is one."""
+
+        def write(part: Any) -> Any:
+            if not isinstance(part, Tensor):
+                return UnitDevice() if isinstance(part, torch.device) else part
+            if id(part) in self._values:
+                return self._values[id(part)]
+            if id(part) in self._weights:
+                return NamedWeight(self._weights[id(part)])
+            if constants(part) and not is_fake(part):
+                # What it is now: it may be written into later.
+                return Constant(part.detach().clone())
+            raise _CannotDerive
+
+        try:
+            written = mapped(tuple(args), write), mapped(kwargs, write)
+        except _CannotDerive:
+            return
+        if not isinstance(result, Tensor) or result.is_inference():
+            return
+        value = self._values[id(result)] = Value(-1 - len(self._maker))
+        self._made[value] = result, result._version
+        self._maker[value] = TapeStep(
+            module=None,
+            function=func,
+            args=written[0],
+            kwargs=written[1],
+            result=value,
+            grad_enabled=torch.is_grad_enabled(),
+        )
+
+    def of(self, tensor: Tensor, value: Value) -> Derivation | None:
+        """Return how a tensor is made again under the name of a value; None where that is not known.
+
+        Nor is it if something on the way was written into later.
+        """
+        own = self._values.get(id(tensor))
+        if own is None:
+            return None
+        steps = list(self._closure(own))
+        made = [self._made[used] for step in steps for used in step.makes]
+        if any(before._version != version for before, version in made):
+            return None
+        renamed = replace(steps[-1], result=value)
+        names = {
+            sign.name
+            for step in steps
+            for sign in parts((step.args, dict(step.kwargs)))
+            if isinstance(sign, NamedWeight)
+        }
+        return Derivation(steps=(*steps[:-1], renamed), weight_bytes=sum(self._sizes[name] for name in names))
+
+    def _closure(self, value: Value) -> Iterator[TapeStep]:
+        """Yield the steps that make a value, in the order in which they were called."""
+        wanted, waiting = {value}, [value]
+        while waiting:
+            for used in self._maker[waiting.pop()].uses:
+                if used not in wanted:
+                    wanted.add(used)
+                    waiting.append(used)
+        yield from (self._maker[used] for used in sorted(wanted, key=lambda one: -one.index))

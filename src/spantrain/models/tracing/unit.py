@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.errors import ConfigError
-from spantrain.models.tracing.cut import Carried, Layout, TapePart
-from spantrain.models.tracing.factory import what_was_raised
-from spantrain.models.tracing.losses import Loss
-from spantrain.models.tracing.plain import calls_compiled, uncompiled
+from spantrain.models.tracing.batch import Loss
+from spantrain.models.tracing.cut import Carried, SamplesLayout, TapePart
+from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
 from spantrain.models.tracing.tape import (
     Constant,
-    Place,
+    NamedWeight,
     Samples,
     StandIn,
-    Step,
+    TapeStep,
+    UnitDevice,
     Value,
-    Weight,
     mapped,
     parts,
     zipped,
@@ -41,7 +40,7 @@ class TracedUnit(UnitModule):
         self._local: dict[str, str] = {}
         for path in part.modules:
             self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
-        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, Weight)):
+        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, NamedWeight)):
             self._hold_weight(weight.name, model)
         self._constants = nn.Module()
         for constant in (part_ for part_ in _given(part) if isinstance(part_, Constant)):
@@ -97,7 +96,7 @@ class TracedUnit(UnitModule):
             return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
         return self._loss(self._filled(part.result, found, samples, place), labels, samples)
 
-    def _do(self, step: Step, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
+    def _do(self, step: TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
         work: Callable[..., Any] | None = step.function
         if step.module is not None:
             work = self.get_submodule(self._local[step.module])
@@ -119,13 +118,13 @@ class TracedUnit(UnitModule):
             match sign:
                 case Value():
                     return found[sign.index]
-                case Weight():
+                case NamedWeight():
                     return self._weight(sign.name)
                 case Constant():
                     return self._constants.get_buffer(f"c{id(sign)}")
                 case Samples():
                     return sign.of(samples)
-                case Place():
+                case UnitDevice():
                     return place
                 case StandIn():
                     return _stand_in(sign, samples, place)
@@ -174,9 +173,9 @@ def _stand_in(sign: StandIn, samples: int, place: torch.device) -> Tensor:
 def _packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
     """Bring the samples to the first dimension."""
     match carried.layout:
-        case Layout.NONE:
+        case SamplesLayout.NONE:
             return tensor.unsqueeze(0).expand(samples, *tensor.shape)
-        case Layout.GROUPED:
+        case SamplesLayout.GROUPED:
             before, after = tensor.shape[: carried.dim], tensor.shape[carried.dim + 1 :]
             tensor = tensor.reshape(*before, samples, carried.each, *after)
     return tensor.movedim(carried.dim, 0)
@@ -185,9 +184,9 @@ def _packed(carried: Carried, tensor: Tensor, samples: int) -> Tensor:
 def _unpacked(carried: Carried, tensor: Tensor) -> Tensor:
     """Bring the samples back to where the model has them."""
     match carried.layout:
-        case Layout.NONE:
+        case SamplesLayout.NONE:
             return tensor[0]
-        case Layout.GROUPED:
+        case SamplesLayout.GROUPED:
             return tensor.movedim(0, carried.dim).flatten(carried.dim, carried.dim + 1)
     return tensor.movedim(0, carried.dim)
 
@@ -196,7 +195,7 @@ def _carried_line(carried: Sequence[Carried], numbers: dict[int, int]) -> str:
     return ", ".join(f"{_short(one.value, numbers)} {one.layout.name.lower()} {one.dim}" for one in carried)
 
 
-def _line(step: Step, local: Mapping[str, str], numbers: dict[int, int]) -> str:
+def _line(step: TapeStep, local: Mapping[str, str], numbers: dict[int, int]) -> str:
     name = local[step.module] if step.module is not None else getattr(step.function, "__name__", str(step.function))
     given = f"{_short(step.args, numbers)} {_short(dict(step.kwargs), numbers)}"
     return f"{_short(step.result, numbers)} = {name}{given}"
@@ -207,8 +206,10 @@ def _short(structure: Any, numbers: dict[int, int]) -> str:
         match part:
             case Value():
                 return f"%{numbers.setdefault(part.index, len(numbers))}"
-            case Weight():
+            case NamedWeight():
                 return part.name.rpartition(".")[2]
+            case UnitDevice():
+                return "Place"  # as profiles made before know it
             case Samples():
                 return f"{part.each}n{part.fixed:+d}"
             case None | bool() | int() | float() | str() | torch.dtype():

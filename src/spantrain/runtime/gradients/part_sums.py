@@ -12,7 +12,7 @@ from torch import Tensor
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
-from spantrain.models.tensor_parallel.slices import put, take
+from spantrain.models.tensor_parallel.division import put, take
 from spantrain.runtime.gradients.groups import MemberGroup, broadcast_bytes
 
 Parts = Mapping[str, TensorPart]

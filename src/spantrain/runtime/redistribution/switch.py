@@ -24,7 +24,7 @@ from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Plan, Stage
 from spantrain.errors import ProtocolError
-from spantrain.models.execution.blank import blank_units
+from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
 from spantrain.runtime.checkpoint.restore import group_of

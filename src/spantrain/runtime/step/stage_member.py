@@ -12,10 +12,10 @@ from spantrain.core.units import UnitGraph
 from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
-from spantrain.models.execution.precision import autocast_dtype
+from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
-from spantrain.models.tensor_parallel.slices import whole_of
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.part_sums import GroupParts, share_parts
