@@ -98,6 +98,18 @@ def test_parts_that_begin_alike_are_refused_at_the_first_push_before_anything_is
     assert all(text.startswith("expert.0: process 1 has other numbers than process 0") for text in found)
 
 
+def test_parts_that_begin_alike_are_refused_at_the_first_version_before_it_makes_them_one():
+    found = cluster([{"expert.0": torch.zeros(4)} for _ in range(2)], _take_version_apart)
+    assert all(text.startswith("expert.0: process 1 has other numbers than process 0") for text in found)
+
+
+def _take_version_apart(copy: ClusterCopy) -> str:
+    live = copy._live
+    live._live["expert.0"].add_(live._ranks.rank + 1)
+    live.move({"expert.0": torch.zeros(4)}, {"expert.0": torch.ones(4)})
+    return "one version"
+
+
 def _train_apart(copy: ClusterCopy) -> str:
     live = copy._live
     live._live["expert.0"].add_(live._ranks.rank + 1)

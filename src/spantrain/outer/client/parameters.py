@@ -211,7 +211,12 @@ class ModelParameters:
 
     @torch.no_grad()
     def move(self, since: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-        """Make each parameter `new` plus what it is beyond `since`; the first process tells what these are."""
+        """Make each parameter `new` plus what it is beyond `since`; the first process tells what these are.
+
+        Raises:
+            UsageError: processes have other numbers under one name and shape: one's would become the other's.
+        """
+        self._check_copies(trained=True)
         for name, place in self._places.items():
             everywhere = len(place.holders) == self._ranks.size and not place.divided
             targets = place.firsts if place.divided else place.holders[:1] if everywhere else place.holders
