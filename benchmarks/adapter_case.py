@@ -120,7 +120,7 @@ class Case:
     def _costs(self, left: float) -> StepCosts:
         costs = costs_of(self._paper, self.profile)
         names = self._paper.devices
-        return SlowedCosts(costs, LinkState(speeds=dict.fromkeys(permutations(names, 2), left)), len(names))
+        return SlowedCosts(costs, LinkState(speeds=dict.fromkeys(permutations(names, 2), left)))
 
     @property
     def ours(self) -> Plan:

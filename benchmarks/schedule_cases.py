@@ -92,7 +92,7 @@ def cases(count: int, seed: int) -> list[Case]:
 
 
 @dataclass(kw_only=True)
-class MadeUpCosts:
+class MadeUpCosts(StepCosts):
     """Seconds of micro-batches of `NOMINAL` samples; others take `(samples + _HALF_RATE) / (NOMINAL + _HALF_RATE)`.
 
     So small micro-batches use a device worse, as the analytic law has it. Messages are in proportion to samples.
@@ -101,9 +101,6 @@ class MadeUpCosts:
     seconds: tuple[Mapping[Op, float], ...]
     latency_s: tuple[float, ...]
     transfer_s: tuple[float, ...]
-    action_overhead_s: float = 0.0
-    tied_exchange_s: float = 0.0
-    commit_s: float = 0.0
 
     def action_s(self, device: str, action: Action) -> float:  # noqa: ARG002 - a stage has one device
         """Return the seconds of an action."""
@@ -121,14 +118,6 @@ class MadeUpCosts:
             occupancy_s=self.transfer_s[cut] * span.size / NOMINAL,
             links=(f"{source}->{target}",),
         )
-
-    def gradient_sum_s(self, stage: int) -> float:  # noqa: ARG002 - left out
-        """Return nothing: what is compared is the pipeline."""
-        return 0.0
-
-    def optimizer_s(self, device: str) -> float:  # noqa: ARG002 - left out
-        """Return nothing: what is compared is the pipeline."""
-        return 0.0
 
 
 def made_up_case(chance: random.Random, *, most_stages: int = 8, micro_batches: int = 0) -> Case:
@@ -224,14 +213,11 @@ def with_limits(plan: Plan, limits: Sequence[Sequence[int]]) -> Plan:
 
 
 @dataclass(kw_only=True)
-class LawCosts:
+class LawCosts(StepCosts):
     """Seconds by data sheets, on the links of a cluster; the step ends with its pipeline."""
 
     plan: Plan
     units: tuple[Unit, ...]
-    action_overhead_s: float = 0.0
-    tied_exchange_s: float = 0.0
-    commit_s: float = 0.0
 
     @cached_property
     def _laws(self) -> Mapping[str, AnalyticLaw]:
@@ -263,14 +249,6 @@ class LawCosts:
             occupancy_s=size_bytes / link.bandwidth_bytes_per_s,
             links=(name if a.host != b.host else f"{source}->{target}",),
         )
-
-    def gradient_sum_s(self, stage: int) -> float:  # noqa: ARG002 - left out
-        """Return nothing: what is compared is the pipeline."""
-        return 0.0
-
-    def optimizer_s(self, device: str) -> float:  # noqa: ARG002 - left out
-        """Return nothing: what is compared is the pipeline."""
-        return 0.0
 
 
 def device_case(chance: random.Random) -> Case | None:

@@ -1,11 +1,11 @@
 """Seconds of actions, transfers and the end of a step: from a profile, or from a table."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import pairwise, product
-from typing import Protocol, runtime_checkable
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan, StateSharding
@@ -20,37 +20,6 @@ from spantrain.schedule.layout import Router
 from spantrain.sim.network.sending import TransferCost
 
 
-class StepCosts(Protocol):
-    """Everything that a step is made of. Devices are leaders of replicas.
-
-    Actions and transfers may depend on a span's size, not on which samples it holds: drivers ask once for each size.
-    """
-
-    @property
-    def action_overhead_s(self) -> float:
-        """Seconds that the runtime takes before each action."""
-
-    def action_s(self, device: str, action: Action) -> float:
-        """Return the seconds of an action on a device."""
-
-    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
-        """Return what it takes to send a span, produced by a stage, to a device of its neighbour."""
-
-    def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds in which a stage's replicas sum their gradients."""
-
-    @property
-    def tied_exchange_s(self) -> float:
-        """Seconds in which stages sum the gradients of parameters that they share."""
-
-    @property
-    def commit_s(self) -> float:
-        """Seconds of the barrier at the end of a step, in which the global gradient norm is agreed on."""
-
-    def optimizer_s(self, device: str) -> float:
-        """Return the seconds of a device's update of its parameters."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TiedSum:
     """The sum of one parameter's gradients over the stages that share it."""
@@ -59,40 +28,92 @@ class TiedSum:
     seconds: float
 
 
-@runtime_checkable
-class EndOfStep(Protocol):
-    """What costs may say besides: which stages share parameters, and how sums are cut.
+class StepCosts(ABC):
+    """Everything that a step is made of. Devices are leaders of replicas.
 
-    Costs that do not say it have one exchange of `tied_exchange_s` by all stages, and sums in one piece.
+    Actions and transfers may depend on a span's size, not on which samples it holds: drivers ask once for each size.
+    What a subclass does not say takes no time.
     """
 
+    action_overhead_s: float = 0.0
+    """Seconds that the runtime takes before each action."""
+    commit_s: float = 0.0
+    """Seconds of the barrier at the end of a step, in which the global gradient norm is agreed on."""
+
+    @abstractmethod
+    def action_s(self, device: str, action: Action) -> float:
+        """Return the seconds of an action on a device."""
+
+    @abstractmethod
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
+        """Return what it takes to send a span, produced by a stage, to a device of its neighbour."""
+
+    def gradient_sum_s(self, stage: int) -> float:
+        """Return the seconds in which a stage's replicas sum their gradients."""
+        return sum(self.gradient_bucket_s(stage))
+
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:  # noqa: ARG002
+        """Return the same, bucket by bucket."""
+        return ()
+
+    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:  # noqa: ARG002
+        """Return, for each bucket of its stage, after which part of a last backward action its gradients are whole.
+
+        A stage's `sums` say whether a bucket is summed as soon as that (`core.plan.GradientSums`).
+        """
+        return (1.0,) * len(self.gradient_bucket_s(action.stage))
+
+    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
+        """Return by stage how many times as long its gradient sum takes while those of all these stages run."""
+        return dict.fromkeys(stages, 1.0)
+
     def tied_sums(self) -> tuple[TiedSum, ...]:
-        """Return the sums of shared parameters in their order; a stage does its own one by one."""
+        """Return the sums of parameters that stages share, in their order; a stage does its own one by one."""
+        return ()
+
+    def optimizer_s(self, device: str) -> float:  # noqa: ARG002
+        """Return the seconds of a device's update of its parameters."""
+        return 0.0
+
+
+class WrappedCosts(StepCosts):
+    """Other costs as they are; for subclasses that change some of them."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
+
+    def action_s(self, device: str, action: Action) -> float:
+        """Return the seconds of an action on a device."""
+        return self._costs.action_s(device, action)
+
+    def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
+        """Return what it takes to send a span."""
+        return self._costs.transfer(source, target, direction, stage, span)
 
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
         """Return the seconds of each bucket of a stage's gradient sum."""
-
-
-@runtime_checkable
-class OverlappedSums(EndOfStep, Protocol):
-    """What costs may say besides: when buckets may be summed. Sums of costs that do not begin behind the last action.
-
-    A stage's `sums` say whether a bucket is summed as soon as its gradients are whole (`core.plan`).
-    """
+        return self._costs.gradient_bucket_s(stage)
 
     def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
-        """Return, for each bucket of its stage, after which part of a last backward action its gradients are whole."""
+        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
+        return self._costs.bucket_parts(device, action)
 
+    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
+        """Return how sums of stages slow each other down."""
+        return self._costs.sum_slowdowns(stages)
 
-def tied_sums(costs: StepCosts, num_stages: int) -> tuple[TiedSum, ...]:
-    """Return the sums of parameters that stages share, by what costs say."""
-    if isinstance(costs, EndOfStep):
-        return costs.tied_sums()
-    return (TiedSum(stages=tuple(range(num_stages)), seconds=costs.tied_exchange_s),) if costs.tied_exchange_s else ()
+    def tied_sums(self) -> tuple[TiedSum, ...]:
+        """Return the sums of shared parameters."""
+        return self._costs.tied_sums()
+
+    def optimizer_s(self, device: str) -> float:
+        """Return the seconds of a device's update of its parameters."""
+        return self._costs.optimizer_s(device)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableCosts:
+class TableCosts(StepCosts):
     """Costs by stage and sample, for what-ifs and tests.
 
     An action takes `samples` times the stage's seconds; B takes I and W. A transfer takes the seconds of the cut behind
@@ -139,16 +160,21 @@ class TableCosts:
             links=(f"{stage}->{stage + 1}" if forward else f"{stage}->{stage - 1}",),
         )
 
-    def gradient_sum_s(self, stage: int) -> float:  # noqa: ARG002 - the same for all
-        """Return the seconds in which a stage's replicas sum their gradients."""
-        return self.sum_s
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:  # noqa: ARG002 - the same for all
+        """Return one bucket."""
+        return (self.sum_s,)
+
+    def tied_sums(self) -> tuple[TiedSum, ...]:
+        """Return one exchange by all stages, if it takes any time."""
+        stages = tuple(range(len(self.sample_s)))
+        return (TiedSum(stages=stages, seconds=self.tied_exchange_s),) if self.tied_exchange_s else ()
 
     def optimizer_s(self, device: str) -> float:  # noqa: ARG002 - the same for all
         """Return the seconds of a device's update of its parameters."""
         return self.update_s
 
 
-class ProfileCosts:
+class ProfileCosts(StepCosts):
     """Costs of a plan by a profile's measurements.
 
     What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless it is given
@@ -232,12 +258,8 @@ class ProfileCosts:
             usage=tuple(part for _, part in uses),
         )
 
-    def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds of what the stage's replicas exchange at the end of a step (`cost.replicas`)."""
-        return sum(self.gradient_bucket_s(stage))
-
     def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
-        """Return the same, bucket by bucket."""
+        """Return the seconds of what a stage's replicas exchange at the end of a step (`cost.replicas`), by bucket."""
         return self._buckets_s(stage)
 
     def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
@@ -271,11 +293,6 @@ class ProfileCosts:
             if size:
                 found[index] = StageRings(rings=tuple(ring.devices for ring in rings), bucket_bytes=size)
         return found
-
-    @property
-    def tied_exchange_s(self) -> float:
-        """Seconds of all sums of shared gradients, one by one."""
-        return sum(tied.seconds for tied in self.tied_sums())
 
     def tied_sums(self) -> tuple[TiedSum, ...]:
         """Return the sum of each shared parameter, as the runtime does it.

@@ -17,10 +17,10 @@ from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.layout import Router
 from spantrain.schedule.registry import check_schedule, make_policy, replica_tasks
 from spantrain.sim.clock import VirtualClock
-from spantrain.sim.costs import EndOfStep, OverlappedSums, StepCosts, tied_sums
+from spantrain.sim.costs import StepCosts
 from spantrain.sim.network.network import Network
 from spantrain.sim.network.sending import TransferCost
-from spantrain.sim.network.sums import SharedSums, ends_together, undisturbed
+from spantrain.sim.network.sums import ends_together
 from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
 
@@ -237,7 +237,7 @@ class Simulation:
         parameter sum it, when each of them has come so far; then all meet.
         """
         summed_s = self._all_summed_s(step)
-        for tied in tied_sums(self._costs, len(self._stages)):
+        for tied in self._costs.tied_sums():
             end_s = max(summed_s[stage] for stage in tied.stages) + tied.seconds
             for stage in tied.stages:
                 summed_s[stage] = end_s
@@ -246,10 +246,7 @@ class Simulation:
     @cached_property
     def _buckets_s(self) -> Sequence[tuple[float, ...]]:
         """By stage: the seconds of each bucket of its gradient sum."""
-        costs, stages = self._costs, range(len(self._stages))
-        if isinstance(costs, EndOfStep):
-            return [costs.gradient_bucket_s(index) for index in stages]
-        return [(costs.gradient_sum_s(index),) for index in stages]
+        return [self._costs.gradient_bucket_s(index) for index in range(len(self._stages))]
 
     def _all_summed_s(self, step: int) -> list[float]:
         """Return when each stage has summed its gradients: later than alone where sums meet on links."""
@@ -259,9 +256,7 @@ class Simulation:
             for index, seconds in enumerate(self._buckets_s)
             if sum(seconds) > 0
         }
-        costs = self._costs
-        slowdowns = costs.sum_slowdowns if isinstance(costs, SharedSums) else undisturbed
-        for index, end_s in ends_together(sums, slowdowns).items():
+        for index, end_s in ends_together(sums, self._costs.sum_slowdowns).items():
             summed_s[index] = max(summed_s[index], end_s)
             self._recorder.summed(self._plan.stages[index].devices, step, sums[index][0][0], end_s)
         return summed_s
@@ -270,7 +265,7 @@ class Simulation:
         """Return when each bucket's gradients are whole on all replicas of a stage."""
         stage, costs, count = self._stages[index], self._costs, len(self._buckets_s[index])
         ready_s = [max(replica.ended_s for replica in stage)] * count
-        if not self.sums_overlap or not isinstance(costs, OverlappedSums):
+        if not self.sums_overlap:
             return ready_s
         worked = [(replica, replica.order[-1]) for replica in stage if replica.order]
         by_replica = [

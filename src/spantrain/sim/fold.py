@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from spantrain.core.action import Action, Direction
+from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
-from spantrain.sim.costs import ProfileCosts, TiedSum
+from spantrain.sim.costs import ProfileCosts, WrappedCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.network.sending import TransferCost
 
@@ -50,55 +50,22 @@ class _Fold:
     """Numbers of the pipelines of each sort; the first one is run."""
 
 
-class _FoldedCosts:
-    """The whole plan's costs (`sim.costs.StepCosts`), with links as full as all pipelines of a sort make them."""
+class _FoldedCosts(WrappedCosts):
+    """The whole plan's costs, with links as full as all pipelines of a sort make them."""
 
     def __init__(self, costs: ProfileCosts, loads: Mapping[tuple[str, str], tuple[float, ...]]) -> None:
-        self._costs, self._loads = costs, loads
-        self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
-
-    @property
-    def tied_exchange_s(self) -> float:
-        """Seconds in which stages sum the gradients of parameters that they share."""
-        return self._costs.tied_exchange_s
-
-    def action_s(self, device: str, action: Action) -> float:
-        """Return the seconds of an action on a device."""
-        return self._costs.action_s(device, action)
+        super().__init__(costs)
+        self._loads = loads
 
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span when all pipelines of its sort do."""
-        alone = self._costs.transfer(source, target, direction, stage, span)
+        alone = super().transfer(source, target, direction, stage, span)
         loads = self._loads[source, target]
         return replace(
             alone,
             occupancy_s=alone.occupancy_s * max(1.0, *loads),
             usage=tuple(min(1.0, load) for load in loads),
         )
-
-    def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds in which a stage's replicas sum their gradients, all of them."""
-        return self._costs.gradient_sum_s(stage)
-
-    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
-        """Return the same, bucket by bucket."""
-        return self._costs.gradient_bucket_s(stage)
-
-    def tied_sums(self) -> tuple[TiedSum, ...]:
-        """Return the sums of shared parameters."""
-        return self._costs.tied_sums()
-
-    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
-        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
-        return self._costs.bucket_parts(device, action)
-
-    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
-        """Return how sums of stages slow each other down."""
-        return self._costs.sum_slowdowns(stages)
-
-    def optimizer_s(self, device: str) -> float:
-        """Return the seconds of a device's update of its parameters."""
-        return self._costs.optimizer_s(device)
 
 
 def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> FoldedResult:

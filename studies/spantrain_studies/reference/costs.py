@@ -9,6 +9,7 @@ from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
+from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.network.sending import TransferCost
 from spantrain_studies.reference.layers import LayerCosts
@@ -92,13 +93,8 @@ def _pipelines(case: ReferencePlan) -> dict[tuple[ReferenceReplica, ...], int]:
     return found
 
 
-class _CaseRun:
-    """The costs of a case (`sim.costs.StepCosts`), and the plan that they belong to."""
-
-    action_overhead_s = 0.0
-    commit_s = 0.0
-    tied_exchange_s = 0.0
-    """Input embedding and head are profiled with parameters of their own."""
+class _CaseRun(StepCosts):
+    """The costs of a case, and the plan that they belong to; embedding and head have parameters of their own."""
 
     def __init__(self, reference: Reference, case: ReferencePlan, platform: Platform) -> None:
         self._case = case
@@ -131,12 +127,13 @@ class _CaseRun:
             links=(f"{source}->{target}",),
         )
 
-    def gradient_sum_s(self, stage: int) -> float:
-        """Return the seconds of the ring sum over all replicas of a stage."""
+    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
+        """Return the seconds of the ring sum over all replicas of a stage; all of it is one bucket."""
         layers = self._case.stages[stage].layers
         replicas = self._case.stages[stage].replicas
         size_bytes = max(4.0 * self._layers.parameters(layers, r.tp_degree) * r.tp_degree for r in replicas)
-        return self._network.ring_sum_s([self._placed(stage, number) for number in range(len(replicas))], size_bytes)
+        placed = [self._placed(stage, number) for number in range(len(replicas))]
+        return (self._network.ring_sum_s(placed, size_bytes),)
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of a device's update of its parameters."""

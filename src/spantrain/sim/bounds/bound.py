@@ -15,7 +15,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import Router
 from spantrain.sim.bounds.rounds import Round, RoundWork, rounds_bound_s
-from spantrain.sim.costs import StepCosts, tied_sums
+from spantrain.sim.costs import StepCosts
 from spantrain.sim.network.sending import TransferCost
 from spantrain.sim.network.sums import sum_behind_s
 
@@ -44,7 +44,7 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
     leaders = [replica.devices[0] for stage in plan.stages for replica in stage.replicas]
     sums_s = [sum_behind_s(plan, costs, stage) for stage in range(len(plan.stages))]
     ends_s = [pipeline_bound_s(plan, costs) + min(sums_s)]
-    shared = tied_sums(costs, len(plan.stages))
+    shared = costs.tied_sums()
     if shared:
         summed_s = [end_s + sum_s for end_s, sum_s in zip(_stage_ends_s(plan, costs), sums_s, strict=True)]
         if len(shared[0].stages) == len(plan.stages):

@@ -1,25 +1,16 @@
 """Gradient sums of stages, bucket by bucket, that slow each other down while they overlap in time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.cost.buckets import behind_s
-from spantrain.sim.costs import OverlappedSums, StepCosts
+from spantrain.sim.costs import StepCosts
 
 Bucket = tuple[float, float]
 """When its gradients are whole, and the seconds of its sum alone."""
 Slowdowns = Callable[[frozenset[int]], Mapping[int, float]]
 """Given the stages whose sums run at once: how many times as long each takes then."""
-
-
-@runtime_checkable
-class SharedSums(Protocol):
-    """What costs may say besides: how sums of stages slow each other down. Those of costs that do not, do not."""
-
-    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
-        """Return by stage how many times as long its sum takes while those of all these stages run."""
 
 
 def ends_together(buckets: Mapping[int, Sequence[Bucket]], slowdowns: Slowdowns) -> dict[int, float]:
@@ -39,7 +30,7 @@ def ends_together(buckets: Mapping[int, Sequence[Bucket]], slowdowns: Slowdowns)
         ready = {stage: row[-1][0] for stage, row in waiting.items()}
         now_s = max(now_s, min(ready.values()))
         at_work = frozenset(stage for stage, ready_s in ready.items() if ready_s <= now_s)
-        slower = slowdowns(at_work) if len(at_work) > 1 else undisturbed(at_work)
+        slower = slowdowns(at_work) if len(at_work) > 1 else dict.fromkeys(at_work, 1.0)
         ends_s = {stage: now_s + left_s[stage] * slower[stage] for stage in at_work}
         until_s = min([*ends_s.values(), *(ready_s for ready_s in ready.values() if ready_s > now_s)])
         for stage in at_work:
@@ -55,11 +46,6 @@ def ends_together(buckets: Mapping[int, Sequence[Bucket]], slowdowns: Slowdowns)
     return dict(sorted(end_s.items()))
 
 
-def undisturbed(stages: frozenset[int]) -> dict[int, float]:
-    """Return that none slows another down."""
-    return dict.fromkeys(stages, 1.0)
-
-
 def sum_behind_s(plan: Plan, costs: StepCosts, stage: int) -> float:
     """Return the least seconds of a stage's gradient sum that are left when the last action of the stage ends.
 
@@ -67,8 +53,6 @@ def sum_behind_s(plan: Plan, costs: StepCosts, stage: int) -> float:
     bucket is whole before the part of that action that its gradients need has passed, and buckets follow each other: so
     behind the j-th bucket's readiness come its sum and all later ones'. The least is taken over all such actions.
     """
-    if not isinstance(costs, OverlappedSums):
-        return costs.gradient_sum_s(stage)
     seconds = costs.gradient_bucket_s(stage)
     replicas = plan.stages[stage].replicas
     last = {
