@@ -42,7 +42,7 @@ def test_a_plan_that_divides_tensors_can_be_trained_and_is_chosen(compared):
 def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
     found = make_plan(profile, JOB, PlanWishes(strategies=("fsdp",)))
     assert found.chosen == "fsdp"
-    assert any("for comparison" in reason and "state" in reason for reason in found.reasons)
+    assert any("for comparison" in reason and "state" in reason for reason in found.report.reasons)
     assert "state" in only_to_compare(found.plan, Constraints())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import new_run
-from spantrain.config.artefacts import read_plan
+from spantrain.config.artefacts import read_plan, read_plan_report
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
@@ -42,7 +42,7 @@ def test_it_is_shown_and_not_chosen(shown):
 
 
 def test_each_slow_boundary_has_all_three_ways(shown):
-    found = [reason for reason in shown.reasons if " | " in reason]
+    found = [reason for reason in shown.report.reasons if " | " in reason]
     assert len(found) == 3
     for reason in found:
         assert "a pipeline across it" in reason
@@ -62,10 +62,11 @@ def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
         *(f"plan.{group.name}.json" for group in whole.outer.groups),
     }
     for group in whole.outer.groups:
-        local = read_plan(tmp_path / f"plan.{group.name}.json")
+        path = tmp_path / f"plan.{group.name}.json"
+        local = read_plan(path)
         assert local.outer is None
         assert local.global_batch == group.global_batch
-        assert local.prediction.step_s == pytest.approx(group.step_s)
+        assert read_plan_report(path).prediction.step_s == pytest.approx(group.step_s)
     with pytest.raises(PlanError, match=r"outer optimizer.*--allow-outer"):
         new_run(out, TrainJob(steps=1), tmp_path / "run", functions=())
 
@@ -94,9 +95,9 @@ def test_groups_are_by_network_not_by_site(tmp_path):
         for name in group.devices
     }
     assert site == "lab"
-    found = [reason.split(" (")[0] for reason in outcome.reasons if " | " in reason]
+    found = [reason.split(" (")[0] for reason in outcome.report.reasons if " | " in reason]
     assert found == ["lab#1 | lab#2", "lab#1 | office+home", "lab#2 | office+home"]
-    assert sum(reason.startswith("office+home is in: by itself") for reason in outcome.reasons) == 1
+    assert sum(reason.startswith("office+home is in: by itself") for reason in outcome.report.reasons) == 1
 
 
 def test_rare_exchanges_are_better_and_limits_hold(profile):
@@ -114,6 +115,6 @@ def test_one_site_has_no_outer_optimizer(profile):
     constraints = Constraints(leave_out=tuple(site.name for site in cluster.sites[1:]))
     outcome = make_plan(profile, JOB, PlanWishes(constraints=constraints))
     assert outcome.outer is None
-    assert not [reason for reason in outcome.reasons if " | " in reason]
+    assert not [reason for reason in outcome.report.reasons if " | " in reason]
     with pytest.raises(PlanError, match="at least 1 inner step"):
         replace(PlanWishes(), outer_every=0)

@@ -34,7 +34,7 @@ def test_the_chosen_one_has_the_least_of_what_is_wanted(profile, objective, of):
     outcome = make_plan(profile, JOB, PlanWishes(objective=objective, strategies=ASKED))
     assert of(outcome.strategies[outcome.chosen]) == min(of(figures) for figures in outcome.strategies.values())
     assert outcome.plan.strategy == outcome.chosen
-    assert outcome.plan.prediction.step_s == outcome.step_s_predicted
+    assert outcome.report.prediction.step_s == outcome.step_s_predicted
 
 
 def test_what_breaks_a_limit_is_not_chosen_and_says_why(profile):
@@ -68,8 +68,8 @@ def test_devices_without_a_price_cannot_win_on_cost(profile):
 def test_every_site_has_one_sentence(profile):
     outcome = make_plan(profile, JOB, PlanWishes(strategies=("spantrain-dp", "single-device")))
     for site in profile.cluster.sites:
-        assert sum(reason.startswith(f"Site {site.name} is ") for reason in outcome.reasons) == 1
-    assert any(reason.startswith("best single site") for reason in outcome.reasons)
+        assert sum(reason.startswith(f"Site {site.name} is ") for reason in outcome.report.reasons) == 1
+    assert any(reason.startswith("best single site") for reason in outcome.report.reasons)
 
 
 def test_many_devices_are_not_searched_site_by_site(profile):

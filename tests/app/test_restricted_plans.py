@@ -80,7 +80,7 @@ def test_a_restricted_plan_has_the_form(preset, model):
     assert outcome.chosen == "auto"
     assert list(outcome.strategies) == ["auto"]
     check_form(outcome.plan)
-    assert any("Megatron-like" in reason for reason in outcome.reasons)
+    assert any("Megatron-like" in reason for reason in outcome.report.reasons)
 
 
 def test_limits_hold_for_restricted_plans_too(many):

@@ -46,7 +46,7 @@ def test_groups_hold_slices_and_so_less(tmp_path) -> None:
 def test_a_plan_without_groups_says_why_nothing_is_sliced() -> None:
     outcome = planned("gpt2-tiny", "single-device", slices=True)
     assert not any(stage.sequence_parallel for stage in outcome.plan.stages)
-    assert any("no sequence is sliced" in reason for reason in outcome.reasons)
+    assert any("no sequence is sliced" in reason for reason in outcome.report.reasons)
 
 
 def test_a_model_without_a_sequence_is_refused_by_name() -> None:

@@ -15,7 +15,7 @@ from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, MessageKey, StepStarted
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, PlanReport, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Flow, Trace
 from spantrain.cost.memory import MemoryCost
@@ -118,6 +118,7 @@ def leave(folder: Path, plan: Plan, profile, lived, durations_s=(2.0, 4.0, 3.0),
     )
     content = RunContent(
         plan=plan,
+        report=PlanReport(),
         profile=profile,
         optimizer="adamw",
         steps=steps,

@@ -10,6 +10,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.plan import picture_lines, print_plan
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.outer.groups import OuterGroup
+from spantrain.core.plan import PlanReport
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
@@ -52,12 +53,13 @@ def test_all_columns_are_there_where_there_is_room(outcome):
 
 
 def test_a_reason_wraps_under_itself_in_a_terminal_and_not_in_a_file(outcome):
-    long = replace(outcome, reasons=(" ".join(["word"] * 60),))
+    long = replace(outcome, report=PlanReport(reasons=(" ".join(["word"] * 60),)))
     words = [line for line in shown(long, 80) if "word word" in line]
     assert words[0].startswith("  · word")
     assert all(line.startswith("    word") for line in words[1:])
     assert len(words) > 3
-    assert [line for line in shown(long, 80, terminal=False) if "word word" in line] == [f"  · {long.reasons[0]}"]
+    whole = [line for line in shown(long, 80, terminal=False) if "word word" in line]
+    assert whole == [f"  · {long.report.reasons[0]}"]
 
 
 def test_a_part_of_a_site_is_named_with_its_devices(outcome):

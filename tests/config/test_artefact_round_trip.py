@@ -7,10 +7,19 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.config.artefacts import read_plan, read_profile, write_plan, write_profile
+from spantrain.config.artefacts import read_plan, read_plan_report, read_profile, write_plan, write_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.core.plan import Alternative, Plan, Prediction, ProfileReference, Replica, Stage, StateSharding
+from spantrain.core.plan import (
+    Alternative,
+    Plan,
+    PlanReport,
+    Prediction,
+    ProfileReference,
+    Replica,
+    Stage,
+    StateSharding,
+)
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.shares import MemberBytes, TensorPieces
 from spantrain.core.span import equal_spans
@@ -174,10 +183,16 @@ def plans(draw: st.DrawFn) -> Plan:
         stages=draw(stage_chains(batch)),
         schedule="1f1b",
         generation=draw(st.integers(0, 5)),
+        profile=draw(st.none() | st.builds(ProfileReference, path=words, sha256=words)),
+    )
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> PlanReport:
+    return PlanReport(
         prediction=draw(st.none() | predictions),
         alternatives=draw(_tuples(alternatives)),
         reasons=draw(_tuples(words)),
-        profile=draw(st.none() | st.builds(ProfileReference, path=words, sha256=words)),
     )
 
 
@@ -198,12 +213,13 @@ def test_profile_round_trip(profile: Profile) -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(plans())
-def test_plan_round_trip(plan: Plan) -> None:
+@given(plans(), reports())
+def test_plan_round_trip(plan: Plan, report: PlanReport) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
-        write_plan(plan, path)
+        write_plan(plan, path, report)
         assert read_plan(path) == plan
+        assert read_plan_report(path) == report
         keys = list(json.loads(path.read_text(encoding="utf-8")))
         assert keys[:3] == ["format", "version", "cluster"]
 

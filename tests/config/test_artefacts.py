@@ -21,7 +21,7 @@ from spantrain.config.artefacts import (
 )
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.action import Action
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import DeviceScore, Profile
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
@@ -173,9 +173,9 @@ def test_nothing_half_written(plan: Plan, profile: Profile, tmp_path: Path) -> N
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     before = path.read_bytes()
-    slow = replace(plan, reasons=("\ud800",))  # a lone surrogate cannot be encoded: writing fails half-way
+    report = PlanReport(reasons=("\ud800",))  # a lone surrogate cannot be encoded: writing fails half-way
     with pytest.raises(UnicodeEncodeError):
-        write_plan(slow, path)
+        write_plan(plan, path, report)
     with pytest.raises(ValueError, match=r"timings\[0\]\.forward_s: inf cannot be written"):
         write_profile(replace(profile, timings=(replace(profile.timings[0], forward_s=float("inf")),)), path)
     assert path.read_bytes() == before

@@ -19,7 +19,7 @@ from spantrain.core.checkpoint import SampleLedger, StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, StepStarted
-from spantrain.core.plan import Alternative, Plan, Prediction, ProfileReference, Replica, Stage
+from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, ProfileReference, Replica, Stage
 from spantrain.core.profile import (
     BandwidthCurve,
     BandwidthPoint,
@@ -174,12 +174,17 @@ def plan() -> Plan:
             ),
         ),
         schedule="critical-path",
-        prediction=Prediction(step_s=1.0, samples_per_s=8.0, peak_bytes={"a-0": 10**6}, method="simulated"),
-        alternatives=(Alternative(name="alone", devices=("a-0",), step_s=2.0, samples_per_s=4.0, reason="slower"),),
-        reasons=("it is quicker",),
         profile=ProfileReference(path="profile.json", sha256="0" * 64),
     )
     return with_best_order(found, profile())
+
+
+def report() -> PlanReport:
+    return PlanReport(
+        prediction=Prediction(step_s=1.0, samples_per_s=8.0, peak_bytes={"a-0": 10**6}, method="simulated"),
+        alternatives=(Alternative(name="alone", devices=("a-0",), step_s=2.0, samples_per_s=4.0, reason="slower"),),
+        reasons=("it is quicker",),
+    )
 
 
 def _decided(trace: Trace, device: str) -> DeviceDecisions:
@@ -210,6 +215,7 @@ def run_files() -> Mapping[str, str]:
     )
     content = RunContent(
         plan=plan(),
+        report=report(),
         profile=profile(),
         optimizer="adamw",
         steps=(step, step),
@@ -229,6 +235,7 @@ def _manifest() -> str:
         step=3,
         model=plan().model,
         plan=plan(),
+        report=report(),
         job=TrainJob(steps=3),
         profile="profile.json",
         losses=(3.0, 2.0, 1.0),

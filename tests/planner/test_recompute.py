@@ -170,7 +170,7 @@ def test_the_planner_says_what_is_computed_again(profile) -> None:
     job = JobSpec(global_batch=64, micro_batches=(8,))
     with_it = make_plan(tight, job, PlanWishes(strategies=("spantrain-dp",)))
     assert any(stage.recompute for stage in with_it.plan.stages)
-    assert any("computed again" in reason for reason in with_it.reasons)
+    assert any("computed again" in reason for reason in with_it.report.reasons)
     constraints = Constraints(recompute=False)
     with pytest.raises(InfeasiblePlanError):
         make_plan(tight, job, PlanWishes(strategies=("spantrain-dp",), constraints=constraints))

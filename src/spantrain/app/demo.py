@@ -15,7 +15,7 @@ from spantrain.app.training.train import StopRequest, TrainRequest, train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
@@ -76,7 +76,7 @@ class DemoListener(Reporter, Protocol):
     def show_plan(self, outcome: PlanOutcome) -> None:
         """Show the plan and what it is better than."""
 
-    def show_training(self, outcome: TrainOutcome, plan: Plan) -> None:
+    def show_training(self, outcome: TrainOutcome, plan: Plan, report: PlanReport) -> None:
         """Show the figures of a run."""
 
 
@@ -100,7 +100,7 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         planned = make_plan(profile, JobSpec(global_batch=options.global_batch, schedule=options.schedule))
         reference = reference_to_profile(out / "profile.json", out / "plan.json")
         planned = replace(planned, plan=replace(planned.plan, profile=reference, generation=1))
-        write_plan(planned.plan, out / "plan.json")
+        write_plan(planned.plan, out / "plan.json", planned.report)
         listener.show_plan(planned)
         clock.lap("plan")
         ours = _train(session, planned.plan, profile, options, options.steps, out, listener)
@@ -110,7 +110,7 @@ def run_demo(options: DemoOptions, session_options: SessionOptions, out: Path, l
         listener.note(f"For comparison: the best single site alone ({', '.join(site_plan.devices)})")
         site = _train(session, site_plan, profile, options, options.baseline_steps, out / _SINGLE_SITE, listener)
         clock.lap("single site")
-        listener.show_training(ours, planned.plan)
+        listener.show_training(ours, planned.plan, planned.report)
     clock.lap("stop")
     return _summary(ours, site, site_plan, planned, seconds)
 

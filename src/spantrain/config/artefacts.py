@@ -6,17 +6,17 @@ Graphs of the catalog's models ship with the program, so that planning needs nei
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spantrain.config.consistency import check_plan, check_profile
+from spantrain.config.consistency import check_known, check_plan, check_profile
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import Problems, shortened
 from spantrain.config.files.text_files import is_file, read_bytes, sha256_of, text_of, write_atomically
-from spantrain.core.plan import Plan, ProfileReference
+from spantrain.core.plan import Plan, PlanReport, ProfileReference
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
@@ -26,7 +26,7 @@ PROFILE_FORMAT = "spantrain-profile"
 PLAN_FORMAT = "spantrain-plan"
 CHECKPOINT_FORMAT = "spantrain-checkpoint"
 RUN_FORMAT = "spantrain-run"
-_VERSIONS = {CHECKPOINT_FORMAT: 2, RUN_FORMAT: 2}
+_VERSIONS = {CHECKPOINT_FORMAT: 3, RUN_FORMAT: 2}
 """Of formats that have changed; all others have 1."""
 _PLAN_AGAIN = "plan again with `spantrain plan`"
 _MAKE = {
@@ -62,13 +62,19 @@ def _profile_in(content: bytes, path: Path) -> Profile:
     return profile
 
 
-def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan.
+@dataclass(frozen=True, kw_only=True)
+class _PlanFile(PlanReport, Plan):
+    """All that a plan.json holds."""
+
+
+def write_plan(plan: Plan, path: Path, report: PlanReport | None = None) -> None:
+    """Write a plan, with what is said of it.
 
     Raises:
         PlanError: it cannot be written there.
     """
-    write_artefact(plan, PLAN_FORMAT, path, PlanError)
+    parts = {entry.name: getattr(part, entry.name) for part in (plan, report or PlanReport()) for entry in fields(part)}
+    write_artefact(_PlanFile(**parts), PLAN_FORMAT, path, PlanError)
 
 
 def read_plan(path: Path) -> Plan:
@@ -77,11 +83,26 @@ def read_plan(path: Path) -> Plan:
     Raises:
         PlanError: it is missing, something else, of another version, or wrong; all that is wrong is told.
     """
-    plan = read_artefact(Plan, PLAN_FORMAT, path, PlanError)
+    return _part_of_file(Plan, path)
+
+
+def read_plan_report(path: Path) -> PlanReport:
+    """Read what is said of the plan in a file, which may be nothing.
+
+    Raises:
+        PlanError: as `read_plan`.
+    """
+    return _part_of_file(PlanReport, path)
+
+
+def _part_of_file(kind: type[T], path: Path) -> T:
+    found = read_artefact(_PlanFile, PLAN_FORMAT, path, PlanError)
     problems = Problems(str(path))
-    check_plan(plan, problems.add)
+    check_plan(found, problems.add)
+    if found.prediction is not None:
+        check_known(found.prediction.peak_bytes, found.cluster.device_by_name, "prediction.peak_bytes", problems.add)
     problems.check(PlanError)
-    return plan
+    return kind(**{entry.name: getattr(found, entry.name) for entry in fields(kind)})  # type: ignore[arg-type]
 
 
 def reference_to_profile(profile_path: Path, plan_path: Path) -> ProfileReference:

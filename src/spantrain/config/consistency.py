@@ -50,9 +50,9 @@ def check_cluster(cluster: Cluster, note: Note) -> None:
     for host in cluster.hosts:
         if host.name not in hosts_of.get(host.site, ()):
             note(f"cluster.hosts.{host.name}", f"does not agree with the cluster's sites (site {host.site!r})")
-        _check_known(host.devices, cluster.device_by_name, f"cluster.hosts.{host.name}.devices", note)
+        check_known(host.devices, cluster.device_by_name, f"cluster.hosts.{host.name}.devices", note)
     for place in cluster.sites:
-        _check_known(place.hosts, cluster.host_by_name, f"cluster.sites.{place.name}.hosts", note)
+        check_known(place.hosts, cluster.host_by_name, f"cluster.sites.{place.name}.hosts", note)
     missing = missing_links([site.name for site in cluster.sites], {(k.source, k.target) for k in cluster.links})
     if missing:
         note("cluster.links", missing)
@@ -63,9 +63,9 @@ def check_profile(profile: Profile, note: Note) -> None:
     check_cluster(profile.cluster, note)
     devices, kinds = profile.cluster.device_by_name, profile.cluster.kind_by_name
     for index, link in enumerate(profile.links):
-        _check_known((link.source, link.target), devices, f"links[{index}]", note)
-    _check_known([score.device for score in profile.scores], devices, "scores", note)
-    _check_known([timing.kind for timing in profile.timings], kinds, "timings", note)
+        check_known((link.source, link.target), devices, f"links[{index}]", note)
+    check_known([score.device for score in profile.scores], devices, "scores", note)
+    check_known([timing.kind for timing in profile.timings], kinds, "timings", note)
     seen: set[tuple[object, ...]] = set()
     for index, timing in enumerate(profile.timings):
         key = (timing.unit_class, timing.kind, timing.dtype, timing.tp_degree, timing.samples)
@@ -85,11 +85,10 @@ def check_plan(plan: Plan, note: Note) -> None:
     for index, stage in enumerate(plan.stages):
         if not stage.replicas:
             note(f"stages[{index}].replicas", "a stage needs at least one replica")
-    if plan.prediction is not None:
-        _check_known(plan.prediction.peak_bytes, plan.cluster.device_by_name, "prediction.peak_bytes", note)
 
 
-def _check_known(names: Collection[str], known: Collection[str], path: str, note: Note) -> None:
+def check_known(names: Collection[str], known: Collection[str], path: str, note: Note) -> None:
+    """Note devices, hosts or kinds that a cluster does not have."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         note(path, f"the cluster does not have {', '.join(unknown)}")

@@ -232,6 +232,17 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What is said of a plan to people: nothing runs by it."""
+
+    prediction: Prediction | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    """The other ways that were looked at."""
+    reasons: tuple[str, ...] = ()
+    """Why this one was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileReference:
     """The profile that a plan was made from."""
 
@@ -252,9 +263,6 @@ class Plan:
     schedule: str
     generation: int = 0
     strategy: str = ""
-    prediction: Prediction | None = None
-    alternatives: tuple[Alternative, ...] = ()
-    reasons: tuple[str, ...] = ()
     profile: ProfileReference | None = None
     hints: DispatchHints | None = None
     """The order of work that `critical-path` follows; None: its plain rule."""

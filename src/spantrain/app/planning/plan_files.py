@@ -41,14 +41,14 @@ def open_plan(path: Path) -> tuple[Plan, Profile]:
 def under_schedule(plan: Plan, schedule: str | None) -> Plan:
     """Return a plan that runs in this schedule; None: in its own.
 
-    What was found and predicted for its own schedule is left out.
+    An order of work that was found for its own schedule is left out.
 
     Raises:
         UsageError: there is no such schedule.
     """
     if schedule is None or check_schedule(schedule) == plan.schedule:
         return plan
-    return replace(plan, schedule=schedule, hints=None, prediction=None)
+    return replace(plan, schedule=schedule, hints=None)
 
 
 def check_fits_profile(plan: Plan, profile: Profile, *, where: str = "") -> None:

@@ -99,7 +99,7 @@ def simulate_adapter(request: AdapterRequest) -> AdapterOutcome:
         ConfigError: the trace does not fit the cluster.
     """
     check_fits_profile(request.plan, request.profile)
-    plan = replace(request.plan, schedule=request.schedule or request.plan.schedule, alternatives=(), reasons=())
+    plan = replace(request.plan, schedule=request.schedule or request.plan.schedule)
     request, profile = replace(request, plan=plan), request.profile
     calm_s = calm_run_s(plan, profile, plan.schedule, request.steps)
     forecast = ProfileForecast(plan, profile, request.optimizer)

@@ -7,9 +7,9 @@ from pathlib import Path
 from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
 from spantrain.app.training.first_weights import first_weights
 from spantrain.app.training.train import Resume, TrainRequest
-from spantrain.config.artefacts import profile_at, profile_path_of, read_profile
+from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
@@ -18,6 +18,8 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.layout import check_limits
 
+_ReadPlan = tuple[Plan, PlanReport, Profile, str]
+"""What is to run, what is said of it, and the profile that it was made from, with its path."""
 _MOST_SHOWN = 120
 """Characters of a value in a message: a transformers configuration has kilobytes."""
 
@@ -45,9 +47,11 @@ def new_run(
         PlanError, ProfileError: a file is missing or foreign, or the plan cannot run.
         ConfigError: the plan names a function that is not among those that may be called; or as `first_weights`.
     """
-    plan, profile, profile_path = _read_plan(plan_path, functions)
+    plan, report, profile, profile_path = _read_plan(plan_path, functions)
+    own = under_schedule(plan, schedule)
     return TrainRequest(
-        plan=under_schedule(plan, schedule),
+        plan=own,
+        report=report if own is plan else replace(report, prediction=None),
         profile=profile,
         profile_path=profile_path,
         job=job,
@@ -84,11 +88,12 @@ def resumed_run(
     manifest = read_manifest(folder)
     if steps <= manifest.step:
         raise ConfigError(f"{run} has {manifest.step} steps done; --steps is the number in all, give more than that")
-    plan, profile, profile_path = _what_to_run(run, manifest, plan_path, functions)
+    plan, report, profile, profile_path = _what_to_run(run, manifest, plan_path, functions)
     job = manifest.job or job
     assert job is not None, "a run that has no job of its own is given one"
     return TrainRequest(
         plan=plan,
+        report=report,
         profile=profile,
         profile_path=profile_path,
         job=replace(job, steps=steps),
@@ -107,13 +112,11 @@ def has_own_job(run: Path) -> bool:
     return read_manifest(latest_checkpoint(run), check_files=False).job is not None
 
 
-def _what_to_run(
-    run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]
-) -> tuple[Plan, Profile, str]:
+def _what_to_run(run: Path, manifest: Manifest, plan_path: Path | None, functions: Sequence[str]) -> _ReadPlan:
     if plan_path is not None:
-        plan, profile, profile_path = _read_plan(plan_path, functions)
-        _check_same_model(run, manifest, plan, plan_path)
-        return plan, profile, profile_path
+        found = _read_plan(plan_path, functions)
+        _check_same_model(run, manifest, found[0], plan_path)
+        return found
     if manifest.plan is None:
         raise ConfigError(f"{run} was imported and has no plan yet; make one for its model, and give it with --plan")
     if not manifest.profile:
@@ -122,7 +125,7 @@ def _what_to_run(
     # A plan that took over in mid-run names none.
     profile = profile_at(path, manifest.plan, str(run)) if manifest.plan.profile else read_profile(path)
     check_fits_profile(manifest.plan, profile, where=f"{run}: ")
-    return _runnable(manifest.plan, functions), profile, manifest.profile
+    return _runnable(manifest.plan, functions), manifest.report, profile, manifest.profile
 
 
 def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path) -> None:
@@ -154,9 +157,14 @@ def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:
     return {name: getattr(spec, name) for name in names} | {f"config.{key}": value for key, value in config.items()}
 
 
-def _read_plan(plan_path: Path, functions: Sequence[str]) -> tuple[Plan, Profile, str]:
+def _read_plan(plan_path: Path, functions: Sequence[str]) -> _ReadPlan:
     plan, profile = open_plan(plan_path)
-    return _runnable(plan, functions), profile, str(profile_path_of(plan, plan_path).resolve())
+    return (
+        _runnable(plan, functions),
+        read_plan_report(plan_path),
+        profile,
+        str(profile_path_of(plan, plan_path).resolve()),
+    )
 
 
 def _runnable(plan: Plan, functions: Sequence[str]) -> Plan:

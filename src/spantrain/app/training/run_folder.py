@@ -19,7 +19,7 @@ from spantrain.config.artefacts import (
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.trace_file import write_decisions
 from spantrain.core.messages import DeviceDecisions
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
@@ -93,6 +93,8 @@ class RunContent:
 
     plan: Plan
     """The first one."""
+    report: PlanReport
+    """What is said of it."""
     profile: Profile
     optimizer: str
     """As `cost.memory` names it."""
@@ -122,7 +124,7 @@ def write_run(folder: Path, content: RunContent) -> None:
         UsageError: something cannot be written there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plan_name, profile_name = _write_inputs(folder, content.plan, content.profile)
+    plan_name, profile_name = _write_inputs(folder, content)
     for name, plan in content.later_plans.items():
         write_plan(replace(plan, profile=reference_to_profile(folder / profile_name, folder / name)), folder / name)
     names = (*_earlier(folder, plan_name), plan_name, *content.later_plans)
@@ -179,8 +181,9 @@ def free_name(folder: Path, stem: str) -> str:
     return _free(folder, stem, files_of_run(folder)).name
 
 
-def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]:
+def _write_inputs(folder: Path, content: RunContent) -> tuple[str, str]:
     """Write plan and profile, or find them written; return their names."""
+    plan, profile = content.plan, content.profile
     for name in ("plan.json", f"plan-{plan.generation}.json"):
         found = _profile_beside(folder / name, plan)
         if found:
@@ -191,7 +194,7 @@ def _write_inputs(folder: Path, plan: Plan, profile: Profile) -> tuple[str, str]
     profile_path = _free(folder, "profile", ours)
     write_profile(profile, profile_path)
     plan_path = _free(folder, "plan", ours)
-    write_plan(replace(plan, profile=reference_to_profile(profile_path, plan_path)), plan_path)
+    write_plan(replace(plan, profile=reference_to_profile(profile_path, plan_path)), plan_path, content.report)
     return plan_path.name, profile_path.name
 
 

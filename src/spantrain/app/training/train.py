@@ -32,7 +32,7 @@ from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
@@ -98,6 +98,8 @@ class TrainRequest:
     """For the checkpoint, so that it can be resumed."""
     job: TrainJob
     out: Path
+    report: PlanReport = field(default_factory=PlanReport)
+    """What is said of the plan."""
     checkpoints: bool = True
     keep_checkpoints: int = 2
     """So many complete ones stay, the newest."""
@@ -152,7 +154,8 @@ def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
     manifest = Manifest(
         step=0,
         model=request.plan.model,
-        plan=replace(request.plan, alternatives=(), reasons=()),
+        plan=request.plan,
+        report=request.report,
         job=request.job,
         profile=request.profile_path,
         losses=(),
@@ -229,20 +232,20 @@ class _Run:
 
     def _advising(self, stack: ExitStack) -> Advising | None:
         request, later = self._request, self._session.coordinator.later
-        plan = replace(request.plan, alternatives=(), reasons=())
         adviser: Adviser | None = request.adviser
-        if adviser is None and (own := adviser_of(plan, request.profile, request.job, request.calm_plan)) is not None:
+        if adviser is None:
+            own = adviser_of(request.plan, request.profile, request.job, request.calm_plan)
+            if own is None:
+                return None
             stack.callback(own.close)
             adviser = own
-        if adviser is None:
-            return None
-        advising = Advising(adviser, plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
+        advising = Advising(adviser, request.plan, on_trouble=lambda text: later(lambda: self._reporter.note(text)))
         return stack.enter_context(advising)
 
     def _order(self) -> TrainOrder:
         request = self._request
         return TrainOrder(
-            plan=replace(request.plan, alternatives=(), reasons=()),
+            plan=request.plan,
             graph=request.profile.graph,
             job=request.job,
             peers=self._session.coordinator.peers(request.plan.devices),
@@ -289,6 +292,7 @@ class _Run:
             step=saved.step,
             model=plan.model,
             plan=plan,
+            report=request.report if plan is request.plan else PlanReport(),
             job=request.job,
             profile=request.profile_path,
             losses=tuple(self._losses[: saved.step]),
@@ -356,6 +360,7 @@ class _Run:
         )
         content = RunContent(
             plan=request.plan,
+            report=request.report,
             later_plans=self._plans.files,
             first_step=self._plans.first_step,
             staleness=request.job.staleness,
@@ -376,7 +381,7 @@ def _calm_plan(request: TrainRequest, plan: Plan) -> Plan | None:
     """Return the plan that was made for links as planned, where a later one runs."""
     first = request.calm_plan or request.plan
     same = (first.stages, first.hints) == (plan.stages, plan.hints)
-    return None if same else replace(first, alternatives=(), reasons=())
+    return None if same else first
 
 
 def _refused(results: Iterable[TrainResult]) -> dict[str, int]:

@@ -23,7 +23,6 @@ from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
-from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
@@ -92,8 +91,8 @@ def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS)
 
 def quick_train(
     request: QuickRequest, options: SessionOptions, stop: StopRequest, listener: QuickListener
-) -> tuple[TrainOutcome, Plan]:
-    """Do all of it with one set of workers; return what training gave, and the plan.
+) -> tuple[TrainOutcome, TrainRequest]:
+    """Do all of it with one set of workers; return what training gave, and what was trained.
 
     Raises:
         UsageError: as `measure_profile`, `make_plan` and `new_run`.
@@ -112,7 +111,7 @@ def quick_train(
     options = replace(options, functions=user_functions(request.model))
     with open_session(request.cluster, names, options, request.out / "logs", listener) as session:
         run = prepare(session, request, listener)
-        return train(session, run, stop, listener), run.plan
+        return train(session, run, stop, listener), run
 
 
 def describe(request: QuickRequest, listener: QuickListener) -> TrainRequest:

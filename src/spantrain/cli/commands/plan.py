@@ -209,6 +209,9 @@ def _show(outcome: "PlanOutcome", profile: "Profile", out: Path | None, *, json_
         document = to_json(outcome)
         for name in _NOT_IN_JSON:
             del document[name]
+        report = document.pop("report")
+        document["plan"] |= report
+        document["reasons"] = report["reasons"]
         print_json(document)
     else:
         show_plan(outcome, profile)

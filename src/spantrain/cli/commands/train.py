@@ -271,7 +271,7 @@ def _train(context: typer.Context, request: "TrainRequest", session_options: "Se
     with _going_on(context, request.out) as stop, TerminalReporter(tables=not json_) as reporter:
         with open_session(run.cluster, run.devices, session_options, request.out / "logs", reporter) as session:
             outcome = train_plan(session, request, stop, reporter)
-        reporter.show_training(outcome, run)
+        reporter.show_training(outcome, run, request.report)
     _end(context, outcome, json_)
 
 
@@ -282,8 +282,8 @@ def _train_from_scratch(
     from spantrain.cli.render.render import TerminalReporter
 
     with _going_on(context, request.out) as stop, TerminalReporter(tables=not json_) as reporter:
-        outcome, run = quick_train(request, session_options, stop, reporter)
-        reporter.show_training(outcome, run)
+        outcome, trained = quick_train(request, session_options, stop, reporter)
+        reporter.show_training(outcome, trained.plan, trained.report)
     _end(context, outcome, json_)
 
 

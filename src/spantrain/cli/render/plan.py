@@ -186,7 +186,7 @@ def print_plan(outcome: "PlanOutcome", console: Console) -> None:
             say(console, line)
     for line in picture_lines(outcome):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for reason in outcome.reasons:
+    for reason in outcome.report.reasons:
         say(console, reason, mark="·")
 
 

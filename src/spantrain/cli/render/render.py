@@ -12,7 +12,7 @@ from rich.text import Text
 
 from spantrain.cli.render.plan import print_plan
 from spantrain.cli.render.text import console_for_people
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
 from spantrain.planner.groups import Groups
@@ -103,10 +103,10 @@ class TerminalReporter:
         """Print the plan, what it is better than, and why."""
         print_plan(outcome, self._output)
 
-    def show_training(self, outcome: "TrainOutcome", plan: Plan) -> None:
+    def show_training(self, outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> None:
         """Print the figures of a run."""
         self._close_live()
-        self._output.print(_run_table(outcome, plan))
+        self._output.print(_run_table(outcome, plan, report))
         self._output.print(_device_table(outcome))
         if outcome.links:
             self._output.print(_link_table(outcome.links))
@@ -217,7 +217,7 @@ def _network_table(profile: Profile) -> Table:
     return table
 
 
-def _run_table(outcome: "TrainOutcome", plan: Plan) -> Table:
+def _run_table(outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> Table:
     table = Table(
         title=f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
     )
@@ -231,7 +231,7 @@ def _run_table(outcome: "TrainOutcome", plan: Plan) -> Table:
         f"{outcome.prediction_error_ratio:+.1%}",
     )
     table.add_row("throughput", f"{predicted:.1f} samples/s", f"{outcome.samples_per_s:.1f} samples/s", "")
-    for other in plan.alternatives:
+    for other in report.alternatives:
         if other.samples_per_s is not None:
             table.add_row(f"{other.name} would", f"{other.samples_per_s:.1f} samples/s", "", "")
     return table

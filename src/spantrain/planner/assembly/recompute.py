@@ -48,7 +48,7 @@ def with_recomputation(request: PlanRequest, proposal: Proposal) -> Proposal | N
         found, better = search.improved(*fitted), True
     if not better:
         return None
-    reasons = (*(proposal.reasons or proposal.plan.reasons), *recompute_reasons(request, found[0]))
+    reasons = (*proposal.reasons, *recompute_reasons(request, found[0]))
     return replace(proposal, plan=found[0], reasons=reasons)
 
 

@@ -43,7 +43,7 @@ def slicing(strategy: Strategy) -> Strategy:
 
 
 def _sliced(proposal: Proposal, graph: UnitGraph) -> Proposal:
-    plan, reasons = proposal.plan, proposal.reasons or proposal.plan.reasons
+    plan, reasons = proposal.plan, proposal.reasons
     stages = tuple(replace(stage, sequence_parallel=_slices(stage, graph)) for stage in plan.stages)
     if not any(stage.sequence_parallel for stage in stages):
         return replace(proposal, reasons=(*reasons, _NOTHING))

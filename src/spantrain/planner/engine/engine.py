@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, Prediction, Stage
+from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of
@@ -81,9 +81,9 @@ def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | Non
         write_profile(profile, profile_path)
     reference = reference_to_profile(profile_path, out)
     plan = replace(outcome.plan, profile=reference)
-    for group, local in outcome.outer_plans.items():
-        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"))
-    write_plan(plan, out)
+    for group, (local, report) in outcome.outer_plans.items():
+        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"), report)
+    write_plan(plan, out, outcome.report)
     return replace(outcome, plan=plan)
 
 
@@ -299,19 +299,18 @@ class _Planning:
             allowed=self._wishes.allow_outer,
         )
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
+        groups = {} if taken is None else taken.plans
         compared = self._only_to_compare(proposal.plan)
         reasons = (*([f"This plan is for comparison: {compared}."] if compared else []),)
         reasons += self._reasons(chosen, answers[chosen], None if taken is None else taken.outer, local)
-        plan, outer_plans = replace(proposal.plan, strategy=chosen), dict[str, Plan]()
+        plan = replace(proposal.plan, strategy=chosen)
         samples_per_s = evaluation.samples_per_s
         if taken is not None:
             chosen, samples_per_s = "outer", taken.outer.samples_per_s
-            outer_plans = {name: self._predicted(*entry) for name, entry in taken.plans.items()}
             plan, evaluation = taken.leading
             plan = replace(plan, strategy=chosen, outer=taken.outer)
         reasons = (*reasons, *verdict(self._job.global_batch / samples_per_s, (site, device)))
         reasons += over_time(plan, self._profile, self._job.optimizer)
-        plan = replace(self._predicted(plan, evaluation), alternatives=(device, site), reasons=reasons)
         return PlanOutcome(
             plan=plan,
             chosen=chosen,
@@ -323,11 +322,14 @@ class _Planning:
             links=self._evaluator.link_loads(plan),
             best_single_device=device,
             best_single_site=site,
-            reasons=reasons,
+            report=PlanReport(prediction=_prediction(evaluation), alternatives=(device, site), reasons=reasons),
             outer=None if joined is None else joined.outer,
             single_site_plan=site_plan,
             single_device_plan=device_plan,
-            outer_plans=outer_plans,
+            outer_plans={
+                name: (local_plan, PlanReport(prediction=_prediction(figures)))
+                for name, (local_plan, figures) in groups.items()
+            },
         )
 
     def _reasons(
@@ -336,7 +338,7 @@ class _Planning:
         """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
         proposal, evaluation = answer.ranked[0]
         constraints, objective, every = self._wishes.constraints, self._wishes.objective, self._wishes.outer_every
-        own_reasons = proposal.reasons or proposal.plan.reasons
+        own_reasons = proposal.reasons
         seen = [
             entry
             for entry in self._evaluator.seen()
@@ -369,10 +371,6 @@ class _Planning:
         may_be = outer.allowed and not outer.reason and self._wishes.objective is Objective.THROUGHPUT
         return may_be and outer.samples_per_s > evaluation.samples_per_s
 
-    def _predicted(self, plan: Plan, evaluation: Evaluation) -> Plan:
-        found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
-        return replace(plan, prediction=Prediction(**found, method=_METHOD))
-
     def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:
         """Return the proposal with the micro-batches and the order of work that a search finds, if that is better."""
         if len(proposal.plan.stages) == 1:
@@ -390,7 +388,7 @@ class _Planning:
         recut = "" if plan.stages == proposal.plan.stages else "other micro-batches and "
         reason = f"Searching {recut}an order of work took {gain:.1f} % off the step."
         plan = replace(proposal.plan, stages=self._evaluator.bucketed(plan).stages, hints=plan.hints)
-        return replace(proposal, plan=plan, reasons=(*(proposal.reasons or proposal.plan.reasons), reason)), searched
+        return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
 
     def _alternative(self, answer: _Answer, name: str) -> tuple[Plan | None, Alternative]:
         called = f"best {name.replace('-', ' ')}"
@@ -403,8 +401,13 @@ class _Planning:
             devices=plan.devices,
             step_s=answer.figures.step_s,
             samples_per_s=answer.figures.samples_per_s,
-            reason="; ".join(plan.reasons),
+            reason="; ".join(answer.ranked[0][0].reasons),
         )
+
+
+def _prediction(evaluation: Evaluation) -> Prediction:
+    found = {name: getattr(evaluation, name) for name in ("step_s", "samples_per_s", "peak_bytes")}
+    return Prediction(**found, method=_METHOD)
 
 
 def _no_figures(reason: str, started_s: float) -> StrategyFigures:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan
+from spantrain.core.plan import Alternative, Plan, PlanReport
 from spantrain.errors import PlanError
 from spantrain.planner.engine.evaluate import LinkLoad
 from spantrain.planner.request import Constraints, Objective, Restriction
@@ -81,10 +81,11 @@ class PlanOutcome:
     """What a step sends over each link between places."""
     best_single_device: Alternative
     best_single_site: Alternative
-    reasons: tuple[str, ...]
+    report: PlanReport
+    """What is said of the plan, to be written with it."""
     outer: OuterPlan | None
     """Site-local plans joined by an outer optimizer; None where no two sites can train the model by themselves."""
     single_site_plan: Plan | None
     single_device_plan: Plan | None
-    outer_plans: Mapping[str, Plan]
-    """By site, where the outer optimizer was chosen."""
+    outer_plans: Mapping[str, tuple[Plan, PlanReport]]
+    """By site, where the outer optimizer was chosen, with what is said of each."""

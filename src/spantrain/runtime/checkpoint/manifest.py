@@ -13,7 +13,7 @@ from spantrain.config.artefacts import CHECKPOINT_FORMAT, artefact_text, read_ar
 from spantrain.config.files.text_files import read_text
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
@@ -48,6 +48,8 @@ class Manifest:
     """State that is a number, the same on all devices."""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
     """By name in the checkpoint's folder, on the machine of the device that wrote it."""
+    report: PlanReport = field(default_factory=PlanReport)
+    """What is said of the plan."""
     calm_plan: Plan | None = None
     """That was made for links as planned, where another one has taken over from it."""
 

@@ -94,8 +94,6 @@ class Advising:
             cluster=plan.cluster,
             model=plan.model,
             generation=same.generation,
-            alternatives=(),
-            reasons=(),
             profile=plan.profile,
         )
         return None if lean == same else replace(advice, plan=lean)

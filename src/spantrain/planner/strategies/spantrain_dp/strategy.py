@@ -4,13 +4,13 @@ Kept: equations 1-5, the dynamic programme over layers and domains, two-level gr
 a stage. Added: memory as a hard limit, a bound that leaves hopeless candidates unsolved, cuts moved by a finer
 estimate. Quotas are kept by leaving devices out before the search begins.
 
-A candidate as a Plan: whole-sample shares, spans, in-flight limits from memory, prediction.
+A candidate as a Plan: whole-sample shares, spans, in-flight limits from memory.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.core.plan import Plan, Prediction, Replica, Stage
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import Span, equal_spans
 from spantrain.cost.memory import Division
@@ -24,7 +24,6 @@ from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult, search
 
 STRATEGY = "spantrain-dp"
-METHOD = "closed-form estimate (equations 1-5 on stages with I and W apart)"
 
 
 def build_plan(tables: Tables, candidate: Candidate) -> tuple[Plan, StepEstimate] | None:
@@ -50,17 +49,6 @@ def build_plan(tables: Tables, candidate: Candidate) -> tuple[Plan, StepEstimate
         strategy=STRATEGY,
     )
     return plan, tables.step_cost.estimate(plan)
-
-
-def with_prediction(tables: Tables, plan: Plan, estimate: StepEstimate) -> Plan:
-    """Return the plan with what the estimate and the memory model say of it."""
-    prediction = Prediction(
-        step_s=estimate.step_s,
-        samples_per_s=plan.global_batch / estimate.step_s,
-        peak_bytes=tables.memory.plan_peak_bytes(plan),
-        method=METHOD,
-    )
-    return replace(plan, prediction=prediction)
 
 
 def improve_cuts(tables: Tables, candidate: Candidate, built: tuple[Plan, StepEstimate]) -> tuple[Plan, StepEstimate]:
@@ -147,10 +135,13 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     """
     tables, groups = Tables(profile, job), group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit)
-    plans = (_described(tables, groups, found, entry) for entry in ranked)
     return tuple(
-        Proposal(plan=plan, own_estimate_s=entry.estimate.step_s, reasons=plan.reasons)
-        for plan, entry in zip(plans, ranked, strict=True)
+        Proposal(
+            plan=entry.plan,
+            own_estimate_s=entry.estimate.step_s,
+            reasons=reasons(groups, found, entry.candidate, (entry.plan, entry.estimate)),
+        )
+        for entry in ranked
     )
 
 
@@ -186,9 +177,3 @@ def _varied(solved: Sequence[Candidate], limit: int) -> list[Candidate]:
         if len(taken) >= limit:
             break
     return taken
-
-
-def _described(tables: Tables, groups: Groups, found: SearchResult, entry: _Ranked) -> Plan:
-    """Return the plan with its reasons and what is predicted of it."""
-    texts = reasons(groups, found, entry.candidate, (entry.plan, entry.estimate))
-    return with_prediction(tables, replace(entry.plan, reasons=texts), entry.estimate)
