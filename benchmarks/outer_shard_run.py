@@ -26,7 +26,7 @@ from spantrain.core.outer.events import (
     TransferWay,
 )
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, divide
-from spantrain.outer.link.codec import decode_event, encode_command, encode_value
+from spantrain.outer.link.codec import decode_event, encode_message, encode_value
 from spantrain.outer.policy.transfers import TransferSchedule
 from spantrain.transport.layers.interface import LayerLimits
 
@@ -153,7 +153,7 @@ class Conductor(ExitStack):
         return Ticket(1, self._next_ticket)
 
     def _tell(self, name: str, command: OuterCommand) -> None:
-        self.sides[name].tell(command=encode_command(command))
+        self.sides[name].tell(command=encode_message(command))
 
     def _event(self) -> tuple[Any, float]:
         told = self._said.get(timeout=PATIENCE_S)

@@ -24,7 +24,7 @@ import zmq
 from spantrain.core.outer.commands import Move
 from spantrain.core.outer.events import LayerTransfer, Moved, OuterEvent, TransferLost, TransferWay
 from spantrain.core.outer.layers import ShardLayout
-from spantrain.outer.link.codec import decode_command, decode_value, encode_event
+from spantrain.outer.link.codec import decode_command, decode_value, encode_message
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
@@ -75,7 +75,7 @@ class PipeLink:
     def tell(self, *events: OuterEvent) -> None:
         """Tell events."""
         for event in events:
-            say(event=encode_event(event), at_s=time.monotonic())
+            say(event=encode_message(event), at_s=time.monotonic())
 
     def register_again(self, reason: str) -> None:
         """Say what went wrong."""
@@ -146,7 +146,7 @@ class Worker:
 
     def arrived(self, peer: str, key: LayerKey, tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: ARG002
         """Tell the conductor."""
-        say(event=encode_event(Moved(way=TransferWay.PULL, transfer=self.moves.pop(key))), at_s=time.monotonic())
+        say(event=encode_message(Moved(way=TransferWay.PULL, transfer=self.moves.pop(key))), at_s=time.monotonic())
 
     def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
         """The shard tells."""
@@ -155,7 +155,7 @@ class Worker:
     def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
         """Tell the conductor."""
         event = TransferLost(way=key.way, transfer=self.moves.pop(key), reason=reason)
-        say(event=encode_event(event), at_s=time.monotonic())
+        say(event=encode_message(event), at_s=time.monotonic())
 
     def died(self, fault: str) -> None:
         """End: the conductor notices."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import untag_command
-from spantrain.core.outer.events import TransferWay, tag_event
+from spantrain.core.outer.events import TransferWay, of_fragment
 from spantrain.core.outer.layers import Layer, divide, fragment_layouts
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.link.link import MasterWelcome
@@ -85,7 +84,7 @@ class MadeUpServer:
                 time.sleep(0.001)
             begun = on.TrainingBegun(cluster=name)
             for fragment in range(len(self.master.parts)):
-                self.do(partial(self._tell, on.tag_event(fragment, begun)))
+                self.do(partial(self._tell, on.of_fragment(fragment, begun)))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -128,7 +127,7 @@ class MadeUpServer:
 
     def _register(self, name: str) -> None:
         for k in range(self.fragments):
-            self._tell(tag_event(k, self.shards[name, k].registered()))
+            self._tell(of_fragment(k, self.shards[name, k].registered()))
 
     def restart_master(self) -> None:
         assert self.master
@@ -193,19 +192,17 @@ class MadeUpServer:
             elif self.hook(command):
                 self._pass(command)
 
-    def _pass(self, tagged: Any) -> None:
-        k, command = untag_command(tagged)
-        if isinstance(command, do.Move):
-            self._to_cluster(command.transfer.cluster, tagged)
-        elif hasattr(command, "cluster"):
-            self._to_cluster(command.cluster, tagged)
-        elif hasattr(command, "shard"):
+    def _pass(self, command: Any) -> None:
+        k = command.fragment
+        for name in command.recipients:
+            self._to_cluster(name, command)
+        if isinstance(command, do.ToShard):
             shard = self.shards[command.shard, k]
             answer = shard.on_command(command)
             if isinstance(command, do.Commit) and shard.serving:
                 self.stores[command.shard].of_fragment(k).save(shard.serving)
             if answer:
-                self.post(lambda: self._tell(tag_event(k, answer)))
+                self.post(lambda: self._tell(of_fragment(k, answer)))
 
     def _to_cluster(self, cluster: str, command: Any) -> None:
         if cluster in self.clients:

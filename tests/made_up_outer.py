@@ -8,8 +8,7 @@ from made_up_outer_members import Content, Lesson, MadeUpCluster, MadeUpShard, S
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import untag_command
-from spantrain.core.outer.events import TransferWay, tag_event, untag_event
+from spantrain.core.outer.events import TransferWay, of_fragment
 from spantrain.core.outer.layers import Layer, ParameterSpec, divide, fragment_layouts
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
@@ -74,9 +73,9 @@ class MadeUpWorld:
 
     def tell(self, event: Any) -> None:
         """Give the master an event now, and put its commands in line."""
-        number, inner = untag_event(event)
-        if isinstance(inner, on.ClusterRegistered | on.ShardRegistered):
-            self.attached.add((inner.cluster if isinstance(inner, on.ClusterRegistered) else inner.shard, number))
+        if isinstance(event, on.ClusterRegistered | on.ShardRegistered):
+            ((_, name),) = event.speakers
+            self.attached.add((name, event.fragment))
         had_parameters = [part.state.seeded for part in self.whole.parts]
         commands = self.whole.on_event(self.now_s, event)
         for k, part in enumerate(self.whole.parts):
@@ -86,25 +85,15 @@ class MadeUpWorld:
         for command in commands:
             if isinstance(command, do.Save):
                 self._save()
-            for name in self._ends(command):
-                self.lines[name].append(command)
+            for name in command.recipients:
+                if (name, command.fragment) in self.attached:
+                    self.lines[name].append(command)
 
     def _save(self) -> None:
         kept = from_json(FragmentedState, to_json(self.whole.state), "a saved master")
         for new, old in zip(kept.fragments, self.saved.fragments, strict=True):
             assert new.version >= old.version
         self.saved = kept
-
-    def _ends(self, command: Any) -> list[str]:
-        """Return whom a command reaches."""
-        number, inner = untag_command(command)
-        if isinstance(inner, do.Save):
-            return []
-        if isinstance(inner, do.Move):
-            names = [inner.transfer.shard if inner.way is TransferWay.PULL else inner.transfer.cluster]
-        else:
-            names = [getattr(inner, end) for end in ("cluster", "shard", "member") if hasattr(inner, end)]
-        return [name for name in names if (name, number) in self.attached]
 
     def deliver(self, line: str) -> None:
         """Let the first message of a line arrive."""
@@ -143,7 +132,7 @@ class MadeUpWorld:
     def _shard_heard(self, name: str, message: Any) -> list[Any]:
         if isinstance(message, tuple):
             return [self._took_layer(name, *message)]
-        number, command = untag_command(message)
+        number, command = message.fragment, message
         memory = self.memories[name][number]
         match command:
             case do.RegisterAgain():
@@ -156,7 +145,7 @@ class MadeUpWorld:
                 content = memory.can_restore()[command.version]
                 self.lines[command.transfer.cluster].append((command.transfer, command.version, content))
                 return []
-        return [tag_event(number, event) for event in memory.on_command(command)]
+        return [of_fragment(number, event) for event in memory.on_command(command)]
 
     def _took_layer(self, name: str, transfer: on.LayerTransfer, content: Content, spoiled: bool) -> Any:
         number = self._fragment_of(transfer)
@@ -165,7 +154,7 @@ class MadeUpWorld:
         if spoiled:
             memory.spoiled.add(transfer.ticket)
             self.left_out_of[number].update(content)
-        return tag_event(number, on.Moved(way=TransferWay.PUSH, transfer=transfer))
+        return of_fragment(number, on.Moved(way=TransferWay.PUSH, transfer=transfer))
 
     def start_master(self) -> None:
         """Start it from what was saved last; every connection is new."""
@@ -187,7 +176,7 @@ class MadeUpWorld:
         if name in self.clusters:
             said = self.clusters[name].registered()
         else:
-            said = [tag_event(number, memory.registered()) for number, memory in enumerate(self.memories[name])]
+            said = [of_fragment(number, memory.registered()) for number, memory in enumerate(self.memories[name])]
         self.lines[f"up {name}"].append(tuple(said))
 
     def kill(self, name: str) -> None:
@@ -210,14 +199,14 @@ class MadeUpWorld:
         for number, memory in enumerate(self.memories[name]):
             if memory.serving is not None:
                 memory.snapshots = {memory.serving: memory.versions[memory.serving]}
-                self.lines[f"up {name}"].append(tag_event(number, memory.beat()))
+                self.lines[f"up {name}"].append(of_fragment(number, memory.beat()))
 
     def beat(self, name: str) -> None:
         if name in self.clusters:
             self.tell(on.ClusterBeat(cluster=name))
             return
         for number, memory in enumerate(self.memories[name]):
-            self.tell(tag_event(number, memory.beat()))
+            self.tell(of_fragment(number, memory.beat()))
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, in pieces short enough that only those that are down are missed."""

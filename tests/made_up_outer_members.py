@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import untag_command
-from spantrain.core.outer.events import Lease, Ticket, tag_event
+from spantrain.core.outer.events import Lease, Ticket, of_fragment
 from spantrain.outer.policy.client import ClientPhase, OuterClient
 
 Sample = tuple[int, int, int]
@@ -202,19 +201,19 @@ class MadeUpCluster:
         return self._do(number, part.client.ask(tokens=len(part.learned), progress=told, ends_round=ends_round))
 
     def on_command(self, command: Any) -> list[Any]:
-        number, inner = untag_command(command)
+        number = command.fragment
         part = self.parts[number]
-        match inner:
+        match command:
             case do.LeaseChunk():
-                self.leases[inner.lease.number] = inner.lease
-                self.reached[inner.lease.number] = inner.lease.begin
+                self.leases[command.lease.number] = command.lease
+                self.reached[command.lease.number] = command.lease.begin
             case do.StartPull():
                 part.pulled = {}
             case do.EndRound():
-                ended = part.client.is_to_end(inner)
+                ended = part.client.is_to_end(command)
                 return (self.ask(number) or self._do(number, part.client.keep_round())) if ended else []
-        said = self._do(number, part.client.on_command(inner))
-        return said + (self.ask(number) if isinstance(inner, do.Welcome) and inner.version is None else [])
+        said = self._do(number, part.client.on_command(command))
+        return said + (self.ask(number) if isinstance(command, do.Welcome) and command.version is None else [])
 
     def content(self, number: int, *, parameters: bool) -> Content:
         """Return what a layer of a push has in it."""
@@ -239,7 +238,7 @@ class MadeUpCluster:
                 if one.counted and number == 0:
                     self._finish_leases()
         kept = [one for one in said if not isinstance(one, do.SkipPush | do.UseVersion)]
-        return [one if isinstance(one, do.SendLayer) else tag_event(number, one) for one in kept]
+        return [one if isinstance(one, do.SendLayer) else of_fragment(number, one) for one in kept]
 
     def _finish_leases(self) -> None:
         waiting = {lesson[:2] for lesson in self.parts[0].learned}

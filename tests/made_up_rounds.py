@@ -94,7 +94,7 @@ class MadeUpRounds:
                 layer = self.shards[command.transfer.shard].give(command.version, command.transfer.layer)
                 self.start[command.transfer.cluster] |= layer
                 return [on.Moved(way=TransferWay.PULL, transfer=command.transfer)]
-            case _ if hasattr(command, "shard"):
+            case do.ToShard():
                 answer = self.shards[command.shard].on_command(command)
                 return [answer] if answer else []
         return []

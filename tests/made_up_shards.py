@@ -186,14 +186,9 @@ class LocalOuterRun(contextlib.ExitStack):
         for command in self.master.on_event(0.0, event):
             if isinstance(command, do.Save):
                 self.saved = self.master.state
-            elif isinstance(command, do.Move):
-                self.links[command.transfer.shard].listener.commanded(command)
-                self.clusters[command.transfer.cluster].commanded(command)
-            elif hasattr(command, "shard"):
-                self.links[command.shard].listener.commanded(command)
-            else:
-                name = command.member if isinstance(command, do.RegisterAgain) else command.cluster
-                self.clusters[name].commanded(command)
+            for name in command.recipients:
+                listener = self.links[name].listener if name in self.links else self.clusters[name]
+                listener.commanded(command)
 
     def _handle(self, kind: str, what: Any) -> None:
         if kind == "join":

@@ -35,11 +35,8 @@ class StagesServer(MadeUpServer):
 
     def _pass(self, command: Any) -> None:
         super()._pass(command)
-        if isinstance(command, do.Move) and command.transfer.worker != command.transfer.cluster:
-            if command.transfer.worker in self.clients:
-                self._to_cluster(command.transfer.worker, command)
-            else:
-                self._lose(command.way, command.transfer, "not connected")
+        if isinstance(command, do.Move) and command.transfer.worker not in self.clients:
+            self._lose(command.way, command.transfer, "not connected")
 
     def _lose(self, way: on.TransferWay, transfer: on.LayerTransfer, reason: str) -> None:
         self.post(lambda: self._tell(on.TransferLost(way=way, transfer=transfer, reason=reason)))

@@ -14,8 +14,8 @@ from fuzz.mutation import corrupted
 from fuzz.target import Target
 from fuzz.typed import plain_of
 from spantrain.config.files.json_codec import from_json
-from spantrain.core.outer.commands import FragmentCommand, OuterCommand
-from spantrain.core.outer.events import FragmentEvent, OuterEvent
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.core.outer.stages import StageMeeting
 from spantrain.errors import ProtocolError, UsageError
@@ -112,12 +112,13 @@ def _decoded(name: str, kind: Any) -> Target:
     return _typed(name, kind, lambda case: decode_value(kind, case, name), ProtocolError)
 
 
-def _kinds(name: str, union: Any, tag: Any, read: Callable[[Any], Any]) -> Target:
-    kinds = [kind for kind in get_args(union) if kind is not tag]
+def _kinds(name: str, union: Any, read: Callable[[Any], Any]) -> Target:
+    kinds = get_args(union)
 
     def make(chance: Random) -> Any:
         kind = chance.choice(kinds)
         value = {"kind": kind.__name__, **plain_of(kind, chance)}
+        value.pop("fragment", None)
         return altered(chance, value if chance.random() < 0.8 else {**value, "fragment": chance.choice((1, 2, 2**62))})
 
     return Target(name=f"control-{name}", make=make, run=lambda case, _: read(case), refusals=(ProtocolError,))
@@ -135,8 +136,8 @@ CONTROL_TARGETS: tuple[Target, ...] = (
     _of_bytes("certificate", lambda chance: corrupted(chance, _authority()[2]), pem_of_der),
     _of_bytes("token", lambda chance: corrupted(chance, _authority()[0].text.encode()),
               lambda case: JoinToken.parse(case.decode("latin-1")), UsageError),
-    _kinds("event", OuterEvent, FragmentEvent, decode_event),
-    _kinds("command", OuterCommand, FragmentCommand, decode_command),
+    _kinds("event", OuterEvent, decode_event),
+    _kinds("command", OuterCommand, decode_command),
     *(
         _decoded(f"{kind.__name__}", kind)
         for kind in (MemberFacts, MasterWelcome, MasterStatus, ShardLayout, PeerAddress)

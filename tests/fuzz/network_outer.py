@@ -13,8 +13,8 @@ from fuzz.target import Target
 from fuzz.typed import plain_of
 from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import FragmentCommand, OuterCommand, untag_command
-from spantrain.core.outer.events import FragmentEvent, OuterEvent
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import divide
 from spantrain.errors import SpanTrainError
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
@@ -51,7 +51,7 @@ class _NoFiles:
         pass
 
 
-_EVENTS = [kind for kind in get_args(OuterEvent) if kind is not FragmentEvent]
+_EVENTS = get_args(OuterEvent)
 _SPEAKERS = ("s0", "a", "evil", "evil/w")
 _OWN = {shard: [kind for kind in _EVENTS if ("shard" in get_type_hints(kind)) == shard] for shard in (False, True)}
 """What shards say, and what clusters do."""
@@ -67,6 +67,7 @@ def _an_event(chance: Random) -> tuple[str, Any]:
     speaker = chance.choice(_SPEAKERS)
     kind = chance.choice(_OWN[speaker == "s0"] if chance.random() < 0.9 else _EVENTS)
     value = {"kind": kind.__name__, **plain_of(kind, chance)}
+    value.pop("fragment", None)
     value = changed(chance, value) if chance.random() < 0.3 else value
     if isinstance(value, dict):
         value |= {field: speaker for field in ("cluster", "shard") if field in value}
@@ -146,7 +147,7 @@ class _Ways:
         return lambda *_values, **_named: None
 
 
-_COMMANDS = [kind for kind in get_args(OuterCommand) if kind is not FragmentCommand]
+_COMMANDS = get_args(OuterCommand)
 _FOR_CLUSTERS = [kind for kind in _COMMANDS if {"cluster", "transfer"} & get_type_hints(kind).keys()]
 
 
@@ -157,6 +158,7 @@ def _told_to_cluster(chance: Random) -> list[Any]:
 def _a_command(chance: Random) -> Any:
     kind = chance.choice(_FOR_CLUSTERS if chance.random() < 0.9 else _COMMANDS)
     told = {"kind": kind.__name__, **plain_of(kind, chance)}
+    told.pop("fragment", None)
     if "transfer" in told:
         told["transfer"] |= {"worker": chance.choice(("a", "a/w")), "wire_format": "native"}
         told |= {"parameters": chance.random() < 0.5}
@@ -183,7 +185,7 @@ def _cluster(case: list[Any], _folder: Path) -> object:
         for told in case:
             for one in (session, stage):
                 try:
-                    one.commanded(untag_command(decode_command(told))[1])
+                    one.commanded(decode_command(told))
                 except SpanTrainError as error:
                     refused.append(error)
             session.take_news()

@@ -91,9 +91,8 @@ def test_a_fault_in_an_exchange_of_one_fragment_loses_and_doubles_nothing(fault,
     ):
         left = [1]
 
-        def strike(tagged) -> bool:
-            number, command = do.untag_command(tagged)
-            if number != struck or not isinstance(command, phase) or left[0] == 0:
+        def strike(command) -> bool:
+            if command.fragment != struck or not isinstance(command, phase) or left[0] == 0:
                 return True
             left[0] -= 1
             if left[0]:
@@ -129,9 +128,8 @@ def test_a_push_that_is_lost_leaves_the_other_fragment_alone():
     ):
         before = [one.version for one in server.master.state.fragments]
 
-        def passes(tagged) -> bool:
-            number, command = do.untag_command(tagged)
-            return not (number == 0 and isinstance(command, do.Move) and command.way is TransferWay.PUSH)
+        def passes(command) -> bool:
+            return not (command.fragment == 0 and isinstance(command, do.Move) and command.way is TransferWay.PUSH)
 
         server.do(lambda: setattr(server, "hook", passes))
         for number in range(16):

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, Ticket, TransferWay
 from spantrain.errors import ProtocolError, UsageError
-from spantrain.outer.link.codec import encode_event, encode_value
+from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import ask_status
 from spantrain.outer.master.server import MasterServer
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -69,7 +69,7 @@ def test_nobody_speaks_for_another(run: MasterRun) -> None:
     number = stranger.call("enter", {"facts": encode_value(cluster_facts())}, timeout_s=PATIENCE_S)["connection"]
     told = events_of_others()
     answer = stranger.call(
-        "tell", {"connection": number, "batch": 1, "events": [encode_event(event) for event in told]},
+        "tell", {"connection": number, "batch": 1, "events": [encode_message(event) for event in told]},
         timeout_s=PATIENCE_S,
     )  # fmt: skip
     assert len(answer["refused"]) == len(told)
@@ -84,7 +84,7 @@ def test_what_makes_no_sense_is_refused_and_counted(run: MasterRun) -> None:
     client = run.client("a")
     number = client.call("enter", {"facts": encode_value(cluster_facts())}, timeout_s=PATIENCE_S)["connection"]
     head = {"connection": number, "batch": 1}
-    beat = encode_event(on.ClusterBeat(cluster="a"))
+    beat = encode_message(on.ClusterBeat(cluster="a"))
     for payload, message in [
         ({**head, "events": [{"kind": "Unpickle"}]}, "unknown event 'Unpickle'"),
         ({**head, "events": {}}, "a batch must be a list of at most 1000 events"),

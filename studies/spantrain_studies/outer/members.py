@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion, untag_command
-from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay, tag_event
+from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay, of_fragment
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.client import Said
 from spantrain_studies.outer.bodies import ClusterBody, ShardBody
@@ -98,13 +98,13 @@ class ClusterMember:
 
     def heard(self, command: OuterCommand) -> None:
         """Take in what the master commands."""
-        number, inner = untag_command(command)
-        if isinstance(inner, do.RegisterAgain):
+        number = command.fragment
+        if isinstance(command, do.RegisterAgain):
             self._world.connect(self._spec.name)
             return
         part = self._parts[number]
-        self._say(number, part.heard(inner))
-        if isinstance(inner, do.Welcome) and inner.version is None and not part.begun:
+        self._say(number, part.heard(command))
+        if isinstance(command, do.Welcome) and command.version is None and not part.begun:
             self._say(number, part.ask())
             if not self._began:
                 self._go_on()
@@ -125,7 +125,7 @@ class ClusterMember:
             elif isinstance(one, SkipPush | UseVersion):
                 part.came(one)
             else:
-                self._world.tell(self._spec.name, tag_event(number, one))
+                self._world.tell(self._spec.name, of_fragment(number, one))
         self._note_exchange()
         if (part.has_news or self._standing) and not self._stepping:
             self._between_steps()
@@ -231,25 +231,26 @@ class ShardMember:
         """Give a sign of life, with the versions that it can go on from."""
         for number, body in enumerate(self._bodies):
             event = on.ShardBeat(shard=self._spec.name, versions=body.restorable)
-            self._world.tell(self._spec.name, tag_event(number, event))
+            self._world.tell(self._spec.name, of_fragment(number, event))
 
     def registered(self) -> None:
         """Begin a connection; commands of the last one are not done any more."""
         self._connection += 1
         for number, body in enumerate(self._bodies):
-            self._world.tell(self._spec.name, tag_event(number, body.registered()))
+            self._world.tell(self._spec.name, of_fragment(number, body.registered()))
 
     def heard(self, command: OuterCommand) -> None:
         """Do what the master commands, when it is its turn."""
-        number, inner = untag_command(command)
-        if isinstance(inner, do.RegisterAgain):
+        number = command.fragment
+        if isinstance(command, do.RegisterAgain):
             self._world.connect(self._spec.name)
-        elif isinstance(inner, do.Move):
-            self._give(number, inner)
+        elif isinstance(command, do.Move):
+            if command.way is TransferWay.PULL:
+                self._give(number, command)
         else:
-            takes_s = self._spec.command_s / len(self._bodies) if isinstance(inner, _UPDATE) else 0.0
+            takes_s = self._spec.command_s / len(self._bodies) if isinstance(command, _UPDATE) else 0.0
             self._free_s = max(self._free_s, self._world.now_s) + takes_s
-            self._world.later(self._free_s - self._world.now_s, self._do, number, inner, self._connection)
+            self._world.later(self._free_s - self._world.now_s, self._do, number, command, self._connection)
 
     def _do(self, number: int, command: OuterCommand, connection: int) -> None:
         if self.dead or connection != self._connection:
@@ -262,14 +263,14 @@ class ShardMember:
         if isinstance(command, do.Commit) and command.version % self._case.snapshot_every == 0:
             body.snapshot()
         if answer is not None:
-            self._world.tell(self._spec.name, tag_event(number, answer))
+            self._world.tell(self._spec.name, of_fragment(number, answer))
 
     def _give(self, number: int, command: do.Move) -> None:
         try:
             content = self._bodies[number].give(command.version, command.transfer.layer)
         except ProtocolError as error:
             lost = on.TransferLost(way=TransferWay.PULL, transfer=command.transfer, reason=str(error))
-            self._world.tell(self._spec.name, tag_event(number, lost))
+            self._world.tell(self._spec.name, of_fragment(number, lost))
         else:
             self._world.carry(TransferWay.PULL, command.transfer, command.version, content)
 
@@ -281,4 +282,4 @@ class ShardMember:
             event: OuterEvent = on.TransferLost(way=TransferWay.PUSH, transfer=transfer, reason=str(error))
         else:
             event = on.Moved(way=TransferWay.PUSH, transfer=transfer)
-        self._world.tell(self._spec.name, tag_event(number, event))
+        self._world.tell(self._spec.name, of_fragment(number, event))

@@ -12,8 +12,8 @@ from typing import Any
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, untag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.sim.clock import VirtualClock
 from spantrain.sim.network.network import Network
@@ -206,7 +206,7 @@ class OuterSimulation:
     def _told(self, member: str, connection: int, event: OuterEvent) -> None:
         if self.master is None or connection != self._connections[member]:
             return
-        if isinstance(untag_event(event)[1], on.ClusterRegistered | on.ShardRegistered):
+        if isinstance(event, on.ClusterRegistered | on.ShardRegistered):
             self._attached[member] = connection
         self._decide(event)
 
@@ -218,24 +218,15 @@ class OuterSimulation:
         self._plan_wake()
 
     def _command(self, command: OuterCommand) -> None:
-        _, inner = untag_command(command)
-        match inner:
-            case do.Save():
-                assert self.master is not None
-                self.saved = self.master.state
-                return
-            case do.Move():
-                member = inner.transfer.shard if inner.way is TransferWay.PULL else inner.transfer.cluster
-            case do.RegisterAgain():
-                member = inner.member
-            case do.StageVersion(parameters=Ticket()):
-                self._seeds.add(inner.update)
-                member = inner.shard
-            case _:
-                member = _end_of(inner)
-        connection = self._attached.get(member)
-        if connection is not None:
-            self.later(self.case.lines[member].latency_s, self._hear, member, connection, command)
+        if isinstance(command, do.Save):
+            assert self.master is not None
+            self.saved = self.master.state
+        elif isinstance(command, do.StageVersion) and command.parameters:
+            self._seeds.add(command.update)
+        for member in command.recipients:
+            connection = self._attached.get(member)
+            if connection is not None:
+                self.later(self.case.lines[member].latency_s, self._hear, member, connection, command)
 
     def _hear(self, member: str, connection: int, command: OuterCommand) -> None:
         if connection == self._connections[member] and member in self.members:
@@ -361,9 +352,3 @@ class OuterSimulation:
             train_s=train_s,
             stood_still_s=max(0.0, self._last_s - (self._first_s or 0.0) - train_s),
         )
-
-
-def _end_of(command: OuterCommand) -> str:
-    found = getattr(command, "cluster", None) or getattr(command, "shard", None)
-    assert isinstance(found, str)
-    return found

@@ -11,7 +11,7 @@ from made_up_worlds import learn, say
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import TransferWay, tag_event, untag_event
+from spantrain.core.outer.events import TransferWay, of_fragment
 from spantrain.core.outer.layers import divide, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
@@ -71,24 +71,23 @@ def begun(fragments: int = 2, **more) -> FragmentedMaster:
     layout = divide(layers_of(*[4] * 2 * fragments), ["s0"], fragments=fragments)
     master = FragmentedMaster(layout, OuterSettings(fragments=fragments, **more))
     for number, part in enumerate(master.parts):
-        master.on_event(0.0, tag_event(number, on.ShardRegistered(shard="s0", versions=())))
+        master.on_event(0.0, of_fragment(number, on.ShardRegistered(shard="s0", versions=())))
         for name in ("a", "b"):
             workers = {name: tuple(range(len(part.layout.layers)))}
-            master.on_event(0.0, tag_event(number, on.ClusterRegistered(cluster=name, workers=workers)))
+            master.on_event(0.0, of_fragment(number, on.ClusterRegistered(cluster=name, workers=workers)))
     return master
 
 
 def ask(master: FragmentedMaster, name: str, number: int) -> list[do.OuterCommand]:
     asked = on.PushAsked(cluster=name, base_version=0, tokens=0)
-    return list(master.on_event(0.0, tag_event(number, asked)))
+    return list(master.on_event(0.0, of_fragment(number, asked)))
 
 
 def test_one_cluster_brings_all_first_parameters_and_another_only_when_it_is_gone():
     master = begun()
-    assert any(isinstance(one, do.StartPush) for one in ask(master, "a", 1) for one in [do.untag_command(one)[1]])
+    assert any(isinstance(one, do.StartPush) for one in ask(master, "a", 1))
     (refused,) = ask(master, "b", 0)
-    number, inner = do.untag_command(refused)
-    assert (number, inner.reason) == (0, "a brings the first parameters")
+    assert (refused.fragment, refused.reason) == (0, "a brings the first parameters")
     master.on_event(0.0, on.ClusterLeft(cluster="a"))
     assert any(isinstance(one, do.StartPush) for one in ask(master, "b", 0))
 
@@ -183,10 +182,9 @@ def test_fragments_share_the_lines_and_no_ticket():
         seen.append((transfer.ticket, transfer.layer))
         assert transfer.ticket.number % 3 == master.layer_of(transfer) % 3
         for command in master.on_event(0.0, on.Moved(way=way, transfer=transfer)):
-            fragment, inner = do.untag_command(command)
-            if isinstance(inner, do.Move):
-                assert fragment == inner.transfer.ticket.number % 3
-                assert inner.way is TransferWay.PUSH
+            if isinstance(command, do.Move):
+                assert command.fragment == command.transfer.ticket.number % 3
+                assert command.way is TransferWay.PUSH
         under_way = master.transfers
     assert len(seen) == len(set(seen)) == 6
 
@@ -196,10 +194,9 @@ def test_what_is_of_a_member_is_told_once_and_what_is_of_no_fragment_is_refused(
     told = master.on_event(0.0, on.ClusterBeat(cluster="c"))
     assert [type(one) for one in told] == [do.RegisterAgain]
     with pytest.raises(ProtocolError, match="PullAsked is of fragment 2, but there are 2"):
-        master.on_event(0.0, tag_event(2, on.PullAsked(cluster="a")))
+        master.on_event(0.0, of_fragment(2, on.PullAsked(cluster="a")))
     master.on_event(0.0, on.ShardLost(shard="s0", reason="test"))
     assert all(part.shards.away == ("s0",) for part in master.parts)
-    assert untag_event(on.Ticked()) == (0, on.Ticked())
 
 
 def test_the_limit_of_the_norm_is_of_the_whole():

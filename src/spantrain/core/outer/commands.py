@@ -1,129 +1,149 @@
-"""What the outer optimizer's master commands: the other half of `outer_events`. Each says why."""
+"""What the outer optimizer's master commands: the other half of `events`. Each says whom it is for, and why."""
 
 import math
 from dataclasses import dataclass
 
-from spantrain.core.outer.events import LayerTransfer, Lease, PushOutcome, Ticket, TransferWay
+from spantrain.core.outer.events import LayerTransfer, Lease, OuterMessage, PushOutcome, Ticket, TransferWay
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterCommand(OuterMessage):
+    """What the master commands."""
+
+    reason: str
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Names of those it is for."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToCluster(MasterCommand):
+    """A command for a cluster."""
+
+    cluster: str
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The cluster."""
+        return (self.cluster,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToShard(MasterCommand):
+    """A command for a shard."""
+
+    shard: str
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The shard."""
+        return (self.shard,)
+
 
 # To clusters.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Welcome:
+class Welcome(ToCluster):
     """Registered; a pull of the newest version follows, if there is one."""
 
-    cluster: str
     version: int | None
     """None: there are no parameters yet; the first push brings them."""
     fate: PushOutcome | None
     """Of the push that it asked about."""
     leases: tuple[int, ...] = ()
     """Of the chunks that it registered with: those that are still its own."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegisterAgain:
+class RegisterAgain(MasterCommand):
     """The master does not know this cluster or shard (any more)."""
 
     member: str
-    reason: str
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """The member."""
+        return (self.member,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartPush:
+class StartPush(ToCluster):
     """Get ready to send; each layer when its turn comes."""
 
-    cluster: str
     push: Ticket
     parameters: bool
     """Whether to send the parameters themselves: there are none yet."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefusePush:
+class RefusePush(ToCluster):
     """Not now, or no more: train on; what was learned goes into a later push."""
 
-    cluster: str
     push: Ticket | None
     """None: it was never started."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptPush:
+class AcceptPush(ToCluster):
     """All shards keep the whole push: it is in the next update. Its tokens and samples count when that is committed."""
 
-    cluster: str
     push: Ticket
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndRound:
+class EndRound(ToCluster):
     """Another cluster has ended a round: push behind the next step, or say that there is too little to push."""
 
-    cluster: str
-    reason: str
-
 
 @dataclass(frozen=True, kw_only=True)
-class SkipRound:
+class SkipRound(ToCluster):
     """An accepted push is in no version, or none that is left, since a shard was lost: train on from the same start."""
 
-    cluster: str
     push: Ticket
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartPull:
+class StartPull(ToCluster):
     """Get ready to receive a version; each layer when its turn comes. Use it when all of it is there."""
 
-    cluster: str
     pull: Ticket
     version: int
     counted: Ticket | None
     """The cluster's last push that was decided on: what it waits for, if it waits for that one."""
     left_out: bool = False
     """Whether that push was left out of its update."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndPull:
+class EndPull(ToCluster):
     """Forget what came of a pull."""
 
-    cluster: str
     pull: Ticket
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseChunk:
+class LeaseChunk(ToCluster):
     """Train on this chunk."""
 
-    cluster: str
     lease: Lease
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseNothing:
+class LeaseNothing(ToCluster):
     """No chunk is free."""
 
-    cluster: str
     finished: bool
     """Whether all data is counted; else ask again later."""
-    reason: str
 
 
 # To shards, or to both ends of a transfer.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class Move(MasterCommand):
     """Send this layer now; both ends are told."""
 
     way: TransferWay
@@ -132,35 +152,34 @@ class Move:
     """Of a pull: what to send. Of a push: the version that it started from."""
     parameters: bool = False
     """Of a push: whether to send the parameters themselves; workers do not hear that it started."""
-    reason: str
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Both ends, and the cluster's leader."""
+        one = self.transfer
+        return tuple(dict.fromkeys((one.shard, one.worker, one.cluster)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckPush:
+class CheckPush(ToShard):
     """Say whether all of your layers of a push are there."""
 
-    shard: str
     push: Ticket
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forget:
+class Forget(ToShard):
     """Free what you hold of a push or a pull; drop what still comes."""
 
-    shard: str
     ticket: Ticket
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class Measure(ToShard):
     """Tell the norms of these pushes."""
 
-    shard: str
     update: Ticket
     pushes: tuple[Ticket, ...]
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,22 +197,19 @@ class PushWeight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combine:
+class Combine(ToShard):
     """Make the weighted mean, adding in this order, and tell its norm."""
 
-    shard: str
     update: Ticket
     weights: tuple[PushWeight, ...]
     compensation: float = 0.0
     """How far pushes that began from an older version than the present one are corrected for that."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageVersion:
+class StageVersion(ToShard):
     """Make a new version beside the present one; what else was staged is forgotten."""
 
-    shard: str
     update: Ticket
     version: int
     scale: float
@@ -202,7 +218,6 @@ class StageVersion:
     """The push whose tensors are the version as they are; None to step along the mean."""
     part: float = 1.0
     """Of a step that all clusters would make together."""
-    reason: str
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and 0 <= self.scale <= 1):
@@ -212,71 +227,40 @@ class StageVersion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commit:
+class Commit(ToShard):
     """Serve this version from now on; free the update's pushes, and versions but it and those that are kept."""
 
-    shard: str
     version: int
     update: Ticket
     keep: tuple[int, ...]
     """Older versions that are being pulled."""
     bases: tuple[int, ...] = ()
     """Versions that clusters began from, where pushes are corrected for what came since: their parameters stay."""
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restore:
+class Restore(ToShard):
     """Serve what version `source` held as `version`; forget pushes, what is staged, and other versions in memory."""
 
-    shard: str
     source: int
     version: int
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartAnew:
+class StartAnew(ToShard):
     """End your process: whoever keeps it up starts another. What this one holds is of no use to the others."""
 
-    shard: str
-    reason: str
-
 
 @dataclass(frozen=True, kw_only=True)
-class Save:
+class Save(MasterCommand):
     """Write the master's state before any command after this one."""
-
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FragmentCommand:
-    """A command of one fragment of the layers; what comes without this is of fragment 0, or of all."""
-
-    fragment: int
-    command: "OuterCommand"
-
-    def __post_init__(self) -> None:
-        if self.fragment < 1 or isinstance(self.command, FragmentCommand):
-            raise ValueError(f"only a command of a fragment over 0 is told with its fragment, once; got {self}")
 
 
 OuterCommand = (
     Welcome | RegisterAgain | StartPush | RefusePush | AcceptPush | EndRound | SkipRound | StartPull | LeaseChunk
     | LeaseNothing | EndPull | Move | CheckPush | Forget | Measure | Combine | StageVersion | Commit | Restore
-    | StartAnew | Save | FragmentCommand
+    | StartAnew | Save
 )  # fmt: skip
-
-
-def tag_command(fragment: int, command: OuterCommand) -> OuterCommand:
-    """Return a command with its fragment, as it is told."""
-    return FragmentCommand(fragment=fragment, command=command) if fragment else command
-
-
-def untag_command(command: OuterCommand) -> tuple[int, OuterCommand]:
-    """Return the fragment and what is commanded of it."""
-    return (command.fragment, command.command) if isinstance(command, FragmentCommand) else (0, command)
 
 
 # What a cluster's client commands its own processes.

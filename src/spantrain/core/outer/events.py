@@ -9,8 +9,9 @@ side sent over an earlier one no longer arrives, and what one sends arrives in o
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from spantrain.formats.registry import WireFormat
 
@@ -118,14 +119,55 @@ class PushOutcome(Enum):
     """It is in no version and will be in none: train on from the same start."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OuterMessage:
+    """What the master and a member say to each other."""
+
+    fragment: int = 0
+    """Of the layers that it is of; 0 also where it is of all."""
+
+
+M = TypeVar("M", bound=OuterMessage)
+Speaker = tuple[str, str]
+"""A kind of member (`cluster`, `worker` or `shard`), and a name."""
+
+
+def of_fragment(fragment: int, message: M) -> M:
+    """Return a message as one of a fragment."""
+    return replace(message, fragment=fragment) if fragment else message
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEvent(OuterMessage):
+    """What a cluster says of itself."""
+
+    cluster: str
+
+    @property
+    def speakers(self) -> frozenset[Speaker]:
+        """Who may say it."""
+        return frozenset({("cluster", self.cluster)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEvent(OuterMessage):
+    """What a shard says of itself."""
+
+    shard: str
+
+    @property
+    def speakers(self) -> frozenset[Speaker]:
+        """Who may say it."""
+        return frozenset({("shard", self.shard)})
+
+
 # What the master hears of clusters.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterRegistered:
+class ClusterRegistered(ClusterEvent):
     """A cluster has come, or come back; nothing of an earlier life of it goes on."""
 
-    cluster: str
     workers: Mapping[str, tuple[int, ...]]
     """By worker: the layers that it sends and gets. All together each layer once."""
     unresolved: Ticket | None = None
@@ -135,31 +177,24 @@ class ClusterRegistered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterBeat:
+class ClusterBeat(ClusterEvent):
     """A cluster lives."""
 
-    cluster: str
-
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterLeft:
+class ClusterLeft(ClusterEvent):
     """A cluster goes, and said so."""
 
-    cluster: str
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingBegun:
+class TrainingBegun(ClusterEvent):
     """A cluster has taken its first inner step on this connection; pushes will follow. Who evaluates takes none."""
 
-    cluster: str
-
 
 @dataclass(frozen=True, kw_only=True)
-class PushAsked:
+class PushAsked(ClusterEvent):
     """A cluster has inner steps to give."""
 
-    cluster: str
     base_version: int
     """The version that it started from."""
     tokens: int
@@ -176,168 +211,149 @@ class PushAsked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundKept:
+class RoundKept(ClusterEvent):
     """A cluster has too few new steps for a push, though the round of all was ended: nobody need wait for it."""
-
-    cluster: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushSent:
+class PushSent(ClusterEvent):
     """A cluster has sent all layers of a push."""
 
-    cluster: str
     push: Ticket
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullAsked:
+class PullAsked(ClusterEvent):
     """A cluster wants the newest version."""
-
-    cluster: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkAsked:
+class ChunkAsked(ClusterEvent):
     """A cluster wants data."""
-
-    cluster: str
 
 
 # What it hears of transfers: the receiver tells.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class Moved(OuterMessage):
     """A layer has arrived whole."""
 
     way: TransferWay
     transfer: LayerTransfer
 
+    @property
+    def speakers(self) -> frozenset[Speaker]:
+        """Who may say it: a push's shard, a pull's worker or its cluster's leader."""
+        one = self.transfer
+        if self.way is TransferWay.PUSH:
+            return frozenset({("shard", one.shard)})
+        return frozenset({("cluster", one.cluster), ("worker", one.worker)})
+
 
 @dataclass(frozen=True, kw_only=True)
-class TransferLost:
+class TransferLost(OuterMessage):
     """A layer did not arrive, or was refused; the push or pull cannot end."""
 
     way: TransferWay
     transfer: LayerTransfer
     reason: str
 
+    @property
+    def speakers(self) -> frozenset[Speaker]:
+        """Who may say it: either end."""
+        one = self.transfer
+        return frozenset({("shard", one.shard), ("cluster", one.cluster), ("worker", one.worker)})
+
 
 # What it hears of shards.
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardRegistered:
+class ShardRegistered(ShardEvent):
     """A shard has come, or come back."""
 
-    shard: str
     versions: tuple[int, ...]
     """That it can restore: committed, staged, or in a snapshot. Empty for a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardBeat:
+class ShardBeat(ShardEvent):
     """A shard lives."""
 
-    shard: str
     versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardLost:
+class ShardLost(ShardEvent):
     """A shard's end was seen before its heartbeats were missed."""
 
-    shard: str
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushChecked:
+class PushChecked(ShardEvent):
     """Whether a shard has all of its layers of a push, and keeps them until told otherwise."""
 
-    shard: str
     push: Ticket
     complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormsMeasured:
+class NormsMeasured(ShardEvent):
     """Sums of squares of pushes on one shard."""
 
-    shard: str
     update: Ticket
     squares: Mapping[Ticket, tuple[float, ...]]
     """By push: of each of the shard's layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanCombined:
+class MeanCombined(ShardEvent):
     """The weighted mean is there on one shard."""
 
-    shard: str
     update: Ticket
     squares: tuple[float, ...]
     """Its sum of squares, of each of the shard's layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
+class Staged(ShardEvent):
     """A new version is ready on one shard, beside the present one."""
 
-    shard: str
     update: Ticket
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class Committed(ShardEvent):
     """A shard serves a version."""
 
-    shard: str
     version: int
     versions: tuple[int, ...]
     """All that it can restore now."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
+class Restored(ShardEvent):
     """A shard has gone to what it was told to restore. One that does not have that registers again."""
 
-    shard: str
     version: int
     versions: tuple[int, ...]
     """All that it can restore now."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ticked:
+class Ticked(OuterMessage):
     """Nothing but time has passed."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class FragmentEvent:
-    """Something that is of one fragment of the layers; what comes without this is of fragment 0, or of all."""
-
-    fragment: int
-    event: "OuterEvent"
-
-    def __post_init__(self) -> None:
-        if self.fragment < 1 or isinstance(self.event, FragmentEvent):
-            raise ValueError(f"only an event of a fragment over 0 is told with its fragment, once; got {self}")
+    @property
+    def speakers(self) -> frozenset[Speaker]:
+        """Nobody says it: it is the master's own."""
+        return frozenset()
 
 
 OuterEvent = (
     ClusterRegistered | ClusterBeat | ClusterLeft | TrainingBegun | PushAsked | RoundKept | PushSent | PullAsked
     | ChunkAsked | Moved | TransferLost | ShardRegistered | ShardBeat | ShardLost | PushChecked | NormsMeasured
-    | MeanCombined | Staged | Committed | Restored | Ticked | FragmentEvent
+    | MeanCombined | Staged | Committed | Restored | Ticked
 )  # fmt: skip
-
-
-def tag_event(fragment: int, event: OuterEvent) -> OuterEvent:
-    """Return an event with its fragment, as it is told."""
-    return FragmentEvent(fragment=fragment, event=event) if fragment else event
-
-
-def untag_event(event: OuterEvent) -> tuple[int, OuterEvent]:
-    """Return the fragment and what is told of it."""
-    return (event.fragment, event.event) if isinstance(event, FragmentEvent) else (0, event)

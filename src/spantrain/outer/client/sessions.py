@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import OuterEvent, tag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, of_fragment
 from spantrain.core.outer.layers import Layer, ShardLayout, fragment_layers, fragment_layouts
 from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.client.leases import LeasedChunks
@@ -120,7 +120,7 @@ class FragmentSessions:
             if welcome.layout is not None and welcome.layout.layers == self._layers:
                 layouts = fragment_layouts(welcome.layout, count)
             return tuple(
-                tag_event(number, event)
+                of_fragment(number, event)
                 for number, session in enumerate(self.sessions)
                 for event in session.joined(replace(welcome, layout=layouts[number]))
             )
@@ -162,9 +162,8 @@ class FragmentSessions:
 
     def commanded(self, command: OuterCommand) -> None:
         """Take a command."""
-        number, inner = untag_command(command)
-        if number < len(self.sessions):
-            self.sessions[number].commanded(inner)
+        if command.fragment < len(self.sessions):
+            self.sessions[command.fragment].commanded(command)
 
     # From the wire. A layer is of one push or pull, and that of one fragment: the other sessions do not know it.
 
@@ -192,7 +191,7 @@ class _FragmentLink:
 
     def tell(self, *events: OuterEvent) -> None:
         """Tell the master of this fragment; that the cluster leaves is said once."""
-        said = [tag_event(self._number, event) for event in events if not isinstance(event, on.ClusterLeft)]
+        said = [of_fragment(self._number, event) for event in events if not isinstance(event, on.ClusterLeft)]
         self._link.tell(*said)
 
     def register_again(self, reason: str) -> None:

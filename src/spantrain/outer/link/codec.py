@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from spantrain.core.outer.commands import FragmentCommand, OuterCommand, tag_command, untag_command
-from spantrain.core.outer.events import FragmentEvent, OuterEvent, Ticket, tag_event, untag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.errors import ProtocolError
 
 T = TypeVar("T")
@@ -25,27 +25,21 @@ _Reader = Callable[[object, str], Any]
 _KIND, _FRAGMENT = "kind", "fragment"
 _LONGEST_TEXT = 65_536
 _LONGEST_LIST = 200_000
-_EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent) if kind is not FragmentEvent}
-_COMMANDS = {kind.__name__: kind for kind in get_args(OuterCommand) if kind is not FragmentCommand}
+_EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent)}
+_COMMANDS = {kind.__name__: kind for kind in get_args(OuterCommand)}
 
 
-def encode_event(event: OuterEvent) -> dict[str, Any]:
-    """Return an event as plain values.
+def encode_message(one: OuterEvent | OuterCommand) -> dict[str, Any]:
+    """Return an event or a command as plain values.
 
     >>> from spantrain.core.outer.events import PushSent
-    >>> encode_event(PushSent(cluster="a", push=Ticket(2, 17)))
+    >>> encode_message(PushSent(cluster="a", push=Ticket(2, 17)))
     {'kind': 'PushSent', 'cluster': 'a', 'push': '2.17'}
     """
-    return _encode_kind(*untag_event(event))
-
-
-def encode_command(command: OuterCommand) -> dict[str, Any]:
-    """Return a command as plain values."""
-    return _encode_kind(*untag_command(command))
-
-
-def _encode_kind(fragment: int, one: OuterEvent | OuterCommand) -> dict[str, Any]:
-    return {_KIND: type(one).__name__, **encode_value(one), **({_FRAGMENT: fragment} if fragment else {})}
+    plain = encode_value(one)
+    if not one.fragment:
+        del plain[_FRAGMENT]
+    return {_KIND: type(one).__name__, **plain}
 
 
 def decode_event(data: object) -> OuterEvent:
@@ -54,8 +48,7 @@ def decode_event(data: object) -> OuterEvent:
     Raises:
         ProtocolError: it is none; the message says which field is wrong, and how.
     """
-    fragment, event = _decode_kind(_EVENTS, "event", data)
-    return tag_event(fragment, cast(OuterEvent, event))
+    return cast(OuterEvent, _decode_kind(_EVENTS, "event", data))
 
 
 def decode_command(data: object) -> OuterCommand:
@@ -64,8 +57,7 @@ def decode_command(data: object) -> OuterCommand:
     Raises:
         ProtocolError: it is none; the message says which field is wrong, and how.
     """
-    fragment, command = _decode_kind(_COMMANDS, "command", data)
-    return tag_command(fragment, cast(OuterCommand, command))
+    return cast(OuterCommand, _decode_kind(_COMMANDS, "command", data))
 
 
 def encode_value(value: Any) -> Any:
@@ -93,18 +85,18 @@ def decode_value(kind: type[T], data: object, where: str) -> T:
     return cast(T, _reader(cast(Any, kind))(data, where))
 
 
-def _decode_kind(table: Mapping[str, type], what: str, data: object) -> tuple[int, object]:
-    """Return the fragment, and what is of it."""
+def _decode_kind(table: Mapping[str, type], what: str, data: object) -> object:
     if not isinstance(data, dict):
         raise ProtocolError(f"the {what} must be an object, got {_shown(data)}")
     name = data.get(_KIND)
     kind = table.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ProtocolError(f"unknown {what} {_shown(name)}: install the same SpanTrain on both sides")
-    fragment = _read_int(data.get(_FRAGMENT, 0), f"{kind.__name__}.{_FRAGMENT}")
-    if fragment < 1 and _FRAGMENT in data:
-        raise _wrong(f"{kind.__name__}.{_FRAGMENT}", "a number over 0, or left out", fragment)
-    return fragment, _reader(kind)({k: one for k, one in data.items() if k not in (_KIND, _FRAGMENT)}, kind.__name__)
+    plain = {_FRAGMENT: 0, **data}
+    del plain[_KIND]
+    if _FRAGMENT in data and _read_int(data[_FRAGMENT], f"{name}.{_FRAGMENT}") < 1:
+        raise _wrong(f"{name}.{_FRAGMENT}", "a number over 0, or left out", data[_FRAGMENT])
+    return _reader(kind)(plain, kind.__name__)
 
 
 @cache

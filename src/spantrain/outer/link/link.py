@@ -14,7 +14,7 @@ from spantrain.core.outer.commands import OuterCommand, RegisterAgain
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
-from spantrain.outer.link.codec import decode_command, decode_value, encode_event, encode_value
+from spantrain.outer.link.codec import decode_command, decode_value, encode_message, encode_value
 from spantrain.outer.link.session import MAX_BATCH, LinkSession
 from spantrain.outer.master.status import MasterStatus
 from spantrain.outer.policy.rule import OuterRule
@@ -274,7 +274,7 @@ class MasterLink:
                 raise PeerLostError(f"to be registered again: {self._again}")
             beat = time.monotonic() >= beat_due_s
             if not session.sending and (events := self._batch(beat)) is not None:
-                session.send([encode_event(event) for event in events])
+                session.send([encode_message(event) for event in events])
                 beat_due_s = time.monotonic() + self._beat_s
             until_s = session.again_s if session.sending else min(beat_due_s, session.again_s)
             self._wait(until_s, lambda: self._woken)
@@ -322,7 +322,7 @@ class MasterLink:
                     if events is None:
                         session.leave(end_s - time.monotonic())
                         return
-                    session.send([encode_event(event) for event in events])
+                    session.send([encode_message(event) for event in events])
                 self._wait(min(end_s, session.again_s), lambda: self._woken)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
 from spantrain.core.outer import events as on
-from spantrain.core.outer.events import OuterEvent, TransferWay
+from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer
 from spantrain.outer.link.link import MemberFacts
 from spantrain.outer.master.config import MasterConfig
@@ -87,35 +87,12 @@ def speaker_problem(kind: str, name: str, event: OuterEvent) -> str | None:
     >>> speaker_problem("cluster", "a", on.PullAsked(cluster="b"))
     'a, a cluster, cannot say PullAsked: only b can'
     """
-    _, event = on.untag_event(event)
     if isinstance(event, on.Ticked):
         return f"{name} cannot say what time it is for the master"
-    if (kind, name) not in _speakers(event):
-        who = " or ".join(sorted({speaker for _, speaker in _speakers(event)}))
+    if (kind, name) not in event.speakers:
+        who = " or ".join(sorted({speaker for _, speaker in event.speakers}))
         return f"{name}, a {kind}, cannot say {type(event).__name__}: only {who} can"
     if isinstance(event, on.ClusterRegistered):
         foreign = [worker for worker in event.workers if worker != name and not worker.startswith(f"{name}/")]
         return _listed(f"the workers of {name} are named {name} or {name}/..., not", foreign) or None
     return None
-
-
-def _speakers(event: OuterEvent) -> set[tuple[str, str]]:
-    """Return who may say this, by kind and name."""
-    match event:
-        case on.Moved(way=way, transfer=one):
-            return (
-                {("shard", one.shard)}
-                if way is TransferWay.PUSH
-                else {("cluster", one.cluster), ("worker", one.worker)}
-            )
-        case on.TransferLost(transfer=one):
-            return {("shard", one.shard), ("cluster", one.cluster), ("worker", one.worker)}
-        case (
-            on.ClusterRegistered() | on.ClusterBeat() | on.ClusterLeft() | on.TrainingBegun() | on.PushAsked()
-            | on.RoundKept() | on.PushSent() | on.PullAsked() | on.ChunkAsked()
-        ):  # fmt: skip
-            return {("cluster", event.cluster)}
-        case on.Ticked() | on.FragmentEvent():
-            return set()
-        case _:
-            return {("shard", event.shard)}

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import OuterEvent, untag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
-from spantrain.outer.link.codec import encode_command, encode_value
+from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.master.checks import join_problem, model_problem, speaker_problem
 from spantrain.outer.master.config import MasterConfig
@@ -168,13 +168,12 @@ class MasterService:
         problem = speaker_problem(facts.kind, name, event)
         if problem:
             return self.refuse("foreign", problem)
-        fragment, inner = untag_event(event)
-        registers = isinstance(inner, on.ClusterRegistered | on.ShardRegistered)
+        fragment, registers = event.fragment, isinstance(event, on.ClusterRegistered | on.ShardRegistered)
         if self.master is None:
-            return self.refuse("no_model", f"{name}: {type(inner).__name__} before any cluster described the model")
+            return self.refuse("no_model", f"{name}: {type(event).__name__} before any cluster described the model")
         knows = fragment in connection.registered
         if not knows and not registers:
-            self.dropped[f"{type(inner).__name__} before registering"] += 1
+            self.dropped[f"{type(event).__name__} before registering"] += 1
             return None
         if knows and registers:
             raise RemoteRefusal(f"{name} has registered on this connection: begin a new one to register again")
@@ -223,9 +222,8 @@ class MasterService:
         self._announce(now_s)
 
     def _follow(self, now_s: float, master: FragmentedMaster, event: OuterEvent) -> None:
-        _, inner = untag_event(event)
-        if isinstance(inner, on.Moved):
-            self.clock.arrived(now_s, inner.way, inner.transfer)
+        if isinstance(event, on.Moved):
+            self.clock.arrived(now_s, event.way, event.transfer)
         commands = master.on_event(now_s, event)
         if any(isinstance(command, do.Save) for command in commands):
             self._files.save_state(master.state)
@@ -235,20 +233,19 @@ class MasterService:
 
     def _give(self, now_s: float, command: OuterCommand) -> None:
         """Put a command where those it is for can fetch it."""
-        notice = {"command": encode_command(command)}
-        fragment, inner = untag_command(command)
-        for name in _ends(inner):
-            connection = self.connections.attached(name, fragment)
+        notice = {"command": encode_message(command)}
+        for name in command.recipients:
+            connection = self.connections.attached(name, command.fragment)
             if connection is None:
-                self.dropped[f"{type(inner).__name__} for one that is not there"] += 1
+                self.dropped[f"{type(command).__name__} for one that is not there"] += 1
             elif not connection.outbox.put(notice):
                 self._lose_full(connection)
-        if isinstance(inner, do.Move):
-            self._begin_move(now_s, fragment, inner)
+        if isinstance(command, do.Move):
+            self._begin_move(now_s, command)
 
-    def _begin_move(self, now_s: float, fragment: int, move: do.Move) -> None:
+    def _begin_move(self, now_s: float, move: do.Move) -> None:
         self.clock.begun(now_s, move.way, move.transfer)
-        if self.connections.attached(move.transfer.worker, fragment) is None:
+        if self.connections.attached(move.transfer.worker, move.fragment) is None:
             reason = f"worker {move.transfer.worker} is not connected"
             self._events.append(on.TransferLost(way=move.way, transfer=move.transfer, reason=reason))
 
@@ -286,14 +283,3 @@ class MasterService:
         if count <= _SHOWN_REFUSALS or count & (count - 1) == 0:
             _log.warning("refused (%s, %d so far): %s", reason, count, text)
         return text
-
-
-def _ends(command: OuterCommand) -> tuple[str, ...]:
-    """Return whom a command is for."""
-    if isinstance(command, do.Move):
-        transfer = command.transfer
-        return tuple(dict.fromkeys((transfer.shard, transfer.worker, transfer.cluster)))
-    for end in ("cluster", "shard", "member"):
-        if hasattr(command, end):
-            return (getattr(command, end),)
-    raise AssertionError(f"{type(command).__name__} is for nobody")

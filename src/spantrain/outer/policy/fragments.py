@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, tag_command
-from spantrain.core.outer.events import OuterEvent, TransferWay, untag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import OuterEvent, TransferWay, of_fragment
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
@@ -158,20 +158,19 @@ class FragmentedMaster:
         Raises:
             ProtocolError: the event is not possible; nothing has changed.
         """
-        number, inner = untag_event(event)
-        count = len(self.parts)
+        number, count = event.fragment, len(self.parts)
         if number >= count:
-            raise ProtocolError(f"{type(inner).__name__} is of fragment {number}, but there are {count}: join again")
-        match inner:
+            raise ProtocolError(f"{type(event).__name__} is of fragment {number}, but there are {count}: join again")
+        match event:
             case on.ClusterBeat() | on.ClusterLeft() | on.ShardLost() | on.Ticked():
                 numbers = range(count)
             case on.Moved() | on.TransferLost():
-                numbers = range(inner.transfer.ticket.number % count, count, count)
-            case on.PushAsked() if refused := self._brought_by_another(number, inner):
+                numbers = range(event.transfer.ticket.number % count, count, count)
+            case on.PushAsked() if refused := self._brought_by_another(event):
                 return (refused,)
             case _:
                 numbers = range(number, number + 1)
-        commands = [(k, command) for k in numbers for command in self.parts[k].on_event(now_s, inner)]
+        commands = [(k, command) for k in numbers for command in self.parts[k].on_event(now_s, event)]
         for k, command in commands:
             self._note_who_brings(self.parts[k], command)
         return tuple(dict.fromkeys(self._tagged(k, command) for k, command in commands))
@@ -180,10 +179,10 @@ class FragmentedMaster:
         """Return a command with its fragment; who is to register does so with all, and all is saved at once."""
         match command:
             case do.Move():
-                return tag_command(command.transfer.ticket.number % len(self.parts), command)
+                return of_fragment(command.transfer.ticket.number % len(self.parts), command)
             case do.RegisterAgain() | do.Save():
                 return command
-        return tag_command(number, command)
+        return of_fragment(number, command)
 
     def _note_who_brings(self, part: OuterMaster, command: OuterCommand) -> None:
         """Note who brings first parameters; no more, if they came to nothing though all shards were there."""
@@ -193,16 +192,16 @@ class FragmentedMaster:
             case do.SkipRound() if command.cluster == self._brings and part.shards.all_ready:
                 self._brings = None
 
-    def _brought_by_another(self, number: int, event: on.PushAsked) -> OuterCommand | None:
+    def _brought_by_another(self, event: on.PushAsked) -> OuterCommand | None:
         """Return a refusal, where another cluster brings the first parameters of all fragments.
 
         A fragment of which all versions were lost anybody may bring: who brought the first may have no more to give.
         """
-        part, other = self.parts[number], self._brings
+        part, other = self.parts[event.fragment], self._brings
         if part.state.version or other in (None, event.cluster) or other not in part.clusters:
             return None
         reason = f"{other} brings the first parameters"
-        return tag_command(number, do.RefusePush(cluster=event.cluster, push=None, reason=reason))
+        return do.RefusePush(fragment=event.fragment, cluster=event.cluster, push=None, reason=reason)
 
 
 def _settings_of(settings: OuterSettings, part: ShardLayout, whole: ShardLayout) -> OuterSettings:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
-from spantrain.core.outer.commands import OuterCommand, untag_command
-from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, tag_event
+from spantrain.core.outer.commands import OuterCommand
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay, of_fragment
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
@@ -34,15 +34,6 @@ from spantrain.transport.layers.transport import LayerWire
 from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order:
-    """A command, the number of the connection that it came by, and the fragment that it is of."""
-
-    connection: int
-    fragment: int
-    command: do.Move | ShardCommand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +93,8 @@ class ShardServer:
         """Why it cannot go on; None while it can."""
         self._closed = False
         self._pool = BufferPool()
-        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._orders: SimpleQueue[tuple[int, do.Move | ShardCommand] | None] = SimpleQueue()
+        """Commands, with the number of the connection that each came by."""
         self._wire = LayerWire(
             name=name, bind=bind, keypair=KeyPair.generate() if encrypted else None, listener=self, limits=limits,
             pool=self._pool,
@@ -191,7 +183,7 @@ class ShardServer:
             self._close_writers()
             parts = fragment_layouts(layout, self._count)
             self._layout, self._fragments = layout, tuple(self._fragment(k, part) for k, part in enumerate(parts))
-        return tuple(tag_event(one.number, one.memory.registered()) for one in self._fragments)
+        return tuple(of_fragment(one.number, one.memory.registered()) for one in self._fragments)
 
     def _fragment(self, number: int, layout: ShardLayout) -> _Fragment:
         snapshots = self._snapshots.of_fragment(number)
@@ -207,7 +199,7 @@ class ShardServer:
     def beat(self) -> tuple[OuterEvent, ...]:
         """Return a sign of life, with the versions that it can restore."""
         return tuple(
-            tag_event(one.number, on.ShardBeat(shard=self._name, versions=one.memory.restorable))
+            of_fragment(one.number, on.ShardBeat(shard=self._name, versions=one.memory.restorable))
             for one in self._fragments
         )
 
@@ -221,26 +213,25 @@ class ShardServer:
 
     def commanded(self, command: OuterCommand) -> None:
         """Take a command: begin to take in a layer at once, carry the others out in order."""
-        fragment, inner = untag_command(command)
-        match inner:
+        match command:
             case do.Move(way=TransferWay.PUSH):
-                self._expect(fragment, inner.transfer)
+                self._expect(command)
             case do.Forget():
-                self._forget(inner.ticket)
-                self._order(fragment, inner)
+                self._forget(command.ticket)
+                self._order(command)
             case do.Move():
-                if not self._give(fragment, inner, late=False):
-                    self._order(fragment, inner)
+                if not self._give(command, late=False):
+                    self._order(command)
             case do.StartAnew():
-                self._fail(f"the master says that {inner.reason}")
+                self._fail(f"the master says that {command.reason}")
             case do.CheckPush() | do.Measure() | do.Combine() | do.StageVersion() | do.Commit() | do.Restore():
-                self._order(fragment, inner)
+                self._order(command)
             case _:
-                _LOG.warning("%s was told what is for others: %s", self._name, type(inner).__name__)
+                _LOG.warning("%s was told what is for others: %s", self._name, type(command).__name__)
 
-    def _order(self, fragment: int, command: do.Move | ShardCommand) -> None:
+    def _order(self, command: do.Move | ShardCommand) -> None:
         with self._lock:
-            self._orders.put(_Order(connection=self._connection, fragment=fragment, command=command))
+            self._orders.put((self._connection, command))
 
     # Layers.
 
@@ -249,11 +240,11 @@ class ShardServer:
             raise ProtocolError(f"{self._name} holds {len(self._fragments)} fragments, the master means {fragment}")
         return self._fragments[fragment].memory
 
-    def _expect(self, fragment: int, transfer: LayerTransfer) -> None:
-        shard = self._memory(fragment)
+    def _expect(self, command: do.Move) -> None:
+        shard, transfer = self._memory(command.fragment), command.transfer
         key = _key(TransferWay.PUSH, transfer)
         with self._lock:
-            self._moving[transfer.worker, key] = fragment, transfer
+            self._moving[transfer.worker, key] = command.fragment, transfer
         try:
             if transfer.layer not in shard.layers:
                 raise ProtocolError(f"layer {transfer.layer} is not held here")
@@ -261,19 +252,19 @@ class ShardServer:
         except (ProtocolError, ValueError) as error:
             self.lost(transfer.worker, key, str(error))
 
-    def _give(self, fragment: int, command: do.Move, *, late: bool) -> bool:
+    def _give(self, command: do.Move, *, late: bool) -> bool:
         """Send a layer of a version; False if that is not served yet, which is an error if it is `late`."""
-        shard, transfer = self._memory(fragment), command.transfer
+        shard, transfer = self._memory(command.fragment), command.transfer
         key = _key(TransferWay.PULL, transfer)
         try:
             tensors = shard.give(command.version, transfer.layer)
         except ProtocolError as error:
             if late:
                 lost = on.TransferLost(way=TransferWay.PULL, transfer=transfer, reason=str(error))
-                self._link.tell(tag_event(fragment, lost))
+                self._link.tell(of_fragment(command.fragment, lost))
             return False
         with self._lock:
-            self._moving[transfer.worker, key] = fragment, transfer
+            self._moving[transfer.worker, key] = command.fragment, transfer
         try:
             self._wire.send(transfer.worker, key, tensors)
         except (ProtocolError, ValueError) as error:
@@ -304,9 +295,9 @@ class ShardServer:
             event = on.TransferLost(way=TransferWay.PUSH, transfer=transfer, reason=str(error))
         with self._lock:
             if connection == self._connection:
-                self._link.tell(tag_event(fragment, event))
+                self._link.tell(of_fragment(fragment, event))
                 return
-        self._order(fragment, do.Forget(shard=self._name, ticket=key.ticket, reason="it is old"))
+        self._order(do.Forget(fragment=fragment, shard=self._name, ticket=key.ticket, reason="it is old"))
 
     def sent(self, peer: str, key: LayerKey) -> None:
         """Take note that a worker has a layer; it tells the master itself."""
@@ -316,20 +307,22 @@ class ShardServer:
         """Tell the master that a layer did not come, or could not be sent."""
         _, fragment, transfer = self._moved(peer, key)
         if transfer is not None:
-            self._link.tell(tag_event(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
+            self._link.tell(of_fragment(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
 
     # Commands.
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
+            connection, command = order
             with self._busy:
-                if order.connection == self._connection:
-                    self._carry_out(order.fragment, order.command)
+                if connection == self._connection:
+                    self._carry_out(command)
 
-    def _carry_out(self, fragment: int, command: do.Move | ShardCommand) -> None:
+    def _carry_out(self, command: do.Move | ShardCommand) -> None:
         if isinstance(command, do.Move):
-            self._give(fragment, command, late=True)
+            self._give(command, late=True)
             return
+        fragment = command.fragment
         try:
             answer = self._memory(fragment).on_command(command)
         except ConfigError as error:
@@ -341,7 +334,7 @@ class ShardServer:
         if isinstance(answer, on.ShardRegistered):
             self._link.register_again("it does not have what it was told to restore")
         elif answer is not None:
-            self._link.tell(tag_event(fragment, answer))
+            self._link.tell(of_fragment(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
             self._write_down(self._fragments[fragment])
 
