@@ -122,7 +122,7 @@ def test_a_device_removes_its_files_of_checkpoints_that_are_not_kept(tmp_path):
 def test_a_disk_that_fails_is_told_at_the_next_step_that_saves(tmp_path):
     saver = CheckpointSaver(tmp_path, "dev", lambda _saved: (), Faulty(3))
     saver.save(1, {"a": torch.ones(5)}, {"a": TensorPart(full_shape=(5,))}, {})
-    with pytest.raises(WorkerError, match=r"could not be written: the machine ends; the one before is whole"):
+    with pytest.raises(WorkerError, match=r"could not be written: the machine ends; earlier ones are whole"):
         saver.wait()
     saver.wait()
 

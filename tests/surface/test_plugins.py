@@ -1,4 +1,4 @@
-"""What installed packages add by entry points: a strategy of theirs is asked like ours."""
+"""What installed packages add by entry points: strategies and schedules of theirs are asked like ours."""
 
 import json
 import os
@@ -17,6 +17,18 @@ from spantrain.planner.strategies.baselines.single_device import single_device
 from spantrain.planner.strategies.registry import RegisteredStrategy
 
 MINE = RegisteredStrategy(propose=single_device, description="the best device, once more")
+"""
+
+SCHEDULE = """
+from spantrain.schedule.orders import in_turn, warm_up_counts
+from spantrain.schedule.registered import RegisteredSchedule
+
+MINE = RegisteredSchedule(
+    name="mine",
+    description="two forwards warm up each stage",
+    splits_backward=False,
+    orders=lambda layout, split: in_turn(layout, warm_up_counts(layout, lambda _behind: 2), split=bool(split)),
+)
 """
 
 
@@ -65,6 +77,33 @@ def test_a_package_adds_a_strategy(tmp_path):
 )
 def test_a_package_whose_strategy_is_none_is_named(tmp_path, code, entry, says):
     ended = plan_with(package(tmp_path, code, "spantrain.strategies", entry), "all")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    for words in says:
+        assert words in ended.stderr
+
+
+def test_a_package_adds_a_schedule(tmp_path):
+    installed = package(tmp_path, SCHEDULE, "spantrain.schedules", "mine = my_addition:MINE")
+    ended = run(installed, "schedule", "show", "mine", "--stages", 2, "--micro-batches", 4)
+    assert ended.returncode == 0, ended.stderr
+    assert "mine" in ended.stdout
+    near = run(installed, "schedule", "show", "mines", "--stages", 2, "--micro-batches", 4)
+    assert near.returncode == 2
+    assert "did you mean 'mine'" in near.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "says"),
+    [
+        (SCHEDULE, "gpipe = my_addition:MINE", ["gpipe", "my-addition"]),
+        (SCHEDULE, "mine = my_addition:YOURS", ["mine", "my-addition", "cannot be loaded"]),
+        ("MINE = 3\n", "mine = my_addition:MINE", ["mine", "my-addition"]),
+    ],
+)
+def test_a_package_whose_schedule_is_none_is_named(tmp_path, code, entry, says):
+    installed = package(tmp_path, code, "spantrain.schedules", entry)
+    ended = run(installed, "schedule", "show", "1f1b", "--stages", 2, "--micro-batches", 4)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     for words in says:

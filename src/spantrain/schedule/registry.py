@@ -5,11 +5,11 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from spantrain.core.plan import Plan
 from spantrain.errors import UsageError
+from spantrain.plugins import with_plugins
 from spantrain.schedule import static
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
@@ -37,29 +37,7 @@ def schedules() -> Mapping[str, RegisteredSchedule]:
     Raises:
         UsageError: a package's schedule cannot be loaded, is none, or has the name of one that is there already.
     """
-    found = dict(own_schedules())
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        if entry.name in found:
-            raise UsageError(f"{_where(entry)}: there is a schedule of this name already; remove one of the packages")
-        found[entry.name] = _loaded(entry)
-    return MappingProxyType(found)
-
-
-def _loaded(entry: EntryPoint) -> RegisteredSchedule:
-    try:
-        schedule = entry.load()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{_where(entry)} cannot be loaded: {error}; mend or remove that package") from error
-    if not isinstance(schedule, RegisteredSchedule):
-        raise UsageError(f"{_where(entry)} is a {type(schedule).__name__}, not a RegisteredSchedule; mend that package")
-    if schedule.name != entry.name:
-        raise UsageError(f"{_where(entry)} calls itself {schedule.name!r}; mend that package")
-    return schedule
-
-
-def _where(entry: EntryPoint) -> str:
-    package = entry.dist.name if entry.dist else "an unknown package"
-    return f"schedule {entry.name!r} of {package} ({entry.value})"
+    return with_plugins(own_schedules(), ENTRY_POINTS, RegisteredSchedule, "schedule")
 
 
 def schedule_names() -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from spantrain.errors import UsageError
@@ -18,6 +17,7 @@ from spantrain.planner.strategies.baselines.single_site import single_site
 from spantrain.planner.strategies.baselines.zero2 import zero2
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
+from spantrain.plugins import with_plugins
 
 DEFAULT_STRATEGY = "auto"
 ENTRY_POINTS = "spantrain.strategies"
@@ -65,27 +65,7 @@ def strategies() -> Mapping[str, RegisteredStrategy]:
     Raises:
         UsageError: a package's strategy cannot be loaded, is none, or has the name of one that is there already.
     """
-    found = dict(_OURS)
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        if entry.name in found:
-            raise UsageError(f"{_where(entry)}: there is a strategy of this name already; remove one of the packages")
-        found[entry.name] = _loaded(entry)
-    return MappingProxyType(found)
-
-
-def _loaded(entry: EntryPoint) -> RegisteredStrategy:
-    try:
-        strategy = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{_where(entry)} cannot be loaded: {error}; mend or remove that package") from error
-    if not isinstance(strategy, RegisteredStrategy):
-        raise UsageError(f"{_where(entry)} is a {type(strategy).__name__}, not a RegisteredStrategy; mend that package")
-    return strategy
-
-
-def _where(entry: EntryPoint) -> str:
-    package = entry.dist.name if entry.dist else "an unknown package"
-    return f"strategy {entry.name!r} of {package} ({entry.value})"
+    return with_plugins(_OURS, ENTRY_POINTS, RegisteredStrategy, "strategy")
 
 
 def strategies_named(names: Sequence[str]) -> tuple[str, ...]:

@@ -215,7 +215,7 @@ class CheckpointSet:
             self._tidy(folder, files)
         except (OSError, ConfigError) as error:
             raise WorkerError(
-                f"{folder}: the checkpoint could not be written: {error}; the one before is whole"
+                f"{folder}: the checkpoint could not be written: {error}; earlier ones are whole"
             ) from error
         return folder
 

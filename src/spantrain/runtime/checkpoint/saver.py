@@ -189,7 +189,7 @@ class CheckpointSaver:
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise WorkerError(f"the checkpoint could not be written: {failure}; the one before is whole") from failure
+            raise WorkerError(f"the checkpoint could not be written: {failure}; earlier ones are whole") from failure
 
     def __enter__(self) -> Self:
         return self
