@@ -20,11 +20,10 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.predict import costs_of
 from spantrain.sim.adaptive import SlowedCosts
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.search.search import with_hints
-from spantrain.sim.search.spans import taper
+from spantrain.sim.search.search import taper, with_hints
 
 SITES = ("cloud", "lab", "office", "home")
 RATIO = 0.8

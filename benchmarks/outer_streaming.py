@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from outer_cases import FAST_LINE_GBIT, INNER_STEPS, SHARDS, SPEEDS, STEP_S, case_of
 from results import save
-from spantrain.sim.network.sending import Arrived
+from spantrain.sim.transfers import Arrived
 from spantrain_studies.outer.bodies import PlainBodies
 from spantrain_studies.outer.case import MemberLine, OuterCase
 from spantrain_studies.outer.world import LineNetwork, OuterSimulation

@@ -20,7 +20,7 @@ from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit
 from spantrain.cost.analytic import HALF_RATE_SAMPLES, AnalyticLaw
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.transfers import TransferCost
 
 _MODEL = ModelSpec(name="none", family="gpt2", config={}, dataset="stdlib-text")
 _PAPERS = (

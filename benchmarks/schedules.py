@@ -4,7 +4,7 @@ Simulates all schedules on a grid of cases (`schedule_cases.py`: 2 to 8 stages, 
 up to eight times as slow as others, latency up to four stage times; half of them with the papers' devices and links)
 and compares
 
-- without a memory limit, the pipeline's seconds with the lower bound (`spantrain.sim.bounds.bound`), for each schedule;
+- without a memory limit, the pipeline's seconds with the lower bound (`spantrain.sim.bounds`), for each schedule;
 - with the memory that `1f1b` takes (on each device as many samples in flight, so as many bytes of activations),
   `critical-path` with the best of `1f1b`, `zb-h1` and `zb`: with the same micro-batches, and where it chooses them;
   beside it how much less any order at all could take with the same micro-batches, and what the three could gain if
@@ -32,12 +32,11 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.schedule.layout import check_limits
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.improve import shortest
 from spantrain.sim.search.model import model_of
-from spantrain.sim.search.search import SearchEffort, simulated_s, with_hints
-from spantrain.sim.search.spans import taper
+from spantrain.sim.search.search import SearchEffort, simulated_s, taper, with_hints
 from worker_pool import follow_parent
 
 OTHERS = ("1f1b", "zb-h1", "zb")

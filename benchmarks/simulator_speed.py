@@ -26,7 +26,7 @@ from spantrain.cost.memory import HeldSizes
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.transfers import TransferCost
 
 BOUND_SMALL_S, BOUND_LARGE_S, BOUND_BYTES, BOUND_GROWTH = 20e-3, 3.0, 500e6, 1.5
 SECONDS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}

@@ -1,7 +1,7 @@
 """What weights one step old do to the loss: `benchmarks/staleness.py [--rate 1] [--seeds 3] [--models NAME ...]`.
 
 Each model is trained twice from the same weights, with the same samples and learning rates, in one process and one
-thread: exactly, and by the rule of `schedule.dispatch.two_steps` (the gradients of step t are of V_t, which are the
+thread: exactly, and by the rule of `schedule.dispatch.policies` (the gradients of step t are of V_t, which are the
 weights before the last update, and V_{t+2} is the update of V_{t+1} by them). Any plan's losses with `--staleness 1`
 are those of the second run (tests/runtime/test_stale.py). Also: after how many steps each has got to the losses that
 the exact run passes, at ten levels; by the mean of the last ten losses.

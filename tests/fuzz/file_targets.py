@@ -42,7 +42,7 @@ from spantrain.planner.job import JobSpec
 from spantrain.schedule.render.text import format_orders
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
-from spantrain.testbed.state import read_states
+from spantrain.testbed.control import read_states
 from spantrain.transport.control.credentials import Credentials
 from spantrain_studies.reference.validate import validate_reference
 

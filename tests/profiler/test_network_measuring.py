@@ -28,7 +28,7 @@ from spantrain.profiler.network import (
     spread,
 )
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
-from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox

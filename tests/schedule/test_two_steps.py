@@ -11,7 +11,7 @@ from spantrain.core.messages import Arrived, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask
-from spantrain.schedule.dispatch.two_steps import TwoSteps
+from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD

@@ -15,11 +15,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.sim.adaptive import AdaptedStep, SimulatedForecast, SlowedCosts, simulate_adapting
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.search.search import SearchEffort
-from spantrain.sim.search.spans import taper
+from spantrain.sim.search.search import SearchEffort, taper
 
 LITTLE = SearchEffort(most_runs=40, most_actions=20_000)
 

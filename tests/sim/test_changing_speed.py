@@ -9,13 +9,12 @@ from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
 from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
-from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.network import Network
 from spantrain.sim.record import TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
+from spantrain.sim.transfers import TransferCost, VirtualClock
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 

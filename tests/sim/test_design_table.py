@@ -4,7 +4,7 @@ import pytest
 
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import TableCosts, TiedSum
 from spantrain.sim.engine import simulate
 

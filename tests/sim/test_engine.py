@@ -6,11 +6,10 @@ from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.render.text import render_trace
-from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.network import Network
+from spantrain.sim.transfers import TransferCost, VirtualClock
 
 OPS = {Op.FORWARD: 1.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.fairness import fair_parts
-from spantrain.sim.clock import VirtualClock
-from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.network import Network
+from spantrain.sim.transfers import TransferCost, VirtualClock
 
 LINKS = ("port", "far", "near")
 

@@ -12,7 +12,7 @@ from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
 

@@ -12,10 +12,10 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.bounds.bound import pipeline_bound_s
-from spantrain.sim.bounds.rounds import one_machine_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.rounds import one_machine_bound_s
 from spantrain.sim.search.model import model_of, run_orders
 
 

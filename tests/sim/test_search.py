@@ -14,13 +14,12 @@ from spantrain.errors import PlanError
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.improve import is_alike, shortest
 from spantrain.sim.search.model import model_of, run_orders
-from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, with_hints
-from spantrain.sim.search.spans import taper
+from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, taper, with_hints
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 LITTLE = SearchEffort(most_runs=40, most_actions=20_000)

@@ -14,7 +14,7 @@ from spantrain.errors import ScheduleError
 from spantrain.schedule.layout import CutLayout, check_limits
 from spantrain.schedule.orders import check_orders
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 

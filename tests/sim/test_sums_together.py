@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from made_up_sites import LATENCY_S, RATE, sites_cluster, sites_profile, two_stages
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts, TableCosts
 from spantrain.sim.engine import simulate
-from spantrain.sim.network.sums import ends_together
+from spantrain.sim.sums import ends_together
 
 SECONDS = st.floats(0.0, 100.0)
 

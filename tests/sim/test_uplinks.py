@@ -11,7 +11,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import UsageError
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 

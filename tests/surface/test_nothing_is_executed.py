@@ -14,7 +14,9 @@ PICKLING = frozenset(
     for more in ("", "_list")
 )  # fmt: skip
 """What torch.distributed sends pickled."""
-IMPORTING = ("__init__.py", "models/tracing/factory.py", "models/sources.py")
+IMPORTING = (
+    "__init__.py", "devices/registry.py", "models/sources.py", "models/tracing/factory.py", "schedule/registry.py"
+)  # fmt: skip
 """Where modules are imported by name: the package's own, and users' functions, which the command line names."""
 
 

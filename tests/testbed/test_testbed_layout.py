@@ -8,9 +8,9 @@ import pytest
 
 from spantrain.core.cluster import Cluster, Host, Link
 from spantrain.errors import TestbedError
-from spantrain.testbed.layout import NetworkLayout, lay_out
-from spantrain.testbed.router.shaper import parse_packet
-from spantrain.testbed.state import ProcessMark, State, boot_id, mark_of, read_states, runtime_dir
+from spantrain.testbed.build import NetworkLayout, lay_out
+from spantrain.testbed.control import ProcessMark, State, boot_id, mark_of, read_states, runtime_dir
+from spantrain.testbed.shaper import parse_packet
 from spantrain.testbed.testbed import down_all
 
 

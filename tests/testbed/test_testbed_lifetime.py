@@ -15,8 +15,8 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
+from spantrain.testbed.control import State, read_states
 from spantrain.testbed.namespace_processes import find_processes
-from spantrain.testbed.state import State, read_states
 from spantrain.testbed.testbed import Testbed, down_all
 from spantrain_studies.testbed_traffic import measure_round_trips
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.cluster import Link
-from spantrain.testbed.layout import SiteLayout
-from spantrain.testbed.router.forwarding import ShapedNetwork
-from spantrain.testbed.router.shaper import LinkShape, Packet
+from spantrain.testbed.build import SiteLayout
+from spantrain.testbed.forwarding import ShapedNetwork
+from spantrain.testbed.shaper import LinkShape, Packet
 
 SITES = ("lab", "office", "home")
 RATE, LATENCY_S = 1e6, 0.01

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.testbed.router.shaper import FairQueue, LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import FairQueue, LinkShape, Packet, ShapedLink
 
 QUANTUM_BYTES = 16384
 

@@ -12,10 +12,10 @@ from patience import PATIENCE_S
 from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.layout import SiteLayout
+from spantrain.testbed.build import SiteLayout
+from spantrain.testbed.forwarding import ShapedNetwork
 from spantrain.testbed.load import Load
-from spantrain.testbed.router.forwarding import ShapedNetwork
-from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink
+from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow
 

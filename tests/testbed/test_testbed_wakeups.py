@@ -4,7 +4,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.testbed.router.router import Lead, wait_until
+from spantrain.testbed.router import Lead, wait_until
 
 
 @settings(deadline=None, max_examples=30)

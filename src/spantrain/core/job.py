@@ -53,7 +53,7 @@ class TrainJob:
     allow_wire: tuple[WireFormat, ...] = ()
     """What `auto` may send over slow cuts, besides what the plan says."""
     staleness: int = 0
-    """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.two_steps`)."""
+    """How many steps old the weights are that a step works on: 1 lets steps overlap (`schedule.dispatch.policies`)."""
 
     def __post_init__(self) -> None:
         problems = [*self._no_numbers()] or [*self._unknown_words(), *self._out_of_range()]

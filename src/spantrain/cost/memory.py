@@ -171,7 +171,7 @@ class MemoryCost:
     ) -> None:
         """Reckon by a profile; with weights that are so many steps old, there are as many sets of them more.
 
-        Each set has weights and gradients of its own, the optimizer's state is one (`schedule.dispatch.two_steps`).
+        Each set has weights and gradients of its own, the optimizer's state is one (`schedule.dispatch.policies`).
         """
         if optimizer not in OPTIMIZER_STATE_RATIO:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE_RATIO)}, got {optimizer!r}")

@@ -1,10 +1,10 @@
 """Schedules by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 import difflib
+import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from types import MappingProxyType
 
 from spantrain.core.plan import Plan
@@ -26,7 +26,7 @@ def own_schedules() -> Mapping[str, RegisteredSchedule]:
     """Return the schedules of this package, sorted by name: those decided at run time, and all of `schedule.static`."""
     found = list(RUN_TIME_SCHEDULES)
     for module in pkgutil.iter_modules(static.__path__, f"{static.__name__}."):
-        found += import_module(module.name).SCHEDULES
+        found += importlib.import_module(module.name).SCHEDULES
     return MappingProxyType({schedule.name: schedule for schedule in sorted(found, key=lambda entry: entry.name)})
 
 

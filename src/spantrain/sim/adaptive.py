@@ -21,9 +21,8 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
 from spantrain.sim.costs import StepCosts, WrappedCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.sending import TransferCost
-from spantrain.sim.search.search import SearchEffort
-from spantrain.sim.search.spans import recuts, taper
+from spantrain.sim.search.search import SearchEffort, recuts, taper
+from spantrain.sim.transfers import TransferCost
 
 
 class SlowedCosts(WrappedCosts):

@@ -17,7 +17,7 @@ from spantrain.cost.fairness import Uses
 from spantrain.cost.replicas import ReplicaCost, rings_of
 from spantrain.cost.sharing import scarce_links
 from spantrain.schedule.layout import Router
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.transfers import TransferCost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,12 @@ from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.layout import Router
 from spantrain.schedule.registry import check_schedule, make_policy, replica_tasks
-from spantrain.sim.clock import VirtualClock
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import TransferCost
-from spantrain.sim.network.sums import ends_together
+from spantrain.sim.network import Network
 from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
 from spantrain.sim.replica import SimulatedReplica, World
+from spantrain.sim.sums import ends_together
+from spantrain.sim.transfers import TransferCost, VirtualClock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
 from spantrain.sim.costs import ProfileCosts, WrappedCosts
 from spantrain.sim.engine import SimulationOptions, simulate
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.transfers import TransferCost
 
 _DIGITS = 9
 _FOLDED_FROM = 2

@@ -14,7 +14,7 @@ from spantrain.core.plan import Plan
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.registry import make_policy, replica_tasks
-from spantrain.sim.clock import VirtualClock
+from spantrain.sim.transfers import VirtualClock
 
 _CONTEXT = 3
 """So many decisions before a difference are told with it."""

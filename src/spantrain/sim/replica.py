@@ -11,8 +11,8 @@ from spantrain.core.messages import Arrived, Event, Finished, StepStarted
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.schedule.dispatch.machine import DispatchPolicy
-from spantrain.sim.clock import VirtualClock
 from spantrain.sim.record import MemoryLog, TraceRecorder
+from spantrain.sim.transfers import VirtualClock
 
 
 @dataclass(frozen=True, kw_only=True)

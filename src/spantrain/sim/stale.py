@@ -1,6 +1,6 @@
 """Steps that overlap, on the virtual clock: the next one begins before the gradients of this one are summed.
 
-The rule is that of `schedule.dispatch.two_steps`, the machines are those that the runtime drives. What a device does at
+The rule is that of `schedule.dispatch.policies`, the machines are those that the runtime drives. What a device does at
 the end of a step (sums of gradients, the word of all devices, the update) it does beside its computation, as the
 runtime does in a thread of its own, and one step's after the other's. Sums that share a link with samples of the next
 step do not slow them down here, nor the other way round.
@@ -14,7 +14,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
-from spantrain.schedule.dispatch.two_steps import TwoSteps
+from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import check_schedule, make_policy
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult

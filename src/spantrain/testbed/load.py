@@ -44,7 +44,7 @@ class Load:
             bytes_per_s: Of TCP payload, over all connections; None: as fast as they can.
             connections: How many share the work; the network shares fairly by connection.
         """
-        from spantrain.testbed.router.shaper import LOAD_TYPE_OF_SERVICE
+        from spantrain.testbed.shaper import LOAD_TYPE_OF_SERVICE
 
         address = testbed.address(target)
         self._received_bytes = 0

@@ -15,11 +15,20 @@ from typing import Any
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.control import HostStatus, LineStatus, ShapedLinkStatus, TestbedStatus, ask
-from spantrain.testbed.layout import HOST_INTERFACE, NetworkLayout, lay_out
+from spantrain.testbed.build import HOST_INTERFACE, NetworkLayout, lay_out
+from spantrain.testbed.control import (
+    HostStatus,
+    LineStatus,
+    ShapedLinkStatus,
+    State,
+    TestbedStatus,
+    ask,
+    boot_id,
+    read_states,
+    runtime_dir,
+)
 from spantrain.testbed.namespace_handle import NamespaceHandle
 from spantrain.testbed.namespace_processes import end_process, end_processes
-from spantrain.testbed.state import State, boot_id, read_states, runtime_dir
 
 _MARK = "SPANTRAIN_TESTBED"
 _GRACE_S = 3.0
@@ -262,7 +271,7 @@ def _start_router(layout: NetworkLayout, *options: str) -> "subprocess.Popen[str
     log = directory / f"{layout.testbed_id}.log"
     with log.open("wb") as errors:
         router = subprocess.Popen(
-            [sys.executable, "-m", "spantrain.testbed.router.router", str(directory), *options],
+            [sys.executable, "-m", "spantrain.testbed.router", str(directory), *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd="/",
         )  # fmt: skip
     assert router.stdin is not None

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from spantrain.sim.clock import VirtualClock
+from spantrain.sim.transfers import VirtualClock
 from spantrain_studies.outer.bodies import Bodies
 from spantrain_studies.outer.case import ClusterFigures, OuterCase, OuterResult, SimulatedCluster
 from spantrain_studies.outer.world import LineNetwork, simulate_outer

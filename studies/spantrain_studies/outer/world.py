@@ -15,9 +15,8 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.sim.clock import VirtualClock
-from spantrain.sim.network.network import Network
-from spantrain.sim.network.sending import Arrived, TransferCost
+from spantrain.sim.network import Network
+from spantrain.sim.transfers import Arrived, TransferCost, VirtualClock
 from spantrain_studies.outer.bodies import Bodies, PlainBodies
 from spantrain_studies.outer.case import MASTER, ClusterFigures, OuterCase, OuterResult
 from spantrain_studies.outer.members import ClusterMember, ShardMember

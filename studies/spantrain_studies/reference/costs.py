@@ -11,7 +11,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import HeldSizes
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.network.sending import TransferCost
+from spantrain.sim.transfers import TransferCost
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import Placed, ReferenceNetwork
 from spantrain_studies.reference.platform import Platform

@@ -52,13 +52,13 @@ from spantrain.planner.job import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.comparison.order import Framework
 from spantrain.runtime.comparison.reference import reference_losses
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> Bounds:
-    """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds.bound`)."""
+    """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds`)."""
     cluster, graph = profile.cluster, profile.graph
     compute = ComputeCost(profile, profile.dtype)
     rates = {device.name: _most_samples_per_s(compute, graph, device, global_batch) for device in cluster.devices}

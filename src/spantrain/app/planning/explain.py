@@ -16,7 +16,7 @@ from spantrain.cost.network import SAME_RATIO
 from spantrain.cost.step import StepCost
 from spantrain.planner.engine.evaluate import LinkLoad, link_loads
 from spantrain.planner.engine.predict import costs_of, with_best_order
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.search import SearchEffort
 

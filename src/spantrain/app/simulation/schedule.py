@@ -18,7 +18,7 @@ from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders, check_orders
 from spantrain.schedule.registry import check_schedule
 from spantrain.schedule.render.text import parse_orders
-from spantrain.sim.bounds.bound import pipeline_bound_s
+from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts, StepCosts, TableCosts
 from spantrain.sim.engine import simulate
 

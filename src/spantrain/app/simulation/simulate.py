@@ -23,7 +23,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.predict import costs_of, predict, with_best_order
 from spantrain.schedule.layout import CutLayout, check_limits, minimum_in_flight
 from spantrain.schedule.render.perfetto import perfetto_json
-from spantrain.sim.bounds.bound import step_bound_s
+from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.stale import STALE_STEPS, simulate_stale

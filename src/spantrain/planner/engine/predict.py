@@ -9,8 +9,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
-from spantrain.sim.search.search import SearchEffort, with_hints
-from spantrain.sim.search.spans import taper
+from spantrain.sim.search.search import SearchEffort, taper, with_hints
 from spantrain.sim.stale import simulate_stale
 
 

@@ -3,7 +3,7 @@
 Di-PS, 3.1: workers with the first data-parallel rank send and get the layers of their pipeline rank, the others get
 them from those. Kept: that. Here the first device of each stage moves the stage's layers; all others do their part
 where copies are taken and versions come, behind the same step. Optimizer state stays each
-cluster's own. Where steps overlap (`schedule.dispatch.two_steps`), the newest weights are the parameters: those that
+cluster's own. Where steps overlap (`schedule.dispatch.policies`), the newest weights are the parameters: those that
 the update at a step's end has made, and that no step works on yet. A version goes into these; a step that is under way
 keeps its own weights, and its gradients update the version's, one step late as all gradients are.
 

@@ -14,7 +14,7 @@ from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepSt
 from spantrain.core.span import Span
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.rounding import ErrorFeedback
-from spantrain.schedule.dispatch.two_steps import TwoSteps
+from spantrain.schedule.dispatch.policies import TwoSteps
 
 _POLL_S = 0.25
 

@@ -1,6 +1,6 @@
 """Trains one device's part of a plan with weights one step old: steps overlap, and their ends run beside them.
 
-The rule is that of `schedule.dispatch.two_steps`. Behind some steps everything gets quiet on all devices: the last one,
+The rule is that of `schedule.dispatch.policies`. Behind some steps everything gets quiet on all devices: the last one,
 those with a checkpoint or an evaluation behind them, and the one in which a stop is asked for or the one after. There
 all updates are done, both sets of weights become the newest (`runtime.staleness.session`), and training goes on as it
 begins. So a run that goes on from a checkpoint does what the run did that wrote it.
@@ -8,7 +8,7 @@ begins. So a run that goes on from a checkpoint does what the run did that wrote
 Two sets of a stage's weights, for even and for odd steps, and one optimizer that works on both in turn.
 
 Step t works on the weights V_t of its set, and leaves its gradients there. When they are summed, nothing else needs V_t
-any more: V_{t+1} is copied over it, and the optimizer makes V_{t+2} of it in place (`schedule.dispatch.two_steps` has
+any more: V_{t+1} is copied over it, and the optimizer makes V_{t+2} of it in place (`schedule.dispatch.policies` has
 the rule). Where everything is quiet, both sets are made the newest: training goes on there as it begins.
 """
 

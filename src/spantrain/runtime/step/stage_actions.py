@@ -16,7 +16,7 @@ from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
 from spantrain.schedule.dispatch.machine import DispatchPolicy
-from spantrain.schedule.dispatch.two_steps import TwoSteps
+from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.interface import MailboxLike
 

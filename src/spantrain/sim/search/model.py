@@ -9,7 +9,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import Router
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network.sums import sum_behind_s
+from spantrain.sim.sums import sum_behind_s
 
 Message = tuple[int, float, float, int, int, int]
 """Link, seconds that it is busy, seconds from its last byte sent to there; then device, part and index it is for."""

@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 from spantrain.core.speed import SpeedTrace
 from spantrain.cost.fairness import fair_parts, part_alone
-from spantrain.sim.clock import VirtualClock
-from spantrain.sim.network.sending import Arrived, Lane, Sending, TransferCost
+from spantrain.sim.transfers import Arrived, Lane, Sending, TransferCost, VirtualClock
 
 _ROUNDING = 1e-9
 """What sums of parts of a link may be wrong by."""

@@ -14,10 +14,10 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import Router
-from spantrain.sim.bounds.rounds import Round, RoundWork, rounds_bound_s
 from spantrain.sim.costs import StepCosts
-from spantrain.sim.network.sending import TransferCost
-from spantrain.sim.network.sums import sum_behind_s
+from spantrain.sim.rounds import Round, RoundWork, rounds_bound_s
+from spantrain.sim.sums import sum_behind_s
+from spantrain.sim.transfers import TransferCost
 
 Node = tuple[str, int, Span]
 """Device, stage and one of its own spans."""
@@ -37,9 +37,9 @@ def step_bound_s(plan: Plan, costs: StepCosts) -> float:
     """Return the least seconds of a whole step, for devices and links at their normal speed.
 
     No device starts before the first update ends; of the gradient sum of the stage whose last action ends last, some
-    is left behind it (`sums.sum_behind_s`); the barrier follows. Stages that share a parameter sum it behind their own
-    gradient sums, whatever the others do. So the least update, then the larger of the pipeline's bound with the least
-    that is left of a sum and of what leads to the last of the shared sums, then the barrier.
+    is left behind it (`sim.sums.sum_behind_s`); the barrier follows. Stages that share a parameter sum it behind their
+    own gradient sums, whatever the others do. So the least update, then the larger of the pipeline's bound with the
+    least that is left of a sum and of what leads to the last of the shared sums, then the barrier.
     """
     leaders = [replica.devices[0] for stage in plan.stages for replica in stage.replicas]
     sums_s = [sum_behind_s(plan, costs, stage) for stage in range(len(plan.stages))]

@@ -1,6 +1,6 @@
 """The router process: builds the namespaces, holds them open, carries the packets. With it, everything goes.
 
-Started as `python -m spantrain.testbed.router.router DIRECTORY` with a layout on standard input; answers one line on
+Started as `python -m spantrain.testbed.router DIRECTORY` with a layout on standard input; answers one line on
 standard output when all is ready. It forks one keeper, which waits for the router's end, however that comes, then ends
 what still lives in the namespaces and removes the state files.
 """
@@ -19,13 +19,11 @@ from typing import Any
 
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import SpanTrainError, TestbedError, UsageError
-from spantrain.testbed.build import Built, build, fine_timers
-from spantrain.testbed.control import Answer, RequestServer
-from spantrain.testbed.layout import NetworkLayout
+from spantrain.testbed.build import Built, NetworkLayout, build, fine_timers
+from spantrain.testbed.control import Answer, RequestServer, State, boot_id, mark_of
+from spantrain.testbed.forwarding import Forwarder
 from spantrain.testbed.namespace_processes import end_processes
-from spantrain.testbed.router.forwarding import Forwarder
-from spantrain.testbed.router.shaper import LinkShape
-from spantrain.testbed.state import State, boot_id, mark_of
+from spantrain.testbed.shaper import LinkShape
 
 _FIRST_LEAD_S, _MAX_LEAD_S = 60e-6, 200e-6
 _STEP_S = 2e-6

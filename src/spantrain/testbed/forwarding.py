@@ -15,9 +15,8 @@ from random import Random
 from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
-from spantrain.testbed.build import set_segmentation
-from spantrain.testbed.layout import NetworkLayout, SiteLayout
-from spantrain.testbed.router.shaper import LinkShape, Packet, ShapedLink, parse_packet
+from spantrain.testbed.build import NetworkLayout, SiteLayout, set_segmentation
+from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink, parse_packet
 
 Pair = tuple[str, str]
 """Source and target site."""
