@@ -26,7 +26,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.testbed.testbed import why_unavailable
 
 BOUND_S = 1.5e-3

@@ -14,10 +14,8 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import Unit, UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import is_text, resolve_model
-from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.cuts import least_largest
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
+from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.registry import strategies
 
 PIXELS_224 = 49

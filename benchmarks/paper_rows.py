@@ -15,8 +15,7 @@ from spantrain.errors import InfeasiblePlanError, SpanTrainError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Proposal, Strategy
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.registry import strategies
 
 OURS = "ours"

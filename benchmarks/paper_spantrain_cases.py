@@ -11,8 +11,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import is_text, resolve_model
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints
+from spantrain.planner.request import Constraints, JobSpec
 from spantrain.planner.strategies.spantrain.strategy import spantrain_proposals
 
 SITES = ("cloud", "edge", "end")

@@ -25,9 +25,8 @@ from pathlib import Path
 from planner_cases import random_profile
 from spantrain.errors import SpanTrainError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.trainable import not_trained_yet
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest
+from spantrain.planner.engine.outcome import not_trained_yet
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.registry import strategies
 from spantrain_studies.planners.exhaustive.strategy import exhaustive

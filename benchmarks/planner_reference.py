@@ -21,7 +21,7 @@ from typing import Any
 
 from spantrain.errors import SpanTrainError
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Member, PoolPlan, PoolStage
 from spantrain_studies.reference.folder import read_reference
 from spantrain_studies.reference.plan import ReferenceFigures, ReferencePlanner
 from spantrain_studies.reference.platform import load_platform

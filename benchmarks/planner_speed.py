@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_profile, write_plan, write_profile
 from spantrain.config.cluster.cluster_file import load_preset
@@ -27,11 +28,9 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.engine.engine import plan_file
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Evaluation, PlanRequest
+from spantrain.planner.request import Evaluation, JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from worker_pool import follow_parent
 

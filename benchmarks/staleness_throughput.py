@@ -27,7 +27,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 MODEL, GLOBAL_BATCH, SLOWER = "gpt2-tiny", 48, 4
 SCHEDULES = ("critical-path", "1f1b")

@@ -2,8 +2,8 @@
 
 DIR holds figures that others measured: seconds of a transformer block by kind of device, micro-batch and
 tensor-parallel degree, its parameters and activations by degree, and bandwidth inside hosts (docs/simulator.md). From
-degree 1 and the bandwidth alone, `cost.tensor` and `cost.memory` reckon the higher degrees; the table has reckoned over
-measured. Everything in DIR was measured on real devices, by others; nothing is measured or emulated here.
+degree 1 and the bandwidth alone, `cost.compute` and `cost.memory` reckon the higher degrees; the table has reckoned
+over measured. Everything in DIR was measured on real devices, by others; nothing is measured or emulated here.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from spantrain.core.profile import (
 )
 from spantrain.core.shares import even_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
-from spantrain.cost.tensor import GroupCost
+from spantrain.cost.compute import GroupCost
 from spantrain.errors import SpanTrainError
 from spantrain_studies.reference.folder import read_reference
 from spantrain_studies.reference.network import curve_bandwidth_bytes_per_s

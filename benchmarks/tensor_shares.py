@@ -6,7 +6,7 @@ A stack of GPT-2 blocks, whole, on devices whose speeds are 1, 2 and 4: one of t
 of each layer and with shares by speed; three; and the grid of figure 7c of the SpanTrain paper, two groups with samples
 and tensors 1:2 each, whose parts are a third or two thirds of the batch by a third or two thirds of each layer. The
 prediction is the one that `spantrain train` makes: links and the runtime's own costs are measured before any run, and
-seconds of computation are by the law that emulated devices follow, divided by shares (`cost.tensor`).
+seconds of computation are by the law that emulated devices follow, divided by shares (`cost.compute`).
 
 Emulated: devices' time (the computation is real, on parts of the parameters), and, unless --loopback, the network
 between the hosts. Real: one process for each device, all sums, gathered losses, gradients, barriers.

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.profile import Profile
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Proposal
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 
 
 def request_of(profile: Profile, job: JobSpec, **constraints: Any) -> PlanRequest:

@@ -4,9 +4,8 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.engine.trainable import not_trained_yet
-from spantrain.planner.job import JobSpec
+from spantrain.planner.engine.outcome import PlanWishes, not_trained_yet
+from spantrain.planner.request import JobSpec
 
 
 def test_unlike_devices_in_two_machines_are_a_grid():

@@ -11,8 +11,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator, link_loads
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest
+from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 
 JOB = JobSpec(global_batch=32)

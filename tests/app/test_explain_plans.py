@@ -12,7 +12,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 
 @pytest.fixture(scope="module")

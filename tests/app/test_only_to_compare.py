@@ -4,17 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import new_run
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.engine.engine import make_plan, plan_file
-from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.engine.trainable import not_trained_yet, only_to_compare
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanWishes, not_trained_yet, only_to_compare
+from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=128)
 BOTH = ("spantrain", "spantrain-dp")

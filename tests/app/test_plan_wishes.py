@@ -10,8 +10,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective
+from spantrain.planner.request import Constraints, JobSpec, Objective
 
 JOB = JobSpec(global_batch=32)
 ASKED = ("spantrain-dp", "ddp", "eddl", "hetpipe", "single-device")

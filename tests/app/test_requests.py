@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.app.export.export import export_run
 from spantrain.app.planning.explain import explain_plan
-from spantrain.app.planning.plan_files import open_plan, under_schedule
+from spantrain.app.planning.plan_files import open_plan, plan_file, under_schedule
 from spantrain.app.simulation.schedule import show_plan
 from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.app.training.requests import new_run, resumed_run
@@ -20,9 +20,9 @@ from spantrain.core.profile import Profile
 from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.sources import factory_spec
-from spantrain.planner.engine.engine import make_plan, plan_file
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.runtime.checkpoint.manifest import Manifest, write_manifest, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
 from spantrain.runtime.checkpoint.tensor_file import Disk

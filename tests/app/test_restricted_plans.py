@@ -11,8 +11,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, PlanRequest, Quota, Restriction
+from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Quota, Restriction
 from spantrain.planner.strategies.auto.strategy import auto
 
 MEGATRON = PlanWishes(restriction=Restriction.MEGATRON)

@@ -13,8 +13,7 @@ from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints
+from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=64)
 

@@ -15,7 +15,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.engine.predict import predict
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 JOB = TrainJob(steps=10, staleness=1, adapter="off")
 
@@ -68,7 +68,8 @@ def test_the_prediction_is_of_steps_that_overlap_and_counts_both_sets(plan, prof
         assert after.parameter_bytes == 2 * before.parameter_bytes
         assert after.gradient_bytes == 2 * before.gradient_bytes
         assert after.optimizer_bytes == before.optimizer_bytes
-    assert MemoryCost(profile, staleness=1).state_ratio == MemoryCost(profile).state_ratio + 2
+    whole, size = range(len(profile.graph.units)), profile.graph.parameter_bytes
+    assert MemoryCost(profile, staleness=1).state_bytes(whole) == MemoryCost(profile).state_bytes(whole) + 2 * size
 
 
 def test_a_second_set_that_does_not_fit_is_refused_with_the_figures(plan, profile):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.engine.engine import plan_file
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 CLUSTER = """\
 name: two

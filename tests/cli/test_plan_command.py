@@ -11,7 +11,7 @@ from spantrain.core.plan import Replica
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 KEYS = {
     "plan", "search_s", "step_s_predicted", "samples_per_s_predicted", "peak_bytes", "best_single_device",

@@ -14,7 +14,7 @@ from spantrain.core.plan import PlanReport
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 COLUMNS = ("strategy", "samples/s", "s/step", "estimate", "bubble", "memory", "USD/step", "J/sample", "devices", "fits")
 

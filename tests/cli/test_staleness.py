@@ -9,7 +9,7 @@ import pytest
 from spantrain.config.artefacts import reference_to_profile, write_plan
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 
 @pytest.fixture(scope="module")

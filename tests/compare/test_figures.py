@@ -19,7 +19,7 @@ from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.runtime.comparison.order import FrameworkResult
 
 RUN = Run(

@@ -20,7 +20,7 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.runtime.comparison.order import Framework
 
 MODEL = resolve_model("gpt2-tiny")

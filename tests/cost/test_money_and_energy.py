@@ -6,8 +6,16 @@ from types import MappingProxyType
 import pytest
 
 from spantrain.config.cluster.kinds import load_kinds
-from spantrain.cost.energy import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, energy_of_step
-from spantrain.cost.money import Price, PriceTable, between_sites, load_prices, money_of_step
+from spantrain.cost.money import (
+    IDLE_POWER_RATIO,
+    NETWORK_J_PER_BYTE,
+    Price,
+    PriceTable,
+    between_sites,
+    energy_of_step,
+    load_prices,
+    money_of_step,
+)
 
 SENT = {("a0", "a1"): 5_000, ("a0", "b0"): 2_000_000_000, ("b0", "a0"): 1_000_000_000}
 

@@ -6,9 +6,8 @@ import pytest
 
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, GradientSums, SumModel
-from spantrain.cost.buckets import fill_buckets
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.cost.sum_models import default_sums, nccl_between, sum_options
+from spantrain.cost.sums import default_sums, fill_buckets, nccl_between, sum_options
 
 MIB = 2**20
 

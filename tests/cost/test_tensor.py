@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica
 from spantrain.core.shares import TensorPieces
-from spantrain.cost.tensor import GroupCost
+from spantrain.cost.compute import GroupCost
 from spantrain.errors import ProfileError
 
 OPS = tuple(Op)

@@ -38,7 +38,7 @@ from spantrain.outer.master.files import MasterFiles
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
 from spantrain.planner.groups import group_devices
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.schedule.render.text import format_orders
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate

@@ -12,8 +12,7 @@ from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Proposal
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.strategy import auto
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))

@@ -7,11 +7,9 @@ import pytest
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Quota
+from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, PlanRequest, Quota
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines.single_device import single_device
-from spantrain.planner.strategies.baselines.single_site import single_site
+from spantrain.planner.strategies.baselines import single_device, single_site
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain_studies.planners.exhaustive.strategy import exhaustive
 

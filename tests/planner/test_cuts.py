@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.planner.assembly.cuts import best_cuts, least_largest
-from spantrain.planner.assembly.tables import HopTable, SlotTable
+from spantrain.planner.assembly.assemble import least_largest
+from spantrain.planner.strategies.spantrain_dp.tables import HopTable, SlotTable, best_cuts
 
 
 def objective(slots, hops, begins):
@@ -33,7 +33,7 @@ def tables(rng, units, count):
         work = rng.uniform(0.1, 5, units)
         run, turn = spans(work), np.where(np.isinf(spans(work)), 0.0, spans(work * rng.uniform(0, 0.5)))
         run[rng.random(run.shape) < 0.1] = np.inf
-        slots.append(SlotTable(samples=(1,), run=run, turn=turn, rate=1.0))
+        slots.append(SlotTable(run=run, turn=turn, rate=1.0))
     for _ in range(count - 1):
         turn, busy = rng.uniform(0, 2, units + 1), rng.uniform(0, 10, units + 1)
         hops.append(HopTable(turn=turn, busy=busy, least_busy=0.0, latency_s=0.0))

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.planner.groups import group_devices, message_seconds
-from spantrain.planner.tree import tree_lines
+from spantrain.planner.groups import group_devices, message_seconds, tree_lines
 
 
 def sites_of(profile):

@@ -1,5 +1,5 @@
-from spantrain.planner.assembly.layouts import domain_layouts, domain_orders
 from spantrain.planner.groups import group_devices
+from spantrain.planner.strategies.spantrain_dp.search import domain_layouts, domain_orders
 
 
 def test_every_order_of_every_subset_up_to_five_groups(preset_profile):

@@ -8,7 +8,7 @@ import pytest
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.profile import Profile
 from spantrain.cost.network import NetworkCost
-from spantrain.planner.engine.outer_exchange import best_join, boundary_between, clusters_of, exchange_of
+from spantrain.planner.engine.outer import best_join, boundary_between, clusters_of, exchange_of
 from spantrain.planner.groups import group_devices
 
 MBIT = 125e3

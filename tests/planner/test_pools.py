@@ -12,8 +12,7 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.goal import Goal
-from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Goal, Member, Pool, PoolPlan, PoolStage
 from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
 from spantrain.planner.strategies.pools.recipes import Candidate, least_bottleneck, least_sum
 from spantrain.planner.strategies.pools.search import neighbours, other_widths

@@ -13,12 +13,11 @@ from spantrain.core.shares import ALONE, MemberShare, even_share
 from spantrain.core.span import equal_spans
 from spantrain.core.units import UnitGraph
 from spantrain.cost.memory import Division, MemoryCost
+from spantrain.cost.span_tables import in_flight_bytes
 from spantrain.errors import InfeasiblePlanError, PlanError
-from spantrain.planner.assembly.in_flight import in_flight_bytes
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.engine.predict import predict, with_best_order
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest
+from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 from spantrain.schedule.registry import schedule_names, splits_backward
 
@@ -60,7 +59,10 @@ def profile(make_profile, make_cluster, make_graph) -> Profile:
 def test_arrays_say_what_the_memory_model_says(make_profile, make_cluster, make_graph, ratios, splits, share) -> None:
     graph = putting_off(make_graph(blocks=4), ratios)
     cost = MemoryCost(make_profile(make_cluster({"here": {"a": 1.0}}), graph))
-    found, division = in_flight_bytes(graph, splits=splits, tp_share=share), Division(tp_share=share, splits=splits)
+    found, division = (
+        in_flight_bytes(graph, range(7), splits=splits, tp_share=share),
+        Division(tp_share=share, splits=splits),
+    )
     for i in range(7):
         for j in range(7):
             wanted = cost.in_flight_bytes_per_sample(range(i, j), division) if i < j else 0

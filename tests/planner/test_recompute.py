@@ -17,11 +17,9 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.assembly.recompute import proposals_of, recompute_reasons, with_recomputation
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.memory_over_time import over_time
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.engine.predict import predict
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Proposal
+from spantrain.planner.engine.predict import over_time, predict
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 
 JOB = JobSpec(global_batch=32, optimizer="sgd", schedule="1f1b")
 DEVICES = ("lab-0", "lab-1", "office-nx")

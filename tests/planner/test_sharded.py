@@ -9,16 +9,14 @@ from spantrain.core.profile import Profile
 from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, PlanRequest, Proposal
+from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.hops import Part
 from spantrain.planner.strategies.auto.parts import PartCosts
+from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.auto.weights import weights_of
-from spantrain.planner.strategies.baselines.fsdp import fsdp
-from spantrain.planner.strategies.baselines.zero2 import zero2
+from spantrain.planner.strategies.baselines import fsdp, zero2
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
 ALLOWED = Constraints(sharded_state=True)

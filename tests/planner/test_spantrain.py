@@ -7,14 +7,12 @@ from hypothesis import strategies as st
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.step import StepCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
-from spantrain.planner.assembly.tables import Tables
 from spantrain.planner.groups import group_devices
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest
-from spantrain.planner.strategies.baselines.single_device import single_device
-from spantrain.planner.strategies.baselines.single_site import single_site
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest
+from spantrain.planner.strategies.baselines import single_device, single_site
 from spantrain.planner.strategies.spantrain_dp.search import Candidate
 from spantrain.planner.strategies.spantrain_dp.strategy import build_plan, candidates, spantrain_dp
+from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
 
 def plan_spantrain_dp(profile, job):
@@ -103,7 +101,7 @@ def test_less_memory_spreads_the_model_and_limits_samples_in_flight(preset_profi
 
 def test_replicas_share_samples_by_capacity(make_cluster, make_graph, make_profile):
     profile = make_profile(make_cluster({"lab": {"fast": 0.03, "slow": 0.01}}), make_graph(4))
-    tables = Tables(profile, JobSpec(global_batch=32))
+    tables = SlotTables(profile, JobSpec(global_batch=32))
     assert tables.shares(("fast", "slow"), range(6), 16) == (12, 4)
     candidate = Candidate(order=("lab",), slots=(("fast", "slow"),), size=16, bound_s=0, begins=(0, 6))
     plan, _ = build_plan(tables, candidate)
@@ -172,7 +170,7 @@ def test_the_chosen_cuts_are_near_the_best_of_all(make_cluster, make_graph, make
     profile = make_profile(make_cluster({"a": {"d0": 0.01}, "b": {"d1": 0.02}, "c": {"d2": 0.015}}), make_graph(6))
     job = JobSpec(global_batch=32)
     chosen = plan_spantrain_dp(profile, job)
-    tables, cost = Tables(profile, job), StepCost(profile)
+    tables, cost = SlotTables(profile, job), StepCost(profile)
     slots = tuple(stage.devices for stage in chosen.plan.stages)
     size = chosen.plan.stages[0].micro_batches[0].size
     best = min(

@@ -11,12 +11,10 @@ from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, re
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.groups import Group
-from spantrain.planner.job import JobSpec
-from spantrain.planner.strategies.spantrain.beam import Beam
-from spantrain.planner.strategies.spantrain.build import build_plan
-from spantrain.planner.strategies.spantrain.strategy import spantrain, spantrain_proposals
+from spantrain.planner.request import JobSpec
+from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain, spantrain_proposals
 from spantrain.planner.strategies.spantrain.tables import WayTables
-from spantrain.planner.strategies.spantrain.ways import Member, Slot, symmetric_ways, ways_of
+from spantrain.planner.strategies.spantrain.ways import Beam, Member, Slot, symmetric_ways, ways_of
 
 
 def divisible(graph):

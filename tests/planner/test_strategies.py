@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from spantrain.core.plan import StateSharding
 from spantrain.errors import InfeasiblePlanError, UsageError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Quota
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Quota
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 
 PLAIN = (

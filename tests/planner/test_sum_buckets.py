@@ -12,12 +12,11 @@ from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, Plan, SumModel
 from spantrain.core.profile import Profile
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.cost.sum_models import sum_options
+from spantrain.cost.sums import sum_options
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.assembly.sum_buckets import with_best_sums
+from spantrain.planner.assembly.tuning import with_best_sums
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest
+from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate

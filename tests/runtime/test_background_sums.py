@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import OWN_SUMS, GradientSums
 from spantrain.core.span import Span
-from spantrain.cost.buckets import fill_buckets
+from spantrain.cost.sums import fill_buckets
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import Interrupted, PeerLostError, WorkerError
 from spantrain.models.execution.stage import StageExecutor

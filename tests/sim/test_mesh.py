@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.fairness import fair_parts
+from spantrain.cost.network import fair_parts
 from spantrain.sim.network import Network
 from spantrain.sim.transfers import TransferCost, VirtualClock
 

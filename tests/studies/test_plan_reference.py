@@ -7,7 +7,7 @@ import pytest
 from made_up_reference import PLAIN, case, files, write
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Member, PoolPlan, PoolStage
 from spantrain_studies.reference.folder import read_reference
 from spantrain_studies.reference.plan import ReferencePlanner
 

@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("plain_processes")  # they read PYTHONPATH when they start
 
 STRATEGY = """
-from spantrain.planner.strategies.baselines.single_device import single_device
+from spantrain.planner.strategies.baselines import single_device
 from spantrain.planner.strategies.registry import RegisteredStrategy
 
 MINE = RegisteredStrategy(propose=single_device, description="the best device, once more")

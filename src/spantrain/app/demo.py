@@ -21,7 +21,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
 from spantrain.planner.groups import Groups, group_devices
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 _MARK = "demo.txt"
 """Says in a folder whose it is."""

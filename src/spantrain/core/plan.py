@@ -13,13 +13,13 @@ from spantrain.core.units import ModelSpec
 from spantrain.formats.registry import WireFormat
 
 DEFAULT_BUCKET_BYTES = 8 * 2**20
-"""Of our own sums, until a size is chosen by the link (`planner.assembly.sum_buckets`)."""
+"""Of our own sums, until a size is chosen by the link (`planner.assembly.tuning`)."""
 
 _MAX_AT_ONCE = 64
 
 
 class SumModel(StrEnum):
-    """Whose way to sum gradients a stage follows; `cost.sum_models` has their settings and sources."""
+    """Whose way to sum gradients a stage follows; `cost.sums` has their settings and sources."""
 
     SPANTRAIN = "spantrain"
     TORCH_DDP = "torch-ddp"

@@ -20,6 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
@@ -181,7 +184,7 @@ class MemoryCost:
         self._copies, self._gathered_ratio = (1.5, 0.5) if low else (1.0, 1.0)
         self._sets = 1 + staleness
         self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
-        self.state_ratio = self._sets * (self._copies + 1.0) + self._optimizer_ratio
+
         self._held = cache(profile.graph.held_parameter_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
@@ -189,6 +192,11 @@ class MemoryCost:
     def state_bytes(self, units: range, division: Division = WHOLE) -> int:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
         return sum(self._state_parts(units, division))
+
+    def state_bytes_of(self, parameter_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bytes of state for so many bytes of parameters, undivided."""
+        own = np.ceil(parameter_bytes * self._optimizer_ratio) + self._sets * parameter_bytes
+        return np.asarray(np.ceil(self._sets * self._copies * parameter_bytes) + own)
 
     def _state_parts(self, units: range, division: Division) -> tuple[int, int, int]:
         """Return the bytes of parameters, gradients and optimizer state."""

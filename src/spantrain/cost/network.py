@@ -1,13 +1,59 @@
-"""Seconds of transfers between devices, and what transfers share."""
+"""Seconds of transfers between devices, and what transfers share.
 
-from collections.abc import Mapping, Sequence
+Fair shares of links among flows that take several of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.cost.collectives import Collectives
-from spantrain.cost.fairness import Demand, fair_parts
 from spantrain.errors import ProfileError
+
+Uses = tuple[tuple[str, float], ...]
+"""Links, each with the part of it that a flow takes when it goes at full speed."""
+Demand = tuple[float, Uses]
+"""Bytes per second at full speed, and what that takes."""
+
+
+def fair_parts(demands: Sequence[Demand], capacity: Mapping[str, float]) -> list[float]:
+    """Return the part of its full speed that each flow gets: max-min fair in bytes per second.
+
+    No flow can get more without one that has less, or as much, getting less (Bertsekas and Gallager, Data Networks,
+    1992, section 6.5.2: all flows rise together until a link is full; those on it stay, the others rise on).
+    `capacity` is how much of each link is there, usually 1; where there is more, full speed is more.
+
+    >>> fair_parts([(10.0, (("port", 1.0),)), (2.0, (("port", 0.2), ("far", 1.0)))], {"port": 1.0, "far": 1.0})
+    [0.8, 1.0]
+    """
+    parts = [0.0] * len(demands)
+    is_whole = min(capacity.values(), default=1.0) == max(capacity.values(), default=1.0) == 1.0
+    most = [1.0] * len(demands) if is_whole else [part_alone(uses, capacity) for _, uses in demands]
+    left = dict(capacity)
+    rising = list(range(len(demands)))
+    while rising:
+        weight: dict[str, float] = {}
+        for flow in rising:
+            bandwidth, uses = demands[flow]
+            for link, part in uses:
+                weight[link] = weight.get(link, 0.0) + part / bandwidth
+        level, narrowest = min((max(0.0, left[link]) / wanted, link) for link, wanted in weight.items())
+        full = [flow for flow in rising if most[flow] * demands[flow][0] <= level]
+        stay = full or [flow for flow in rising if any(link == narrowest for link, _ in demands[flow][1])]
+        for flow in stay:
+            bandwidth, uses = demands[flow]
+            parts[flow] = most[flow] if full else level / bandwidth
+            for link, part in uses:
+                left[link] -= part * parts[flow]
+        rising = [flow for flow in rising if flow not in stay]
+    return parts
+
+
+def part_alone(uses: Uses, capacity: Mapping[str, float]) -> float:
+    """Return the part of its full speed that a flow has alone: what its narrowest link has of its capacity."""
+    return max(part for _, part in uses) * min(capacity[link] / part for link, part in uses)
+
 
 SAME_RATIO = 0.95
 """A pair that was measured at more than this part of a link fills it: two measurements of one link differ as much."""
@@ -235,17 +281,13 @@ class NetworkCost:
     def _path(self, senders: DeviceShares, receivers: DeviceShares) -> Path:
         busy: dict[str, float] = {}
         latency_s = 0.0
-        for source, lo, hi in _intervals(senders):
-            for target, other_lo, other_hi in _intervals(receivers):
-                fraction = min(hi, other_hi) - max(lo, other_lo)
-                if fraction <= 1e-9 or source == target:
-                    continue
-                name, link = self.shared_link(source, target), self.link(source, target)
-                # A rate for messages of any size: what large ones get.
-                busy[name] = busy.get(name, 0.0) + fraction / link.bandwidth_bytes_per_s
-                for line in self._lines_between(self._device(source).site, self._device(target).site):
-                    busy[line.name] = busy.get(line.name, 0.0) + fraction / line.bandwidth_bytes_per_s
-                latency_s = max(latency_s, link.latency_s)
+        for source, target, fraction in overlaps(senders, receivers):
+            name, link = self.shared_link(source, target), self.link(source, target)
+            # A rate for messages of any size: what large ones get.
+            busy[name] = busy.get(name, 0.0) + fraction / link.bandwidth_bytes_per_s
+            for line in self._lines_between(self._device(source).site, self._device(target).site):
+                busy[line.name] = busy.get(line.name, 0.0) + fraction / line.bandwidth_bytes_per_s
+            latency_s = max(latency_s, link.latency_s)
         return Path(latency_s=latency_s, link_s_per_byte=busy)
 
 
@@ -267,10 +309,22 @@ def _parts(demands: Sequence[Demand]) -> list[float]:
     return parts
 
 
-def _intervals(shares: DeviceShares) -> list[tuple[str, float, float]]:
-    total = sum(share for _, share in shares)
-    found, lo = [], 0.0
-    for device, share in shares:
-        found.append((device, lo, lo + share / total))
-        lo += share / total
-    return found
+def overlaps(
+    senders: Sequence[tuple[str, float]], receivers: Sequence[tuple[str, float]]
+) -> Iterator[tuple[str, str, float]]:
+    """Yield who sends whom which part of a micro-batch: every replica takes one piece of it, in order.
+
+    >>> list(overlaps([("a", 2.0), ("b", 2.0)], [("c", 3.0), ("d", 1.0)]))
+    [('a', 'c', 0.5), ('b', 'c', 0.25), ('b', 'd', 0.25)]
+    """
+    total, others = sum(share for _, share in senders), sum(share for _, share in receivers)
+    low = 0.0
+    for source, share in senders:
+        high, other_low = low + share / total, 0.0
+        for target, other in receivers:
+            other_high = other_low + other / others
+            part = min(high, other_high) - max(low, other_low)
+            if part > 1e-9 and source != target:
+                yield source, target, part
+            other_low = other_high
+        low = high

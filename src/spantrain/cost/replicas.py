@@ -13,14 +13,14 @@ State sharding (Rajbhandari et al., ZeRO, 2020) divides a stage's state evenly a
   type that is computed with; gradients as in zero2.
 
 What goes on beside an action is hidden behind it: it takes the longer of its compute and its traffic. The last
-micro-batch's gradients are summed as the stage's `sums` say: bucket by bucket beside its backward (`cost.buckets`), if
+micro-batch's gradients are summed as the stage's `sums` say: bucket by bucket beside its backward (`cost.sums`), if
 parts meet, or behind it. With zero3 they are traffic of the backward unit by unit, as the gathers on the same links
 are, but for the first unit's, the last to come. Not hidden are zero2's gather of new parameters, and the first unit's
 sum and first gather of zero3, which are counted at the end of a step. Other traffic on the links is not looked at, and
 a device that waits for its traffic counts as busy. Kept of the paper: who holds what, and the bytes that are sent. Not
 kept: its partitioned activations and offloading.
 
-Whole sums wait for their receivers where Gloo carries them, and stream where NCCL does (`cost.sum_models`). Halves
+Whole sums wait for their receivers where Gloo carries them, and stream where NCCL does (`cost.sums`). Halves
 stream: gathers do with Gloo, too (16 MiB over three hops of 200 Mbit/s and 40 ms live in 0.56 s, so reckoned 0.53), and
 sums to holders are taken to, though Gloo makes whole sums of them (1.8 s).
 """
@@ -36,11 +36,9 @@ from spantrain.core.plan import GradientSums, Replica, Stage, StateSharding
 from spantrain.core.precision import is_low
 from spantrain.core.profile import Profile
 from spantrain.core.shares import ALONE, MemberShare, shares_of
-from spantrain.cost.buckets import SumBucket, behind_s, fill_buckets
 from spantrain.cost.collectives import Collectives, SumOptions
-from spantrain.cost.recompute import operations_of
-from spantrain.cost.sum_models import nccl_between
-from spantrain.cost.tensor import GroupCost, normalised
+from spantrain.cost.compute import GroupCost, normalised, operations_of
+from spantrain.cost.sums import SumBucket, behind_s, fill_buckets, nccl_between
 
 _EndsKey = tuple[range, tuple[int, ...], tuple[str, ...], tuple[float, ...], Op, int]
 """Units, those computed again, kinds of a group's devices with their shares, operation, samples."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.fairness import fair_parts, part_alone
+from spantrain.cost.network import fair_parts, part_alone
 from spantrain.sim.transfers import Arrived, Lane, Sending, TransferCost, VirtualClock
 
 _ROUNDING = 1e-9

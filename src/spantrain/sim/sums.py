@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
-from spantrain.cost.buckets import behind_s
+from spantrain.cost.sums import behind_s
 from spantrain.sim.costs import StepCosts
 
 Bucket = tuple[float, float]

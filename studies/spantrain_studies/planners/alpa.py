@@ -5,7 +5,7 @@ pipeline (its equation 2: the sum of all stages and the slowest one for every fu
 Devices are alike to it: times are the mean over the kinds, the network is the mean between neighbours in the cluster's
 order. Its loop over the slowest stage's time is a programme here that makes that time least; the sum hardly depends on
 the cuts. Of the intra-operator level only this: a submesh divides samples, tensors (inside hosts), or both, in one way
-for all stages. Gradients are summed in one piece behind all micro-batches (`alpa` in `cost.sum_models`). Not kept: its
+for all stages. Gradients are summed in one piece behind all micro-batches (`alpa` in `cost.sums`). Not kept: its
 integer programme over the operators' layouts, and submeshes of different sizes.
 """
 
@@ -14,14 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from spantrain.core.action import Op
 from spantrain.core.plan import SumModel
-from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.cuts import least_largest
-from spantrain.planner.assembly.tables import Array
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.span_tables import Array, over_spans
+from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
-
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 Group = tuple[str, ...]
 
@@ -48,7 +45,7 @@ def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple
                 if size % width:
                     continue
                 work = _work_sums(assembler, groups, size // width)
-                one = work[None, :] - work[:, None] + (size / width * assembler.cut_bytes / bandwidth)[:, None]
+                one = over_spans(work) + (size / width * assembler.cut_bytes / bandwidth)[:, None]
                 slowest_s, begins = least_largest([one] * stages)
                 parts = list(pairwise(begins))
                 each = width * degree
@@ -85,7 +82,6 @@ def _work_sums(assembler: Assembler, groups: tuple[Group, ...], samples: int) ->
     total = np.zeros(assembler.units + 1)
     for members in alike.values():
         shares = (1.0,) * len(members[0])
-        for op in _OPS:
-            seconds = assembler.step_cost.groups.prefix_seconds(members[0], shares, op, samples)
-            total += len(members) / len(groups) * np.array(seconds)
+        for op in SPLIT_OPS:
+            total += len(members) / len(groups) * assembler.spans.seconds(members[0], shares, op, samples)
     return total

@@ -175,7 +175,7 @@ class _Search:
     def _part(self, before: Place, here: Place) -> _Part:
         devices, units = self.devices(before[1], here[1]), range(before[0], here[0])
         samples = max(1, round(self._size / len(devices)))
-        compute = self._assembler.compute
+        compute = self._assembler.spans.compute
         kinds = self.kinds(before[1], here[1])
         sums = self._assembler.parameter_sums
         gradients = float(sums[units.stop] - sums[units.start])
@@ -193,7 +193,7 @@ class _Search:
         devices = self.devices(before, used)
         if len(devices) < 2:
             return 0.0, 0.0
-        links = [self._assembler.network.link(a, b) for a, b in pairwise((*devices, devices[0]))]
+        links = [self._assembler.spans.network.link(a, b) for a, b in pairwise((*devices, devices[0]))]
         turns = 2 * (len(devices) - 1)
         slowest = min(link.bandwidth_bytes_per_s for link in links)
         return turns * max(link.latency_s for link in links), turns / len(devices) / slowest
@@ -201,7 +201,7 @@ class _Search:
     def _transfer(self, before: Place) -> _Part:
         """Return the way from the last host before a place to the first behind it, the narrowest of the cut."""
         source, target = self._hosts[before[1] - 1][-1], self._hosts[before[1]][0]
-        link = self._assembler.network.link(source, target)
+        link = self._assembler.spans.network.link(source, target)
         cut = self._assembler.profile.graph.units[before[0] - 1]
         return _Part(
             forward_s=link.latency_s + self._size * cut.cut_bytes_per_sample / link.bandwidth_bytes_per_s,

@@ -25,7 +25,7 @@ def eddl(request: PlanRequest) -> tuple[Proposal, ...]:
 def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, None]]:
     units = range(assembler.units)
     for size in request.job.micro_batch_sizes():
-        shares = assembler.shares.divide(request.devices_within_quotas, units, size)
+        shares = assembler.spans.shares(request.devices_within_quotas, units, size)
         used = [(name, share) for name, share in zip(request.devices_within_quotas, shares, strict=True) if share]
         shape = StageShape(
             units=units, devices=tuple(name for name, _ in used), shares=tuple(share for _, share in used)

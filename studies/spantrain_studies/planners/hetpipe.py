@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from spantrain.core.plan import SumModel
-from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.cuts import least_largest
-from spantrain.planner.assembly.tables import Array
+from spantrain.cost.span_tables import Array, over_spans
+from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 
 
@@ -62,6 +61,6 @@ def _costs(assembler: Assembler, slots: list[tuple[str, ...]], samples: int) -> 
     for place, slot in enumerate(slots):
         one = assembler.work_sums(assembler.kinds(slot[:1]), samples)
         room = min(assembler.profile.cluster.device_by_name[name].memory_bytes for name in slot)
-        need = assembler.need(slot[0], samples, samples * (len(slots) - place))
-        found.append(np.where(need <= room, one[None, :] - one[:, None] + arrives[:, None], np.inf))
+        need = assembler.spans.need(slot[0], samples * (len(slots) - place), samples)
+        found.append(np.where(need <= room, over_spans(one) + arrives[:, None], np.inf))
     return found

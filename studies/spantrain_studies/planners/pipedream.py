@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.plan import SumModel
+from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.tables import Array
 from spantrain.planner.request import PlanRequest, Proposal
 
 _MOST_DEVICES = 256

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.goal import Goal
-from spantrain.planner.strategies.pools.members import Pool, PoolPlan
+from spantrain.planner.strategies.pools.costs import Goal, Pool, PoolPlan
 from spantrain.planner.strategies.pools.search import PoolSearch
 from spantrain_studies.reference.costs import predict_plan
 from spantrain_studies.reference.platform import Platform

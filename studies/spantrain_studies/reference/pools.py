@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from spantrain.cost.span_tables import Array
 from spantrain.errors import PlanError, ProfileError
-from spantrain.planner.strategies.pools.costs import Array, Hop
-from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Hop, Member, Pool, PoolPlan, PoolStage
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import ReferenceNetwork
 from spantrain_studies.reference.platform import Platform

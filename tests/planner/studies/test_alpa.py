@@ -2,8 +2,7 @@
 
 from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest
+from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain_studies.planners.alpa import alpa
 
 

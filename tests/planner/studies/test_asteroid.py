@@ -11,22 +11,18 @@ from hypothesis import strategies as st
 from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import MemoryCost
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Quota
+from spantrain.planner.request import Constraints, JobSpec, Quota
 from spantrain_studies.planners.asteroid.search import best_pipeline
 from spantrain_studies.planners.asteroid.shares import allocate, balanced, offloaded
 from spantrain_studies.planners.asteroid.strategy import asteroid
-from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables, SpanBytes
+from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables
 
 
 def tables_of(profile, job, devices, size):
-    compute = ComputeCost(profile, job.dtype)
-    memory = MemoryCost(profile, job.optimizer, compute.dtype)
-    network = DeviceNetwork(NetworkCost(profile), devices, [1.0] * len(devices))
-    return DeviceTables(profile, (compute, network, SpanBytes(request_of(profile, job), memory)), devices, size)
+    spans = SpanTables(profile, job.optimizer, job.dtype)
+    return DeviceTables(spans, DeviceNetwork(spans.network, devices, [1.0] * len(devices)), devices, size)
 
 
 def column(*values):

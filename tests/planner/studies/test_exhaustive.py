@@ -8,11 +8,10 @@ import pytest
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, PlanRequest
+from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.auto.parts import PartCosts
+from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain.planner.strategies.auto.weights import weights_of
 from spantrain_studies.planners.exhaustive.space import Space, ordered_partitions, twins
 from spantrain_studies.planners.exhaustive.strategy import exhaustive
 

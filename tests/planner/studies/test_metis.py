@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, PlanRequest, Quota
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Quota
 from spantrain_studies.planners.metis.groups import arrangements, kind_orders
 from spantrain_studies.planners.metis.strategy import metis
 

@@ -11,8 +11,7 @@ from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.core.units import UnitGraph
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, PlanRequest, Quota
+from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Quota
 from spantrain_studies.planners.sailor.place import Layout, estimate, named
 from spantrain_studies.planners.sailor.programme import Task, solve
 from spantrain_studies.planners.sailor.space import Space, supplies_of

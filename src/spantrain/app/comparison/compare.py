@@ -45,10 +45,9 @@ from spantrain.cost.compute import ComputeCost
 from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanWishes, not_trained_yet
 from spantrain.planner.engine.predict import costs_of, optimizer_state
-from spantrain.planner.engine.trainable import not_trained_yet
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
 from spantrain.runtime.comparison.order import Framework
 from spantrain.runtime.comparison.reference import reference_losses

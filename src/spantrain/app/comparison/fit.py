@@ -23,7 +23,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 
 AUTOMATIC, NONE = "auto", "none"
 _DEVICES_PER_CORE = 4

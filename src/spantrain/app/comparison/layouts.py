@@ -15,7 +15,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.span import apportion, equal_spans
-from spantrain.cost.sum_models import default_sums
+from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.runtime.comparison.order import Framework, FrameworkOrder

@@ -1,10 +1,16 @@
-"""A plan with the profile that it was made from, checked against each other: what every command that takes one asks."""
+"""Files of plans: read with the profile that they were made from, checked against each other; written beside it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from spantrain.config.artefacts import profile_of_plan, read_plan
+from spantrain.config.artefacts import (
+    profile_of_plan,
+    read_plan,
+    reference_to_profile,
+    write_plan,
+    write_profile,
+)
 from spantrain.config.files.problems import shortened
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
@@ -15,7 +21,10 @@ from spantrain.cost.memory import MemoryCost, divisions_of
 from spantrain.errors import PlanError, UsageError
 from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
 from spantrain.models.sources import hf_configuration
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
 from spantrain.planner.engine.predict import optimizer_state
+from spantrain.planner.request import JobSpec
 from spantrain.schedule.registry import check_schedule
 
 _AGAIN = "put the plan and the profile that it was made from together, or plan again with `spantrain plan`"
@@ -184,3 +193,31 @@ def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
         for stage in plan.stages
     )
     return replace(plan, stages=tuple(stages))
+
+
+def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
+    """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
+
+    Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
+
+    Raises:
+        UsageError: as `make_plan`; or a file cannot be written.
+    """
+    return write_plans(make_plan(profile, job, wishes), profile, profile_path, out)
+
+
+def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:
+    """Write what was planned, as `plan_file`; return it with the reference to its profile.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    if profile_path is None:
+        profile_path = out.with_name(f"{out.stem}.profile.json")
+        write_profile(profile, profile_path)
+    reference = reference_to_profile(profile_path, out)
+    plan = replace(outcome.plan, profile=reference)
+    for group, (local, report) in outcome.outer_plans.items():
+        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"), report)
+    write_plan(plan, out, outcome.report)
+    return replace(outcome, plan=plan)

@@ -15,9 +15,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.speed import SpeedTrace
-from spantrain.cost.energy import Energy, energy_of_step
 from spantrain.cost.memory import HeldBytes, MemoryCost, MemoryNeed, divisions_of
-from spantrain.cost.money import Money, money_of_step
+from spantrain.cost.money import Energy, Money, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.predict import costs_of, predict, with_best_order

@@ -12,7 +12,7 @@ from spantrain.app.training.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile
-from spantrain.cost.memory import MemoryCost
+from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.engine.predict import costs_of, optimizer_state
 from spantrain.runtime.coordinator.advice import Advice
@@ -22,8 +22,6 @@ from spantrain.sim.costs import ProfileCosts, StepCosts
 
 _SWITCH_S = 0.1
 """Of a change that moves parameters, besides their way: new groups, new optimizer state."""
-_STATES = {"adamw": 2, "momentum": 1, "sgd": 0}
-"""Optimizer states per parameter, as large as it."""
 
 
 class ProfileForecast(SimulatedForecast):
@@ -32,7 +30,7 @@ class ProfileForecast(SimulatedForecast):
     def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
         """Take the plan that was made for calm links: what it needs is allowed in any case."""
         self._profile = profile
-        self._states = _STATES[optimizer]
+        self._moved_ratio = 1 + OPTIMIZER_STATE_RATIO[optimizer]
         self._replicas = ReplicaCost(profile, plan.dtype)
         self._memory = MemoryCost(profile, optimizer, plan.dtype)
         own = plan.cluster.device_by_name
@@ -82,7 +80,7 @@ class ProfileForecast(SimulatedForecast):
             for unit, device in product(stage.units, stage.devices):
                 if device not in had[unit]:
                     pair = had[unit][0], device
-                    unit_bytes = self._profile.graph.units[unit].parameter_bytes * (1 + self._states)
+                    unit_bytes = round(self._moved_ratio * self._profile.graph.units[unit].parameter_bytes)
                     sizes[pair] = sizes.get(pair, 0) + unit_bytes
         return sizes
 

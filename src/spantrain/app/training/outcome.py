@@ -14,7 +14,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.core.trace import Interval, Trace
-from spantrain.cost.tensor import normalised
+from spantrain.cost.compute import normalised
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepOutcome, SwitchFigures
 from spantrain.runtime.worker.worker_protocol import TrainResult

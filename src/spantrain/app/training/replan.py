@@ -21,8 +21,7 @@ from spantrain.errors import SpanTrainError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanWishes
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints
+from spantrain.planner.request import Constraints, JobSpec
 
 _LIMIT_S = 60.0
 _NICE = 15

@@ -13,7 +13,7 @@ from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
-from spantrain.planner.engine.trainable import not_trained_yet
+from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.layout import check_limits

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
@@ -29,10 +30,9 @@ from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
-from spantrain.planner.engine.engine import plan_file
 from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
 from spantrain.planner.engine.predict import optimizer_state
-from spantrain.planner.job import JobSpec
+from spantrain.planner.request import JobSpec
 from spantrain.version import VERSION
 
 _RUNS = Path("runs")

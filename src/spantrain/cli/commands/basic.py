@@ -137,8 +137,7 @@ def _profile_figures(profile: "Profile", out: Path) -> dict[str, object]:
 def groups(profile_path: ProfilePath, json_: Json = False) -> None:
     """Print the devices grouped by network and, within, by compute and memory."""
     from spantrain.config.artefacts import read_profile
-    from spantrain.planner.groups import group_devices
-    from spantrain.planner.tree import tree_lines
+    from spantrain.planner.groups import group_devices, tree_lines
 
     found = read_profile(profile_path)
     grouped = group_devices(found)

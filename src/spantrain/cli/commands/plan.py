@@ -25,8 +25,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
 from spantrain.errors import ConfigError, PlanError, UsageError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Constraints, Objective, Quota, Restriction
+from spantrain.planner.request import Constraints, JobSpec, Objective, Quota, Restriction
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
@@ -182,8 +181,9 @@ class PlanArguments:
 @with_options(PlanArguments)
 def plan(asked: PlanArguments, _: typer.Context) -> None:
     """Decide what runs where, predict it, and compare strategies, one device and one site."""
+    from spantrain.app.planning.plan_files import write_plans
     from spantrain.app.training.run_folder import check_not_of_a_run
-    from spantrain.planner.engine.engine import make_plan, write_plans
+    from spantrain.planner.engine.engine import make_plan
 
     out = asked.out
     if out is not None:

@@ -15,8 +15,7 @@ from spantrain.cli.render.text import console_for_people
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
-from spantrain.planner.groups import Groups
-from spantrain.planner.tree import tree_lines
+from spantrain.planner.groups import Groups, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary

@@ -7,25 +7,20 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
+from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
 from spantrain.core.span import Span, equal_spans
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import Division, MemoryCost
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.memory import Division
+from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
-from spantrain.cost.sum_models import default_sums
+from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.shares import SampleShares
-from spantrain.planner.assembly.tables import Array, Tables
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 
 _PROPOSED = 3
-_WHOLE = "1f1b"
-"""Stands for the static schedules: they go back at once."""
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +52,15 @@ class Assembler:
         self._sums = sums
         self.profile, self.job = request.profile, request.job
         self.step_cost = StepCost(self.profile, self.job.dtype)
-        self.memory = MemoryCost(self.profile, self.job.optimizer, self.compute.dtype)
-        self.shares = SampleShares(self.profile.cluster, self.compute)
-        self.units = len(self.profile.graph.units)
-
-    @property
-    def compute(self) -> ComputeCost:
-        """Seconds of work."""
-        return self.step_cost.compute
-
-    @property
-    def network(self) -> NetworkCost:
-        """Seconds of transfers."""
-        return self.step_cost.network
+        self.spans = SpanTables(self.profile, self.job.optimizer, self.job.dtype)
+        """For static schedules, which go back at once."""
+        self.units, self.memory = self.spans.units, self.spans.memory
 
     @cached_property
     def cut_bytes(self) -> Array:
         """Bytes of one sample over the cut in front of unit j, there and back, as [j]; 0 at both ends."""
-        graph = self.profile.graph.units[:-1]
-        return np.array([0.0, *(unit.cut_bytes_per_sample + unit.gradient_bytes_per_sample for unit in graph), 0.0])
+        up, down = self.spans.cut_bytes()
+        return up + down
 
     @cached_property
     def parameter_sums(self) -> Array:
@@ -84,27 +69,19 @@ class Assembler:
 
     def work_sums(self, kinds: Sequence[str], samples: int) -> Array:
         """Return running sums over units of the seconds of F, I and W, the mean over devices of these kinds."""
-        rows = [[self.compute.prefix_seconds(kind, op, samples) for op in _OPS] for kind in kinds]
+        rows = [[self.spans.compute.prefix_seconds(kind, op, samples) for op in SPLIT_OPS] for kind in kinds]
         return np.asarray(np.array(rows).sum(axis=1).mean(axis=0), dtype=np.float64)
 
     def kinds(self, devices: Iterable[str]) -> list[str]:
         """Return the kinds of devices."""
         return [self.profile.cluster.device_by_name[name].kind for name in devices]
 
-    def need(self, device: str, largest: int, in_flight: int) -> Array:
-        """Return the bytes that a device needs for units i to j-1, as [i, j]."""
-        return self._tables.need(device, largest, in_flight)
-
-    @cached_property
-    def _tables(self) -> Tables:
-        return Tables(self.profile, replace(self.job, schedule=_WHOLE))
-
     def mean_bandwidth_bytes_per_s(self, devices: Sequence[str]) -> float:
         """Return the mean rate between neighbours in this order: what planners for one network are told."""
         pairs = list(pairwise(devices))
         if not pairs:
             return float("inf")
-        return len(pairs) / sum(1 / self.network.link(a, b).bandwidth_bytes_per_s for a, b in pairs)
+        return len(pairs) / sum(1 / self.spans.network.link(a, b).bandwidth_bytes_per_s for a, b in pairs)
 
     def plan(self, shapes: Sequence[StageShape], size: int, schedule: str) -> Plan:
         """Return the plan with micro-batches of one size.
@@ -124,7 +101,7 @@ class Assembler:
             cluster=self.profile.cluster,
             model=self.profile.model,
             global_batch=self.job.global_batch,
-            dtype=self.compute.dtype,
+            dtype=self.spans.compute.dtype,
             stages=tuple(stages),
             schedule=schedule,
         )
@@ -196,3 +173,51 @@ def _held_at_once(schedule: str, left: int, micro_batches: int) -> int:
         return micro_batches
     assert schedule == "1f1b", schedule
     return min(left, micro_batches)
+
+
+def least_largest(costs: Sequence[Array]) -> tuple[float, tuple[int, ...]]:
+    """Place the cuts so that the largest cost is least; `costs[k][i, j]` is that of units i to j-1 in place k."""
+    units = costs[0].shape[0] - 1
+    allowed = np.tril(np.ones((units + 1, units + 1))) == 0
+    value: Array = np.where(allowed, costs[-1], np.inf)[:, units]
+    choices: list[np.ndarray] = []
+    for cost in reversed(costs[:-1]):
+        table = np.maximum(np.where(allowed, cost, np.inf), value[None, :])
+        choice = table.argmin(axis=1)
+        value = table[np.arange(units + 1), choice]
+        choices.append(choice)
+    return float(value[0]), begins_by(choices, units)
+
+
+def begins_by(choices: Sequence[np.ndarray], units: int) -> tuple[int, ...]:
+    """Return where each place begins, then the end; `choices[-1 - k][i]`: where place k ends if it begins at unit i."""
+    begins = [0]
+    for choice in reversed(choices):
+        begins.append(int(choice[begins[-1]]))
+    return (*begins, units)
+
+
+def infeasible(profile: Profile, job: JobSpec, devices: Sequence[str]) -> InfeasiblePlanError:
+    """Return the refusal, with what each device would need in the best even spreading over all of them."""
+    spans = job.span_tables(profile)
+    memory = {name: profile.cluster.device_by_name[name].memory_bytes for name in devices}
+    largest_first = sorted(devices, key=lambda name: -memory[name])[: spans.units]
+    needs = [spans.need(name, 1, 1) for name in largest_first]
+    fullest, begins = least_largest([need / memory[name] for need, name in zip(needs, largest_first, strict=True)])
+    lines = []
+    for name, need, first, end in zip(largest_first, needs, begins[:-1], begins[1:], strict=True):
+        mark = " (too much)" if need[first, end] > memory[name] else ""
+        lines.append(
+            f"{name} needs {format_bytes(need[first, end])} for units {first}-{end - 1}, "
+            f"has {format_bytes(memory[name])}{mark}"
+        )
+    whole = spans.memory.state_bytes(range(spans.units))
+    advice = "Use more devices, a lighter optimizer (sgd), or a smaller model."
+    if fullest <= 1:
+        advice = f"That would fit, {job.micro_batch_sizes()[0]} samples in a micro-batch do not: name smaller ones."
+    return InfeasiblePlanError(
+        f"{profile.model.name} does not fit on {', '.join(devices)}: parameters, gradients and "
+        f"{job.optimizer} state take {format_bytes(whole)} in all, the devices have "
+        f"{format_bytes(sum(memory.values()))}; spread out as well as can be, with one sample in flight: "
+        f"{'; '.join(lines)}. {advice}"
+    )

@@ -14,8 +14,8 @@ from functools import cached_property
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_bytes
+from spantrain.cost.compute import SPLIT_OPS, GroupCost
 from spantrain.cost.memory import Division, MemoryCost, divisions_of
-from spantrain.cost.tensor import GroupCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy
 
@@ -156,7 +156,7 @@ class _Parts:
     def more_work(self, stage: Stage) -> float:
         """Return the seconds of what is computed again, as a part of the stage's F, I and W."""
         whole = max(
-            sum(self.groups.replica_seconds(stage.units, replica, op, _largest(stage, number)) for op in _SPLIT)
+            sum(self.groups.replica_seconds(stage.units, replica, op, _largest(stage, number)) for op in SPLIT_OPS)
             for number, replica in enumerate(stage.replicas)
         )
         return self._forward_s(stage, stage.recompute) / whole if whole else 0.0
@@ -203,9 +203,6 @@ class _Parts:
             )
             found.append(max(allowed, replica.in_flight_limit))
         return found
-
-
-_SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 def _share(stage: Stage, number: int) -> int:

@@ -3,26 +3,17 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan, PlanReport, Prediction, Stage
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of
-from spantrain.planner.assembly.sequence import check_sequence, slicing
+from spantrain.planner.assembly.tuning import check_sequence, slicing
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds
-from spantrain.planner.engine.memory_over_time import over_time
-from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes, StrategyFigures
-from spantrain.planner.engine.outer_groups import (
-    LocalPlans,
-    join_groups,
-    local_plans,
-    pair_rates,
-    slow_boundaries,
-)
-from spantrain.planner.engine.predict import with_best_spans
+from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
+from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.engine.reasons import (
     boundaries,
     choices,
@@ -31,9 +22,7 @@ from spantrain.planner.engine.reasons import (
     sites_of,
     verdict,
 )
-from spantrain.planner.engine.trainable import only_to_compare
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Evaluation, Objective, PlanRequest, Proposal, Restriction
+from spantrain.planner.request import Evaluation, JobSpec, Objective, PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY, strategies, strategies_named
 from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
@@ -57,34 +46,6 @@ _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """Of the default strategy, orders are searched for so many more plans that are at most that much over its best."""
 _EFFORT_MORE = SearchEffort(most_runs=12, most_actions=12_000)
 """For the order of these."""
-
-
-def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
-    """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
-
-    Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
-
-    Raises:
-        UsageError: as `make_plan`; or a file cannot be written.
-    """
-    return write_plans(make_plan(profile, job, wishes), profile, profile_path, out)
-
-
-def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:
-    """Write what was planned, as `plan_file`; return it with the reference to its profile.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
-    if profile_path is None:
-        profile_path = out.with_name(f"{out.stem}.profile.json")
-        write_profile(profile, profile_path)
-    reference = reference_to_profile(profile_path, out)
-    plan = replace(outcome.plan, profile=reference)
-    for group, (local, report) in outcome.outer_plans.items():
-        write_plan(replace(local, profile=reference), out.with_name(f"{out.stem}.{group}.json"), report)
-    write_plan(plan, out, outcome.report)
-    return replace(outcome, plan=plan)
 
 
 def make_plan(profile: Profile, job: JobSpec, wishes: PlanWishes | None = None) -> PlanOutcome:

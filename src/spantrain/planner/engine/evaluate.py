@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 
 from spantrain.core.plan import DispatchHints, Plan, Stage
 from spantrain.core.profile import Profile
-from spantrain.cost.energy import energy_of_step
 from spantrain.cost.memory import MemoryCost
-from spantrain.cost.money import money_of_step
+from spantrain.cost.money import energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import ProfileError
-from spantrain.planner.assembly.sum_buckets import with_best_sums
+from spantrain.planner.assembly.tuning import with_best_sums
 from spantrain.planner.engine.predict import costs_of
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import Evaluation
+from spantrain.planner.request import Evaluation, JobSpec
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.fold import FoldedResult, simulate_whole
 

@@ -1,4 +1,7 @@
-"""What is wished of a plan, and what came of planning."""
+"""What is wished of a plan, and what came of planning.
+
+What of a plan training cannot do yet: such plans are for comparison by simulation only.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,5 +90,6 @@ class PlanOutcome:
     """Site-local plans joined by an outer optimizer; None where no two sites can train the model by themselves."""
     single_site_plan: Plan | None
     single_device_plan: Plan | None
-    outer_plans: Mapping[str, tuple[Plan, PlanReport]]
-    """By site, where the outer optimizer was chosen, with what is said of each."""
+
+
+from spantrain.core.plan import Alternative, Plan, PlanReport

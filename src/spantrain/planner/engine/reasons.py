@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds
-from spantrain.planner.engine.outer_exchange import Boundary
+from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import Group
 from spantrain.planner.request import Evaluation, Objective
 

@@ -9,12 +9,15 @@ from types import MappingProxyType
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
 from spantrain.planner.strategies.auto.strategy import auto
-from spantrain.planner.strategies.baselines.ddp import ddp
-from spantrain.planner.strategies.baselines.equal_layers import GPIPE, ONE_F_ONE_B
-from spantrain.planner.strategies.baselines.fsdp import fsdp
-from spantrain.planner.strategies.baselines.single_device import single_device
-from spantrain.planner.strategies.baselines.single_site import single_site
-from spantrain.planner.strategies.baselines.zero2 import zero2
+from spantrain.planner.strategies.baselines import (
+    GPIPE,
+    ONE_F_ONE_B,
+    ddp,
+    fsdp,
+    single_device,
+    single_site,
+    zero2,
+)
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
 from spantrain.plugins import with_plugins

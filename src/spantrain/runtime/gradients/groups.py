@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup, Store, TCPStore
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.cost.replicas import rings_of
-from spantrain.cost.sum_models import carrier_between
+from spantrain.cost.sums import carrier_between
 from spantrain.errors import PeerLostError
 from spantrain.models.tensor_parallel.group import TensorGroup, TorchGroup
 

@@ -211,7 +211,7 @@ def buckets_of(
     """Group gradients, of so many elements each, in buckets of one dtype; each is in exactly one.
 
     A gradient belongs to the bucket that it begins in, so that a bucket is whole with the unit that fills it
-    (`cost.buckets.fill_buckets`); a large one takes up the buckets that it reaches into.
+    (`cost.sums.fill_buckets`); a large one takes up the buckets that it reaches into.
     """
     buckets: dict[tuple[int, torch.dtype], list[str]] = {}
     begin = 0

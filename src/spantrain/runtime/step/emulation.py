@@ -7,7 +7,7 @@ from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import Unit
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.cost.recompute import operations_of
+from spantrain.cost.compute import operations_of
 
 
 def law_of(cluster: Cluster, device: str, dtype: str) -> AnalyticLaw | None:
@@ -51,7 +51,7 @@ def emulated_unit_seconds(
     """Return (operation, samples) -> seconds of each unit on a member of a tensor-parallel group; None: a real device.
 
     Members wait for each other where they sum, in every unit, so each unit takes the time of its slowest emulated
-    member: that device's share of what it would take it alone, as `cost.tensor` reckons. What the sums themselves take
+    member: that device's share of what it would take it alone, as `cost.compute` reckons. What the sums themselves take
     is real, and comes on top (`runtime.step.work`).
 
     Args:

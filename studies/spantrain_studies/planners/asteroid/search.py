@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.planner.assembly.tables import Array
+from spantrain.cost.span_tables import Array
 from spantrain_studies.planners.asteroid.tables import DeviceTables
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.planner.assembly.tables import Array
+from spantrain.cost.span_tables import Array
 
 Blocks = NDArray[np.int64]
 """By device and span."""

@@ -15,16 +15,13 @@ from collections.abc import Iterator, Sequence
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage, SumModel
 from spantrain.core.span import equal_spans
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import MemoryCost
-from spantrain.cost.network import NetworkCost
-from spantrain.cost.sum_models import default_sums
+from spantrain.cost.span_tables import SpanTables
+from spantrain.cost.sums import default_sums
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.tables import Tables
-from spantrain.planner.explain import infeasible
+from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain_studies.planners.asteroid.search import StagePlace, best_pipeline
-from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables, SpanBytes
+from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables
 
 _MOST_DEVICES = 32
 _SEVERAL = 4
@@ -49,7 +46,7 @@ def asteroid(request: PlanRequest) -> tuple[Proposal, ...]:
         if len(found) == next(sizes for most, sizes in _SIZES.items() if len(names) <= most):
             break
     if not found:
-        raise infeasible(Tables(request.profile, request.job), names)
+        raise infeasible(request.profile, request.job, names)
     return tuple(sorted(found, key=lambda proposal: proposal.own_estimate_s or 0.0))
 
 
@@ -63,22 +60,21 @@ def _proposals(request: PlanRequest, devices: Sequence[str]) -> Iterator[Proposa
     """Yield a proposal for each micro-batch size that fits: large ones first, those of few micro-batches last."""
     sizes, total = request.job.micro_batch_sizes(), request.job.global_batch
     several = [size for size in sizes if _SEVERAL * size <= total]
-    compute = ComputeCost(request.profile, request.job.dtype)
-    memory = MemoryCost(request.profile, request.job.optimizer, compute.dtype)
-    costs = (compute, _network(request, compute, devices), SpanBytes(request, memory))
+    spans = SpanTables(request.profile, request.job.optimizer, request.job.dtype)
+    network = _network(spans, devices)
     for size in (*reversed(several), *sizes[len(several) :]):
-        tables = DeviceTables(request.profile, costs, devices, size)
+        tables = DeviceTables(spans, network, devices, size)
         best = best_pipeline(tables, -(-total // size))
         if best is not None:
             plan = _plan(request, tables, best.stages)
-            if all(peak <= _memory_of(plan, name) for name, peak in memory.plan_peak_bytes(plan).items()):
+            if all(peak <= _memory_of(plan, name) for name, peak in spans.memory.plan_peak_bytes(plan).items()):
                 yield Proposal(plan=plan, own_estimate_s=best.latency_s)
 
 
-def _network(request: PlanRequest, compute: ComputeCost, devices: Sequence[str]) -> DeviceNetwork:
-    whole = range(len(request.profile.graph.units))
-    seconds = [sum(compute.stage_seconds(whole, name, op, 1) for op in (Op.FORWARD, Op.BACKWARD)) for name in devices]
-    return DeviceNetwork(NetworkCost(request.profile), devices, [1 / max(second, 1e-12) for second in seconds])
+def _network(spans: SpanTables, devices: Sequence[str]) -> DeviceNetwork:
+    whole, ops = range(spans.units), (Op.FORWARD, Op.BACKWARD)
+    seconds = [sum(spans.compute.stage_seconds(whole, name, op, 1) for op in ops) for name in devices]
+    return DeviceNetwork(spans.network, devices, [1 / max(second, 1e-12) for second in seconds])
 
 
 def _memory_of(plan: Plan, name: str) -> int:
@@ -90,7 +86,7 @@ def _plan(request: PlanRequest, tables: DeviceTables, stages: Sequence[StagePlac
         cluster=request.profile.cluster,
         model=request.profile.model,
         global_batch=request.job.global_batch,
-        dtype=tables.compute.dtype,
+        dtype=tables.dtype,
         stages=tuple(_stage(request, tables, place) for place in stages),
         schedule="1f1b-asteroid",
     )

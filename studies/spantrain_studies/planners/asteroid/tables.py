@@ -8,13 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.action import Op
-from spantrain.core.profile import Profile
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import MemoryCost, framework_bytes
 from spantrain.cost.network import NetworkCost
-from spantrain.planner.assembly.tables import Array
-from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.spantrain.hops import HopRates, RingRate, hop_rates
+from spantrain.cost.span_tables import Array, HopRates, RingRate, SpanTables, hop_rates
 from spantrain_studies.planners.asteroid.shares import Blocks, allocate, balanced
 
 _MOST_BLOCKS = 32
@@ -31,21 +26,6 @@ class Step(NamedTuple):
     """E_b of it."""
     sums: Array
     """T_a."""
-
-
-class SpanBytes:
-    """What spans of units are in bytes; the first unit and the end of each are in `first` and `end`."""
-
-    def __init__(self, request: PlanRequest, memory: MemoryCost) -> None:
-        graph = request.profile.graph
-        self.first, self.end = np.triu_indices(len(graph.units) + 1, 1)
-        spans = [range(first, end) for first, end in zip(self.first.tolist(), self.end.tolist(), strict=True)]
-        self.state = np.array([float(memory.state_bytes(units)) for units in spans])
-        self.activation = np.array([float(memory.activation_bytes_per_sample(units)) for units in spans])
-        """Of one sample."""
-        self.messages = np.array([float(memory.buffer_bytes_per_sample(units)) for units in spans])
-        """Of one sample, both cuts."""
-        self.parameters = np.array([float(sum(graph.held_parameter_bytes(units))) for units in spans])
 
 
 class DeviceNetwork:
@@ -70,25 +50,18 @@ class DeviceTables:
     `held` is K_p, the micro-batches whose activations a stage holds (equation 3).
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        costs: tuple[ComputeCost, DeviceNetwork, SpanBytes],
-        devices: Sequence[str],
-        size: int,
-    ) -> None:
-        self._profile, self.devices, self.size = profile, tuple(devices), size
-        self.compute, self.network, self._bytes = costs
-        self.units = len(profile.graph.units)
+    def __init__(self, spans: SpanTables, network: DeviceNetwork, devices: Sequence[str], size: int) -> None:
+        self._spans, self.network, self.devices, self.size = spans, network, tuple(devices), size
+        self.units, self.dtype = spans.units, spans.compute.dtype
+        self._first, self._end = np.nonzero(spans.above)
+        """Of every span of units."""
         # Of a size that hardly divides, single samples are the blocks.
         blocks = max(count for count in range(1, min(size, _MOST_BLOCKS) + 1) if size % count == 0)
         self.total = blocks if 2 * blocks > min(size, _LEAST_BLOCKS) else size
         self.block = size // self.total
         """Samples in a block."""
-        graph = profile.graph.units
-        self.edge_up = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
-        self.edge_down = np.array([0.0, *(float(unit.gradient_bytes_per_sample) for unit in graph)])
-        kinds = [profile.cluster.device_by_name[name].kind for name in self.devices]
+        self.edge_up, self.edge_down = spans.cut_bytes()
+        kinds = [spans.profile.cluster.device_by_name[name].kind for name in self.devices]
         self._forward, self._backward = self._running_sums(tuple(dict.fromkeys(kinds)))
         self._both = self._forward + self._backward
         self._kind = np.array([list(dict.fromkeys(kinds)).index(kind) for kind in kinds])
@@ -97,14 +70,14 @@ class DeviceTables:
 
     def samples(self, low: int, high: int, units: range, held: int) -> tuple[int, ...]:
         """Return the samples of devices `low` to `high`-1 for some units, by algorithm 1; some may get none."""
-        at = np.flatnonzero((self._bytes.first == units.start) & (self._bytes.end == units.stop))
+        at = np.flatnonzero((self._first == units.start) & (self._end == units.stop))
         blocks, fits = self._allocated(low, self._room(low, high, held, at), at)
         assert fits.all(), (low, high, units)
         return tuple(int(count) * self.block for count in blocks[:, 0])
 
     def _step(self, low: int, high: int, held: int) -> Step:
         """Return the step of devices `low` to `high`-1, data parallel."""
-        everywhere = np.arange(len(self._bytes.first))
+        everywhere = np.arange(len(self._first))
         room = self._room(low, high, held, everywhere)
         blocks, fits = self._free(low, high)
         tight = ~(fits & (blocks <= room).all(axis=0))
@@ -118,18 +91,18 @@ class DeviceTables:
         return self._made(low, *self._free(low, high))
 
     def _made(self, low: int, blocks: Blocks, fits: NDArray[np.bool_]) -> Step:
-        everywhere = np.arange(len(self._bytes.first))
+        everywhere = np.arange(len(self._first))
         forward = self._lookup(self._forward, low, blocks, everywhere).max(axis=0)
         backward = self._lookup(self._backward, low, blocks, everywhere).max(axis=0)
         return Step(
             both=self._square(np.where(fits, forward + backward, np.inf), elsewhere=np.inf),
             backward=self._square(backward),
-            sums=self._square(self.network.ring(low, low + len(blocks)).seconds(self._bytes.parameters)),
+            sums=self.network.ring(low, low + len(blocks)).seconds(self._spans.parameters()),
         )
 
     def _free_of(self, low: int, high: int) -> tuple[Blocks, NDArray[np.bool_]]:
         """Return what algorithm 1 comes to where memory is no limit."""
-        everywhere = np.arange(len(self._bytes.first))
+        everywhere = np.arange(len(self._first))
         return self._allocated(low, np.full((high - low, len(everywhere)), self.total), everywhere)
 
     def _allocated(self, low: int, room: Blocks, at: NDArray[np.intp]) -> tuple[Blocks, NDArray[np.bool_]]:
@@ -147,28 +120,31 @@ class DeviceTables:
         kinds = self._kind[low : low + len(blocks), None]
         rows = (kinds * (self.total + 1) + blocks) * (self.units + 1)
         flat = table.ravel()
-        return np.asarray(flat.take(rows + self._bytes.end[at]) - flat.take(rows + self._bytes.first[at]))
+        return np.asarray(flat.take(rows + self._end[at]) - flat.take(rows + self._first[at]))
 
     def _running_sums(self, kinds: Sequence[str]) -> tuple[Array, Array]:
         """Return running sums over units of the seconds of F and of B, as [kind, blocks, unit]."""
         counts = range(self.total + 1)
+        seconds = self._spans.compute.prefix_seconds
         forward, backward = (
-            np.array(
-                [[self.compute.prefix_seconds(kind, op, count * self.block) for count in counts] for kind in kinds]
-            )
+            np.array([[seconds(kind, op, count * self.block) for count in counts] for kind in kinds])
             for op in (Op.FORWARD, Op.BACKWARD)
         )
         return forward, backward
 
     def _room(self, low: int, high: int, held: int, at: NDArray[np.intp]) -> Blocks:
         """Return the most blocks that fit, by device and span: equation 3, and the messages of both cuts."""
-        devices = [self._profile.cluster.device_by_name[name] for name in self.devices[low:high]]
-        memory = np.array([float(device.memory_bytes - framework_bytes(device.backend)) for device in devices])
-        each = np.maximum(held * self._bytes.activation[at] + self._bytes.messages[at], 1.0)
-        room = np.floor((memory[:, None] - self._bytes.state[at]) / each / self.block)
+        spans = (self._first[at], self._end[at])
+        left = np.array([self._memory_bytes(name) - self._spans.state()[spans] for name in self.devices[low:high]])
+        each = np.maximum(held * self._spans.in_flight()[spans] + self._spans.buffers[spans], 1.0)
+        room = np.floor(left / each / self.block)
         return np.asarray(np.clip(room, 0, self.total), dtype=np.int64)
+
+    def _memory_bytes(self, name: str) -> int:
+        """Return what the framework leaves of a device's memory."""
+        return self._spans.profile.cluster.device_by_name[name].memory_bytes - self._spans.framework_bytes(name)
 
     def _square(self, values: Array, *, elsewhere: float = 0.0) -> Array:
         found = np.full((self.units + 1, self.units + 1), elsewhere)
-        found[self._bytes.first, self._bytes.end] = values
+        found[self._first, self._end] = values
         return found

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.profile import Profile
-from spantrain.planner.strategies.auto.bound import pipeline_bounds_s, values
-from spantrain.planner.strategies.auto.hops import HOP_FIELDS, Array, Part
+from spantrain.cost.span_tables import Array
+from spantrain.planner.strategies.auto.cuts import pipeline_bounds_s, values
+from spantrain.planner.strategies.auto.hops import HOP_FIELDS, Part
 from spantrain.planner.strategies.auto.parts import PART_FIELDS, PartCosts
 from spantrain.planner.strategies.auto.shape import Shape
 

@@ -13,9 +13,8 @@ from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.request import Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.score import Score, Scorer
+from spantrain.planner.strategies.auto.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain.planner.strategies.auto.weights import weights_of
 from spantrain_studies.planners.exhaustive.space import Candidates, Space
 
 MOST_DEVICES = 6

@@ -8,15 +8,11 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from spantrain.core.action import Op
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
 from spantrain.core.span import apportion
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, framework_bytes
+from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.tables import Array
-
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 Run = tuple[str, int]
 """A kind, and how many of its devices follow each other on one host."""
@@ -39,7 +35,7 @@ class GroupCosts:
     """Tables of device groups; groups that are alike have one."""
 
     def __init__(self, assembler: Assembler, devices: Sequence[str]) -> None:
-        self._assembler = assembler
+        self._assembler, self._spans = assembler, assembler.spans
         self._cluster = assembler.profile.cluster
         self._by_kind: dict[str, tuple[str, ...]] = {}
         for _, members in groupby(
@@ -50,8 +46,6 @@ class GroupCosts:
                 self._by_kind[self._kind(row[0])] = row
         self.table = cache(self._table)
         """By (runs, samples of a micro-batch, micro-batches held)."""
-        self._held = cache(self._held_arrays)
-        self._prefix = cache(self._prefix_sums)
 
     def _kind(self, name: str) -> str:
         return self._cluster.device_by_name[name].kind
@@ -104,36 +98,19 @@ class GroupCosts:
 
     def _seconds(self, replicas: frozenset[tuple[str, int]], degree: int, held: int) -> Array:
         """Return the slowest replica's seconds, infinite where a device has no room."""
-        units = self._assembler.units
-        seconds, fits = np.zeros((units + 1, units + 1)), np.tril(np.ones((units + 1, units + 1))) == 0
+        seconds, fits = np.zeros(self._spans.above.shape), self._spans.above
         for kind, samples in replicas:
             sums = self._prefix(kind, degree, samples)
-            seconds = np.maximum(seconds, sums[None, :] - sums[:, None])
+            seconds = np.maximum(seconds, over_spans(sums))
             device = self._cluster.device_by_name[self._by_kind[kind][0]]
-            fits &= self._need(kind, degree, samples, held) <= device.memory_bytes
+            fits = fits & (self._need(kind, degree, samples, held) <= device.memory_bytes)
         return np.where(fits, seconds, np.inf)
 
     def _need(self, kind: str, degree: int, samples: int, held: int) -> Array:
-        state, activation, buffer = self._held(degree)
-        fixed = framework_bytes(self._cluster.device_by_name[self._by_kind[kind][0]].backend)
-        return state + samples * (held * activation + buffer) + fixed
+        return self._spans.need(self._by_kind[kind][0], samples * held, samples, even_share(degree))
 
-    def _prefix_sums(self, kind: str, degree: int, samples: int) -> Array:
-        group = self._by_kind[kind][:degree]
-        rows = [self._assembler.step_cost.groups.prefix_seconds(group, (1.0,) * degree, op, samples) for op in _OPS]
-        return np.asarray(np.array(rows).sum(axis=0), dtype=np.float64)
-
-    def _held_arrays(self, degree: int) -> tuple[Array, Array, Array]:
-        """Return the bytes of state, and of a sample's activations and messages, of one member."""
-        graph, units = self._assembler.profile.graph, self._assembler.units
-        state = np.zeros((units + 1, units + 1))
-        for first in range(units):
-            state[first, first + 1 :] = np.cumsum(graph.held_parameter_bytes(range(first, units), even_share(degree)))
-        held = [unit.activation_bytes_per_sample / (degree if unit.tensor_sums else 1) for unit in graph.units]
-        sums = np.cumsum([0.0, *held])
-        edges = BUFFERED_MICRO_BATCHES * self._assembler.cut_bytes
-        ratio = self._assembler.memory.state_ratio
-        return ratio * state, sums[None, :] - sums[:, None], edges[:, None] + edges[None, :]
+    def _prefix(self, kind: str, degree: int, samples: int) -> Array:
+        return self._spans.work(self._by_kind[kind][:degree], (1.0,) * degree, samples)
 
     def closest_miss(self) -> str:
         """Return what the largest device would need for the unit that needs the most."""

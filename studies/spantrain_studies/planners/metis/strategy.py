@@ -19,8 +19,7 @@ from itertools import accumulate, pairwise
 
 from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Assembler, StageShape
-from spantrain.planner.assembly.cuts import least_largest
+from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain_studies.planners.metis.costs import GroupCosts, GroupTable
 from spantrain_studies.planners.metis.groups import arrangements, kind_orders
@@ -98,7 +97,7 @@ class _Search:
             yield tuple(sorted(self._devices, key=lambda name: places[name]))
 
     def _mean_s_per_byte(self, pairs: list[tuple[str, str]]) -> float:
-        links = [self.assembler.network.link(*pair) for pair in pairs]
+        links = [self.assembler.spans.network.link(*pair) for pair in pairs]
         return sum(1 / link.bandwidth_bytes_per_s for link in links) / max(1, len(links))
 
     def _s_per_byte(self, devices: tuple[str, ...]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spantrain.planner.strategies.auto.weights import Weights
+from spantrain.planner.strategies.auto.score import Weights
 from spantrain_studies.planners.sailor.programme import Taken
 from spantrain_studies.planners.sailor.space import Space
 
@@ -73,7 +73,7 @@ def estimate(space: Space, layout: Layout, groups: Sequence[Sequence[Group]]) ->
     Its first micro-batch passes all stages and cuts there and back, the others follow at the pace of the straggler (a
     stage, or a cut whose link is busier), and the slowest gradient sum comes at the end.
     """
-    job, network = space.job, space.step_cost.network
+    job, network = space.job, space.spans.network
     size = layout.samples * layout.width
     micro_batches = -(-job.global_batch // size)
     stages = [_slowest_s(space, layout, stage) for stage in range(layout.stages)]
@@ -132,7 +132,7 @@ def _slowest_s(space: Space, layout: Layout, stage: int) -> float:
 
 def _busy_s(space: Space, pairs: Sequence[Pair], size_bytes: float) -> float:
     """Return for how long the busiest link is busy when each pair sends so many bytes."""
-    network = space.step_cost.network
+    network = space.spans.network
     load: dict[str, float] = {}
     for pair in pairs:
         for shared in network.route(*pair):
@@ -145,7 +145,7 @@ def _sum_s(space: Space, members: Sequence[Group], units: range) -> float:
     """Return the seconds of a ring sum, at the pace of its slowest neighbours; parts of a group share their ports."""
     if len(members) < 2:
         return 0.0
-    network = space.step_cost.network
+    network = space.spans.network
     leaders = [group[0] for group in members]
     pairs = list(zip(leaders, (*leaders[1:], leaders[0]), strict=True))
     turns, slowest_s = 2 * (len(leaders) - 1), 0.0

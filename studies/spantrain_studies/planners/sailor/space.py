@@ -11,18 +11,15 @@ from itertools import permutations
 
 import numpy as np
 
-from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share
-from spantrain.cost.memory import Division, MemoryCost
-from spantrain.cost.step import StepCost
-from spantrain.planner.assembly.cuts import least_largest
-from spantrain.planner.assembly.tables import Array
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.memory import Division
+from spantrain.cost.span_tables import Array, SpanTables, over_spans
+from spantrain.planner.assembly.assemble import least_largest
 from spantrain.planner.request import Objective, PlanRequest
-from spantrain.planner.strategies.auto.weights import Weights, weights_of
-
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+from spantrain.planner.strategies.auto.score import Weights, weights_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +108,10 @@ class Space:
         self.supplies = supplies_of(cluster, request.devices_within_quotas, request.constraints.keep)
         self.sites = tuple(dict.fromkeys(supply.site for supply in self.supplies))
         self.kinds = tuple(dict.fromkeys(supply.kind for supply in self.supplies))
-        self.step_cost = StepCost(self.profile, self.job.dtype)
-        self.memory = MemoryCost(self.profile, self.job.optimizer, self.step_cost.compute.dtype)
+        self.spans = SpanTables(self.profile, self.job.optimizer, self.job.dtype)
         self.weights: Weights = weights_of(cluster, request.objective, self.job.global_batch)
         self.money: Weights = weights_of(cluster, Objective.COST, self.job.global_batch)
-        self.units = len(self.profile.graph.units)
+        self.units = self.spans.units
         self.begins = cache(self._begins)
         """The unit in front of which each of so many stages begins, then the end."""
         self.seconds = cache(self._seconds)
@@ -129,7 +125,6 @@ class Space:
         """From a site to one: (site, other, devices that are in one host if they can be)."""
         self._least_sum = cache(self._least_sum_s)
         self._least_crossing = cache(self._least_crossing_s)
-        self._prefix = cache(self._prefix_sums)
         self._bytes = cache(self._device_bytes)
 
     @property
@@ -152,12 +147,12 @@ class Space:
         return range(self.begins(stages)[stage], self.begins(stages)[stage + 1])
 
     def _begins(self, stages: int) -> tuple[int, ...]:
-        rows = [[self.step_cost.compute.prefix_seconds(kind, op, 1) for op in _OPS] for kind in self.kinds]
+        rows = [[self.spans.compute.prefix_seconds(kind, op, 1) for op in SPLIT_OPS] for kind in self.kinds]
         work: Array = np.array(rows).sum(axis=1).mean(axis=0)
-        return least_largest([work[None, :] - work[:, None]] * stages)[1]
+        return least_largest([over_spans(work)] * stages)[1]
 
     def _seconds(self, supply: int, degree: int, samples: int, stages: int) -> tuple[float, ...]:
-        sums = self._prefix(self.supplies[supply].group(degree), samples)
+        sums = self.spans.work(self.supplies[supply].group(degree), (1.0,) * degree, samples)
         return tuple(np.diff(sums[list(self.begins(stages))]).tolist())
 
     def _outline(self, stages: int, samples: int) -> tuple[float, float, float]:
@@ -175,11 +170,6 @@ class Space:
                     seconds, worth = np.minimum(seconds, row), np.minimum(worth, degree * price * row)
         return float(seconds.max()), float(seconds.sum()), float(worth.sum())
 
-    def _prefix_sums(self, group: tuple[str, ...], samples: int) -> Array:
-        shares = (1.0,) * len(group)
-        rows = [self.step_cost.groups.prefix_seconds(group, shares, op, samples) for op in _OPS]
-        return np.asarray(np.array(rows).sum(axis=0), dtype=np.float64)
-
     def _least_degrees(self, supply: int, samples: int, stages: int, micro_batches: int) -> tuple[int, ...]:
         found = self.supplies[supply]
         degrees = [degree for degree in self.degrees(found.kind) if degree <= found.largest_degree]
@@ -192,7 +182,9 @@ class Space:
 
     def _device_bytes(self, supply: int, units: range, degree: int, in_flight: int, largest: int) -> int:
         group = self.supplies[supply].group(degree)
-        return self.memory.need(units, group[0], in_flight, largest, Division(tp_share=even_share(degree))).peak_bytes
+        return self.spans.memory.need(
+            units, group[0], in_flight, largest, Division(tp_share=even_share(degree))
+        ).peak_bytes
 
     def _way(self, site: str, other: str, together: int) -> Way:
         here, there = self._hosts[site], self._hosts[other]
@@ -205,7 +197,7 @@ class Space:
             devices, users = (here[0][0], here[-1][0]), len(here[0])
         if devices[0] == devices[1]:
             return Way(devices=devices, latency_s=0.0, s_per_byte=0.0, most_users=1)
-        link = self.step_cost.network.link(*devices)
+        link = self.spans.network.link(*devices)
         rate = 1 / link.bandwidth_bytes_per_s
         return Way(devices=devices, latency_s=link.latency_s, s_per_byte=rate, most_users=users)
 

@@ -7,7 +7,7 @@ for all stages, equal shares; the dynamic programme over stages and what is left
 assumed straggler where money is counted (equation 2); the 1F1B step of section 4.3, and its money; memory by device.
 Devices are counted by kind and site, and named at the end.
 
-It trains by Megatron-DeepSpeed, whose sums come behind the last backward (`deepspeed-pipeline` in `cost.sum_models`).
+It trains by Megatron-DeepSpeed, whose sums come behind the last backward (`deepspeed-pipeline` in `cost.sums`).
 
 Decided here: one partition for each number of stages (`sailor_space`); degrees of a kind are powers of two, with floors
 that are tried by kind; of the widths that need equally many micro-batches the smallest is tried; the straggler's first

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
-from spantrain.planner.strategies.auto.weights import Weights
+from spantrain.planner.strategies.auto.score import Weights
 from spantrain_studies.planners.sailor.programme import Taken, Task
 from spantrain_studies.planners.sailor.space import Space
 

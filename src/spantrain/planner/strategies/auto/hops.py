@@ -1,21 +1,24 @@
-"""Seconds of the ways between parts of a pipeline for every cut: what the bounds of `auto` and `exhaustive` read."""
+"""Seconds of the ways between parts of a pipeline for every cut: what the bounds of `auto` and `exhaustive` read.
 
-from collections.abc import Iterable, Sequence
+What it costs to divide a stage's state among its replicas, for every span of units, as `cost.replicas` has it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spantrain.core.profile import Profile
+from spantrain.core.plan import StateSharding
+from spantrain.core.precision import is_low
 from spantrain.core.span import apportion
-from spantrain.cost.network import NetworkCost
+from spantrain.cost.memory import Division
+from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.strategies.auto.weights import Weights
+from spantrain.planner.strategies.auto.score import Weights
 
-Array = NDArray[np.float64]
 HOP_FIELDS = ("up", "down", "busy_up", "busy_down", "latency_up", "latency_down", "extra")
 """Least seconds of one span up and its gradient down; of the busiest link in a step; least latencies."""
 
@@ -53,22 +56,20 @@ class HopCosts:
 
     def __init__(
         self,
-        profile: Profile,
-        network: NetworkCost,
+        spans: SpanTables,
         weights: Weights,
-        grid: Sequence[int],
         *,
         exact: bool,
         wire_format: WireFormat = WireFormat.NATIVE,
     ) -> None:
-        self._profile, self._network, self._weights, self._exact = profile, network, weights, exact
-        self._grid, self._wire_format = tuple(grid), wire_format
+        self._spans, self._network, self._weights, self._exact = spans, spans.network, weights, exact
+        self._wire_format = wire_format
         self._ways: dict[tuple[str, str], tuple[tuple[str, float], ...]] = {}
 
     def hop(self, lower: Part, upper: Part, batch: Batch) -> Array:
         """Return the fields of the way from a part to the next one by [field, cut]."""
-        found = np.zeros((len(HOP_FIELDS), len(self._grid)))
-        forward, backward = self._cut_bytes[self.wire_format(lower, upper)]
+        found = np.zeros((len(HOP_FIELDS), len(self._spans.points)))
+        forward, backward = self._spans.cut_bytes(self.wire_format(lower, upper))
         found[0], found[2], found[4] = self._way(lower, upper, batch, forward)
         found[1], found[3], found[5] = self._way(upper, lower, batch, backward)
         if self._weights.counts_traffic:
@@ -79,18 +80,6 @@ class HopCosts:
         """Return what is sent between two parts: the wire format if any of it leaves its site."""
         sites = {self._network.place(name)[0] for name in (*lower.devices, *upper.devices)}
         return self._wire_format if len(sites) > 1 else WireFormat.NATIVE
-
-    @cached_property
-    def _cut_bytes(self) -> dict[WireFormat, tuple[Array, Array]]:
-        units = self._profile.graph.units
-        before = [units[max(point - 1, 0)] for point in self._grid]
-        return {
-            form: (
-                np.array([float(unit.forward_bytes(form)) for unit in before]),
-                np.array([float(unit.backward_bytes(form)) for unit in before]),
-            )
-            for form in {WireFormat.NATIVE, self._wire_format}
-        }
 
     def _way(self, senders: Part, receivers: Part, batch: Batch, per_sample: Array) -> tuple[Array, Array, float]:
         """Return, in one direction, the least seconds of one span, those of the busiest link in a step, the latency."""
@@ -108,7 +97,7 @@ class HopCosts:
 
     @cached_property
     def _has_curves(self) -> bool:
-        return any(link.curve is not None for link in self._profile.links)
+        return any(link.curve is not None for link in self._spans.profile.links)
 
     def _lines(
         self, pieces: Sequence[Piece], count: int, per_sample: Array, busy: dict[str, Array | float]
@@ -190,3 +179,71 @@ def _pieces(senders: Part, receivers: Part, size: int) -> list[Piece]:
             if ends[at] <= lo and lo < size:
                 at += 1
     return found
+
+
+Gather = Callable[[tuple[str, ...], Array], Array]
+"""Returns the seconds in which devices that hold a part each get all of so many bytes, for many sizes at once."""
+
+
+class ShardCosts:
+    """Bytes and seconds of one way to divide state, as arrays over positions in a grid of units."""
+
+    def __init__(self, spans: SpanTables, sharding: StateSharding, gather: Gather) -> None:
+        self.sharding, self._spans, self._gather = sharding, spans, gather
+        self._gathered_ratio = 0.5 if is_low(spans.compute.dtype) else 1.0
+        self.state_bytes = cache(self._state_bytes)
+        """Bytes of state of one of so many replicas."""
+        self._gathered_s = cache(self._seconds_of_gathers)
+
+    def division(self, replicas: int) -> Division:
+        """Return what a replica has of a stage's state; there is nothing to divide where it is alone."""
+        return Division(state_sharding=self.sharding if replicas > 1 else StateSharding.NONE, replicas=replicas)
+
+    def _state_bytes(self, replicas: int) -> Array:
+        division, grid = self.division(replicas), self._spans.points.tolist()
+        found = np.zeros(self._spans.above.shape)
+        for i, j in np.argwhere(self._spans.above).tolist():
+            found[i, j] = self._spans.memory.state_bytes(range(grid[i], grid[j]), division)
+        return found
+
+    def beside(self, devices: tuple[str, ...], batch: Batch) -> Array:
+        """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
+        count = batch.whole + bool(batch.rest)
+        summed = self._gathered_s(devices, 1.0)
+        if self.sharding is StateSharding.ZERO2:
+            return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed * (count - 1) / count])
+        gathered = self._gathered_s(devices, self._gathered_ratio)
+        return np.stack([gathered, gathered, np.maximum(summed - self._first_s(devices, 1.0) / count, 0.0)])
+
+    def behind_s(self, devices: tuple[str, ...]) -> Array:
+        """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
+        if self.sharding is StateSharding.ZERO2:
+            return self._gather(devices, self._spans.parameters())
+        return self._first_s(devices, 1.0) + self._first_s(devices, self._gathered_ratio)
+
+    def _first_s(self, devices: tuple[str, ...], ratio: float) -> Array:
+        """Return the seconds in which the first unit's parameters go half round a ring, by begin."""
+        sizes = [self._held(first)[0] if self._held(first) else 0 for first in self._spans.points.tolist()]
+        found: Array = self._gather(devices, np.array(sizes, dtype=np.float64) * ratio)[:, None]
+        return found
+
+    def _seconds_of_gathers(self, devices: tuple[str, ...], ratio: float) -> Array:
+        """Return the seconds in which the parameters go half round a ring, unit by unit, by begin and end."""
+        grid, found = self._spans.points, np.zeros(self._spans.above.shape)
+        for i, first in enumerate(grid.tolist()[:-1]):
+            seconds = self._gather(devices, ratio * np.array(self._held(first), dtype=np.float64))
+            found[i, i:] = np.concatenate([[0.0], np.cumsum(seconds)])[grid[i:] - first]
+        return found
+
+    def _held(self, first: int) -> tuple[int, ...]:
+        return self._spans.profile.graph.held_parameter_bytes(range(first, self._spans.units))
+
+
+def hidden(compute: Array, beside: Array) -> Array:
+    """Return the least seconds of F, I and W of which each takes the longer of its compute and what goes on beside it.
+
+    Where I and W are one action, they may hide more: so much is taken off W.
+    """
+    forward, inputs = np.maximum(compute[:2], beside[:2])
+    both = np.maximum(compute[1] + compute[2], beside[1] + beside[2])
+    return np.stack([forward, inputs, both - inputs])

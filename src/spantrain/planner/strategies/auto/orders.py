@@ -2,7 +2,7 @@
 
 A chain has the blocks of some groups (a kind in a site), group by group. A stage takes consecutive blocks of it and
 consecutive units, as in PipeDream's programme, and the last blocks may be left out; what fills and drains the pipeline
-is counted as in `planner.assembly.cuts`.
+is counted as in `planner.assembly.assemble`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,9 @@ from itertools import pairwise, permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from spantrain.cost.span_tables import Array
 from spantrain.planner.strategies.auto.cuts import Parts
-from spantrain.planner.strategies.auto.hops import Array, Part
+from spantrain.planner.strategies.auto.hops import Part
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.parts import PartCosts
 

@@ -5,28 +5,23 @@ micro-batch. Cuts lie on a grid of unit numbers, all of them for small models, f
 by positions in that grid.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spantrain.core.action import Op
 from spantrain.core.plan import StateSharding
 from spantrain.core.span import apportion
-from spantrain.cost.compute import ComputeCost
-from spantrain.cost.memory import BUFFERED_MICRO_BATCHES, WHOLE, Division, MemoryCost, framework_bytes
-from spantrain.cost.network import NetworkCost
-from spantrain.cost.sum_models import own_sum_s
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.memory import WHOLE, Division, framework_bytes
+from spantrain.cost.span_tables import Array
+from spantrain.cost.sums import own_sum_s
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.assembly.in_flight import in_flight_bytes
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.auto.hops import Array, Batch, HopCosts, Part
-from spantrain.planner.strategies.auto.shards import ShardCosts, hidden
-from spantrain.planner.strategies.auto.weights import Weights
+from spantrain.planner.strategies.auto.hops import Batch, HopCosts, Part, ShardCosts, hidden
+from spantrain.planner.strategies.auto.score import Weights
 
 PART_FIELDS = (
     *("forward", "input", "weight", "run", "run_fi", "run_f", "run_i", "sync", "crowd", "extra"),
@@ -39,7 +34,6 @@ likely left of the gradient sum."""
 _LIKELY_BUCKETS = 8
 """Of a sum beside the last backward, one of so many is taken to be left in any case."""
 
-_SPLIT = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _ONE_BY_ONE_UP_TO = 64
 
 
@@ -71,41 +65,21 @@ class PartCosts:
         self._exact_sums = exact_sums
         self.weights = weights
         self.global_batch = request.job.global_batch
-        self._profile, self._splits = request.profile, request.job.splits_backward
-        self.compute = ComputeCost(request.profile, request.job.dtype)
-        self.network = NetworkCost(request.profile)
-        self.memory = MemoryCost(request.profile, request.job.optimizer, self.compute.dtype)
+        self.spans = request.job.span_tables(request.profile, self.grid)
+        self.units, self.memory, self.network = self.spans.units, self.spans.memory, self.spans.network
         self.devices = request.profile.cluster.device_by_name
-        self._points = np.array(self.grid)
-        self._hop_costs = HopCosts(
-            request.profile, self.network, weights, grid, exact=exact_sums, wire_format=wire_format
-        )
+        self._hop_costs = HopCosts(self.spans, weights, exact=exact_sums, wire_format=wire_format)
         self.wire_format = self._hop_costs.wire_format
         """What is sent between two parts."""
         self.shards: ShardCosts | None = None
         """How replicas divide state; None: each has its stage's whole."""
         if state_sharding is not StateSharding.NONE:
-            self.shards = ShardCosts(
-                request.profile.graph,
-                self.memory,
-                self.grid,
-                state_sharding,
-                dtype=self.compute.dtype,
-                gather=self._gathers_s,
-            )
+            self.shards = ShardCosts(self.spans, state_sharding, self._gathers_s)
         self._parts: dict[tuple[Part, int], Array] = {}
         self._hops: dict[tuple[Part, Part, int], Array] = {}
         self._works: dict[tuple[str, int, int, Batch], _Work] = {}
-        self._crowds: dict[tuple[str, int, int, int, int], Array] = {}
-        self._shares: dict[tuple[tuple[str, ...], int], tuple[int, ...]] = {}
-        self._sums: dict[tuple[str, ...], tuple[Array, Array]] = {}
-        self._seconds: dict[tuple[str, int], float] = {}
+        self._crowd, self._sum = cache(self._crowd_of), cache(self._sum_of)
         self._by_looks: dict[tuple[object, ...], Array] = {}
-
-    @property
-    def units(self) -> int:
-        """Number of units of the model."""
-        return len(self._profile.graph.units)
 
     def batch(self, size: int) -> Batch:
         """Return how the global batch is cut into micro-batches of a size."""
@@ -114,19 +88,15 @@ class PartCosts:
     def division(self, replicas: int) -> Division:
         """Return what one of so many replicas has of a stage."""
         division = WHOLE if self.shards is None else self.shards.division(replicas)
-        return replace(division, splits=self._splits)
+        return replace(division, splits=self.spans.splits)
 
     def shares(self, devices: tuple[str, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch so that the slowest replica ends soonest on the whole model; some may get nothing."""
-        kinds = tuple(self.devices[name].kind for name in devices)
-        found = self._shares.get((kinds, size))
-        if found is None:
-            found = self._shares[kinds, size] = self._divide(kinds, size)
-        return found
+        return self.spans.shares(devices, range(self.units), size)
 
     def replica_seconds(self, device: str, samples: int) -> float:
         """Return the seconds of F, I and W of the whole model on a device."""
-        return self._kind_seconds(self.devices[device].kind, samples)
+        return self.spans.kind_seconds(self.devices[device].kind, range(self.units), samples)
 
     def part(self, part: Part, batch: Batch) -> Array:
         """Return the fields of a part by [field, begin, end]; `run` is infinite where it cannot be."""
@@ -181,36 +151,13 @@ class PartCosts:
 
     def tied_s(self, first: str, last: str) -> float:
         """Return the seconds of the exchange of parameters that both the first and the last unit hold."""
-        graph = self._profile.graph
+        graph = self.spans.profile.graph
         names = set(graph.units[0].shared) & set(graph.units[-1].shared)
         ways = ((first, last), (last, first))
         return sum(max(self.network.transfer_seconds(*way, graph.shared_bytes[name]) for way in ways) for name in names)
 
     def _latency_s(self, source: str, target: str) -> float:
         return self.network.link(source, target).latency_s
-
-    def _divide(self, kinds: tuple[str, ...], size: int) -> tuple[int, ...]:
-        """Give each sample to the device that would end soonest with it; many samples in proportion to speed."""
-        if len(set(kinds)) == 1:
-            return apportion(size, [1.0] * len(kinds))
-        if size > _ONE_BY_ONE_UP_TO:
-            even = max(size // len(kinds), 1)
-            return apportion(size, [1 / max(self._kind_seconds(kind, even), 1e-12) for kind in kinds])
-        parts = [0] * len(kinds)
-        heap = [(self._kind_seconds(kind, 1), index) for index, kind in enumerate(kinds)]
-        heapq.heapify(heap)
-        for _ in range(size):
-            index = heap[0][1]
-            parts[index] += 1
-            heapq.heapreplace(heap, (self._kind_seconds(kinds[index], parts[index] + 1), index))
-        return tuple(parts)
-
-    def _kind_seconds(self, kind: str, samples: int) -> float:
-        found = self._seconds.get((kind, samples))
-        if found is None:
-            found = sum(self.compute.prefix_seconds(kind, op, samples)[-1] for op in _SPLIT)
-            self._seconds[kind, samples] = found
-        return found
 
     def _part(self, part: Part, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)
@@ -227,12 +174,14 @@ class PartCosts:
         least = distinct[0].least if len(distinct) == 1 else np.minimum.reduce([work.least for work in distinct])
         totals = [(w.total.sum(axis=0), w.total[0] + w.total[1], w.total[0], w.total[1]) for w in distinct]
         runs = [np.maximum.reduce(column) if len(distinct) > 1 else column[0] for column in zip(*totals, strict=True)]
-        crowd = np.maximum.reduce([self._crowd(*row, len(part.devices)) for row in sorted(rows)])
-        found = np.empty((len(PART_FIELDS), *self._shape))
+        crowd = np.maximum.reduce(
+            [self._crowd(*row, 1 if self.shards is None else len(part.devices)) for row in sorted(rows)]
+        )
+        found = np.empty((len(PART_FIELDS), *self.spans.above.shape))
         found[:3] = least
         for index, run in enumerate(runs):
             found[3 + index] = run
-        found[3][~np.isfinite(crowd) | self._backwards] = np.inf
+        found[3][~np.isfinite(crowd) | ~self.spans.above] = np.inf
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
         found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
@@ -252,22 +201,14 @@ class PartCosts:
         least_s, likely_s = self._sum(devices)
         behind_s: Array | float = 0.0
         if shards is not None:
-            behind_s = shards.behind_s(devices, self._parameter_bytes)
+            behind_s = shards.behind_s(devices)
             if shards.sharding is StateSharding.ZERO3:
                 return behind_s, behind_s
             # Half of a sum brings gradients to their holders.
             least_s, likely_s = least_s / 2, likely_s / 2
-        beside_s = fields[12] if self._splits else fields[11] + fields[12]
+        beside_s = fields[12] if self.spans.splits else fields[11] + fields[12]
         likely_s = np.maximum(likely_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, likely_s / _LIKELY_BUCKETS)
         return np.maximum(least_s - fields[11] - fields[12], 0.0) + behind_s, likely_s + behind_s
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return (len(self.grid), len(self.grid))
-
-    @cached_property
-    def _backwards(self) -> NDArray[np.bool_]:
-        return np.tril(np.ones(self._shape)) > 0
 
     def _work(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None) -> _Work:
         """Return a device's work; each of its actions takes at least as long as what goes on beside it."""
@@ -285,63 +226,38 @@ class PartCosts:
         return found
 
     def _spans_of(self, kind: str, samples: int) -> Array:
-        sums = np.array([self.compute.prefix_seconds(kind, op, samples) for op in _SPLIT])[:, self._points]
+        sums = np.array([self.spans.compute.prefix_seconds(kind, op, samples) for op in SPLIT_OPS])[
+            :, self.spans.points
+        ]
         spans: Array = np.maximum(sums[:, None, :] - sums[:, :, None], 0.0)
         return spans
 
-    def _crowd(self, backend: str, memory_bytes: int, count: int, samples: int, replicas: int) -> Array:
+    def _crowd_of(self, backend: str, memory_bytes: int, count: int, samples: int, replicas: int) -> Array:
         """Return how often the in-flight limit must be filled; 0 where all fits, infinite where not one span does."""
-        key = (backend, memory_bytes, count, samples, 1 if self.shards is None else replicas)
-        found = self._crowds.get(key)
-        if found is None:
-            whole, held, buffers = self._memory_arrays
-            state = whole if self.shards is None else self.shards.state_bytes(replicas)
-            left = memory_bytes - framework_bytes(backend) - state - count * buffers
-            fits = np.floor(left / np.maximum(held, 1.0))
-            limit = np.minimum(np.where((held == 0) & (left >= 0), samples, fits), samples)
-            # Equal spans go in whole: some of the places that they take is taken so many times.
-            alike = samples % count == 0
-            places = np.maximum(np.floor(limit / count) if alike else limit, 1.0)
-            turns = np.ceil(samples // count / places) if alike else samples / places
-            crowd = np.where(limit < samples, turns, 0.0)
-            found = self._crowds[key] = np.where((limit >= count) & (left >= 0), crowd, np.inf)
-        return found
+        held = self.spans.in_flight()
+        state = self.spans.state() if self.shards is None else self.shards.state_bytes(replicas)
+        left = memory_bytes - framework_bytes(backend) - state - count * self.spans.buffers
+        fits = np.floor(left / np.maximum(held, 1.0))
+        limit = np.minimum(np.where((held == 0) & (left >= 0), samples, fits), samples)
+        # Equal spans go in whole: some of the places that they take is taken so many times.
+        alike = samples % count == 0
+        places = np.maximum(np.floor(limit / count) if alike else limit, 1.0)
+        turns = np.ceil(samples // count / places) if alike else samples / places
+        crowd = np.where(limit < samples, turns, 0.0)
+        return np.where((limit >= count) & (left >= 0), crowd, np.inf)
 
-    @cached_property
-    def _memory_arrays(self) -> tuple[Array, Array, Array]:
-        """Return bytes of state, and by the sample of activations and of buffered messages."""
-        units = self._profile.graph.units
-        own = self._between([float(unit.parameter_bytes) for unit in units])
-        for name, size in self._profile.graph.shared_bytes.items():
-            own = own - size * np.maximum(self._between([float(name in unit.shared) for unit in units]) - 1, 0)
-        held = in_flight_bytes(self._profile.graph, self.grid, splits=self._splits)
-        edge = np.zeros(len(units) + 1)
-        edge[1:-1] = [unit.cut_bytes_per_sample + unit.gradient_bytes_per_sample for unit in units[:-1]]
-        edge = edge[self._points]
-        buffers = BUFFERED_MICRO_BATCHES * (edge[:, None] + edge[None, :])
-        return np.rint(own * self.memory.state_ratio), held, buffers
-
-    def _between(self, values: Sequence[float]) -> Array:
-        sums = np.concatenate([[0.0], np.cumsum(values)])[self._points]
-        between: Array = sums[None, :] - sums[:, None]
-        return between
-
-    def _sum(self, devices: tuple[str, ...]) -> tuple[Array, Array]:
+    def _sum_of(self, devices: tuple[str, ...]) -> tuple[Array, Array]:
         """Return the least and the likely seconds of the gradient sum.
 
         No ring is faster than its slowest hop carries all pieces, or than one piece goes round twice. By how much ours
         is slower than that is taken from the sum of the whole model.
         """
-        found = self._sums.get(devices)
-        if found is None:
-            least = self._least_of_sum(devices)
-            whole = float(self._parameter_bytes[0, -1])
-            likely_s = own_sum_s(self.network.collectives, [self.devices[name] for name in devices], whole)
-            found = self._sums[devices] = least, least * max(1.0, likely_s / max(float(least[0, -1]), 1e-12))
-        return found
+        least, whole = self._least_of_sum(devices), float(self.spans.parameters()[0, -1])
+        likely_s = own_sum_s(self.network.collectives, [self.devices[name] for name in devices], whole)
+        return least, least * max(1.0, likely_s / max(float(least[0, -1]), 1e-12))
 
     def _least_of_sum(self, devices: tuple[str, ...]) -> Array:
-        size, turns = self._parameter_bytes, 2 * (len(devices) - 1)
+        size, turns = self.spans.parameters(), 2 * (len(devices) - 1)
         pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
         latency_s = [self._latency_s(*pair) for pair in pairs]
         piece = max(float(size.max()) / len(devices), 1.0)
@@ -356,11 +272,3 @@ class PartCosts:
         seconds = [self.network.collectives.gather_s(devices, value) if value else 0.0 for value in tried]
         found: Array = np.interp(values, tried, seconds)[where].reshape(size.shape)
         return found
-
-    @cached_property
-    def _parameter_bytes(self) -> Array:
-        units = self._profile.graph.units
-        own = self._between([float(unit.parameter_bytes) for unit in units])
-        for name, size in self._profile.graph.shared_bytes.items():
-            own = own - size * np.maximum(self._between([float(name in unit.shared) for unit in units]) - 1, 0)
-        return own

@@ -8,12 +8,10 @@ inside hosts.
 """
 
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.tables import Tables
-from spantrain.planner.explain import infeasible
+from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
 from spantrain.planner.strategies.auto.score import Score, Scorer
-from spantrain.planner.strategies.pools.goal import Goal
-from spantrain.planner.strategies.pools.members import PoolPlan
+from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch
 
@@ -38,7 +36,7 @@ def restricted_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
     """
     found = pool_proposals(request)
     if not found:
-        refusal = infeasible(Tables(request.profile, request.job), request.devices)
+        refusal = infeasible(request.profile, request.job, request.devices)
         raise InfeasiblePlanError(f"nothing that --restrict {request.restriction} allows fits; unrestricted: {refusal}")
     return found
 

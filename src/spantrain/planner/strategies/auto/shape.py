@@ -73,7 +73,7 @@ class ShapeBuilder:
             cluster=self._request.profile.cluster,
             model=self._request.profile.model,
             global_batch=job.global_batch,
-            dtype=self._costs.compute.dtype,
+            dtype=self._costs.spans.compute.dtype,
             stages=tuple(stages),
             schedule=job.schedule,
             strategy=self._strategy,

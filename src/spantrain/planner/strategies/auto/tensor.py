@@ -14,16 +14,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_seconds
 from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion, equal_spans
-from spantrain.cost.memory import Division, MemoryCost
-from spantrain.cost.tensor import GroupCost
-from spantrain.planner.assembly.cuts import least_largest
+from spantrain.cost.memory import Division
+from spantrain.cost.span_tables import Array, over_spans
+from spantrain.planner.assembly.assemble import least_largest
 from spantrain.planner.request import PlanRequest, Proposal
-from spantrain.planner.strategies.auto.hops import Array
 from spantrain.planner.strategies.auto.score import Score, Scorer
 
 _MOST_STAGES = 6
@@ -34,7 +32,6 @@ _WORTH = 1.01
 _ALL_BY_SPEED, _ALL_EVEN = 0, 1
 _SPEED_AT = 4
 """Samples at which devices are compared."""
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,8 @@ class _Search:
         self._profile, self._job = request.profile, request.job
         self._names = request.devices_within_quotas
         self._devices = request.profile.cluster.device_by_name
-        self._costs = GroupCost(request.profile, request.job.dtype)
-        self._memory = MemoryCost(request.profile, request.job.optimizer, self._costs.compute.dtype)
-        self._units = len(request.profile.graph.units)
-        self._seconds = cache(self._seconds_of)
+        self._spans = request.job.span_tables(request.profile)
+        self._memory, self._units = self._spans.memory, self._spans.units
         self._fits = cache(self._fits_of)
 
     def rows(self) -> Iterator[Row]:
@@ -143,7 +138,7 @@ class _Search:
             cluster=self._profile.cluster,
             model=self._profile.model,
             global_batch=self._job.global_batch,
-            dtype=self._costs.compute.dtype,
+            dtype=self._spans.compute.dtype,
             stages=tuple(stages),
             schedule=self._job.schedule,
         )
@@ -169,7 +164,7 @@ class _Search:
 
     def _alone_s(self, name: str) -> float:
         kind = self._devices[name].kind
-        return sum(self._costs.compute.prefix_seconds(kind, op, _SPEED_AT)[-1] for op in _OPS)
+        return self._spans.kind_seconds(kind, range(self._units), _SPEED_AT)
 
     def _samples(self, groups: tuple[_Group, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
@@ -186,9 +181,8 @@ class _Search:
         table: Array = np.maximum.reduce(rows)
         return table
 
-    def _seconds_of(self, group: _Group, samples: int) -> Array:
-        sums = np.sum([self._costs.prefix_seconds(group.devices, group.shares, op, samples) for op in _OPS], axis=0)
-        return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
+    def _seconds(self, group: _Group, samples: int) -> Array:
+        return over_spans(self._spans.work(group.devices, group.shares, samples))
 
     def _fits_of(self, group: _Group, samples: int) -> Array:
         """Return which units fit, as [first, end]; what begins later reaches as far at least."""

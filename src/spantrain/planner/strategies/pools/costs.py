@@ -1,13 +1,101 @@
-"""What the search over pools asks of a source of costs: a profile of ours, or a folder of measured figures."""
+"""What the search over pools asks of a source of costs: a profile of ours, or a folder of measured figures.
 
+Devices that stand for each other, and plans in terms of them.
+
+What the search over pools looks for: the least of something within limits.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+from spantrain.cost.span_tables import Array
+from spantrain.planner.request import Constraints, Objective
 
-Array = NDArray[np.float64]
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Devices of one kind, in hosts of one size, in one site."""
+
+    kind: str
+    site: str
+    count: int
+    host_size: int
+    """Devices in one host, which is as many as a tensor-parallel group may have."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.host_size < 1:
+            raise ValueError(f"pool {self.kind} in {self.site}: counts must be positive, got {self}")
+
+
+class Member(NamedTuple):
+    """One replica of a stage."""
+
+    pool: int
+    """Index of its pool."""
+    tp_degree: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStage:
+    """Consecutive units and who runs them; the k-th replicas of all stages are one pipeline."""
+
+    units: range
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPlan:
+    """What runs where, by pool: 1F1B, one micro-batch size, as many replicas in every stage."""
+
+    micro_batch: int
+    """Samples of one replica at a time."""
+    micro_batches: int
+    """Of each replica in a step."""
+    stages: tuple[PoolStage, ...]
+    estimate_s: float = 0.0
+    """What the search expects of it."""
+
+    @property
+    def width(self) -> int:
+        """Replicas of each stage."""
+        return len(self.stages[0].members)
+
+    @property
+    def devices_by_pool(self) -> Counter[int]:
+        """How many devices of each pool it uses."""
+        found: Counter[int] = Counter()
+        for stage in self.stages:
+            for member in stage.members:
+                found[member.pool] += member.tp_degree
+        return found
+
+    def pipelines(self) -> dict[tuple[Member, ...], int]:
+        """Return the different pipelines, each with how many are like it."""
+        return dict(Counter(zip(*(stage.members for stage in self.stages), strict=True)))
+
+    def hosts(self, pools: tuple[Pool, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return a host for every replica of every stage, no two pools in one.
+
+        The widest groups of a pool come first, then stages in order, so that no group spans two hosts as long as
+        widths divide each other and the size of a host.
+        """
+        order = sorted(
+            (member.pool, -member.tp_degree, stage_index, number)
+            for stage_index, stage in enumerate(self.stages)
+            for number, member in enumerate(stage.members)
+        )
+        rows = [[0] * self.width for _ in self.stages]
+        taken: Counter[int] = Counter()
+        names: dict[tuple[int, int], int] = {}
+        for pool, negative, stage_index, number in order:
+            key = (pool, taken[pool] // pools[pool].host_size)
+            taken[pool] -= negative
+            rows[stage_index][number] = names.setdefault(key, len(names))
+        return tuple(map(tuple, rows))
 
 
 class Hop(NamedTuple):
@@ -92,3 +180,77 @@ class PoolCosts(Protocol):
 
     def usd_of_traffic(self, stages: tuple[PoolStage, ...], size: int, micro_batches: int) -> float:
         """Return what a step's traffic between sites costs."""
+
+
+_ROUGHLY = 1.25
+"""By how much a guess may be wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """Seconds or US dollars of a step, with limits on both."""
+
+    cheapest: bool = False
+    """Whether money is what has to be little, and not time."""
+    most_step_s: float = math.inf
+    most_usd: float = math.inf
+    """Per step."""
+    most_usd_per_s: float = math.inf
+
+    @staticmethod
+    def of(objective: Objective, constraints: Constraints, global_batch: int) -> "Goal":
+        """Return the goal of a request; energy is taken for money, which it mostly follows."""
+        limits = constraints
+        slowest = math.inf if limits.max_step_s is None else limits.max_step_s
+        if limits.min_samples_per_s is not None:
+            slowest = min(slowest, global_batch / limits.min_samples_per_s)
+        return Goal(
+            cheapest=objective is not Objective.THROUGHPUT,
+            most_step_s=slowest,
+            most_usd=math.inf if limits.max_usd_per_step is None else limits.max_usd_per_step,
+            most_usd_per_s=math.inf if limits.max_usd_per_hour is None else limits.max_usd_per_hour / 3600,
+        )
+
+    @property
+    def counts_money(self) -> bool:
+        """Whether money matters at all."""
+        return self.cheapest or min(self.most_usd, self.most_usd_per_s) < math.inf
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether anything may be too much."""
+        return min(self.most_step_s, self.most_usd, self.most_usd_per_s) < math.inf
+
+    def score(self, step_s: float, usd_per_s: float, usd_of_traffic: float = 0.0) -> tuple[float, float, float]:
+        """Return what is compared: by how much limits are broken, the value, then the seconds."""
+        usd = usd_per_s * step_s + usd_of_traffic
+        broken = max(0.0, step_s / self.most_step_s - 1) + max(0.0, usd / self.most_usd - 1)
+        broken += max(0.0, usd_per_s / self.most_usd_per_s - 1)
+        return broken, usd if self.cheapest else step_s, step_s
+
+    def value(self, step_s: float, usd: float) -> float:
+        """Return what has to be little."""
+        return usd if self.cheapest else step_s
+
+    def hopeless(self, least_s: float, least_usd: float, best: tuple[float, float]) -> bool:
+        """Whether what takes at least so much breaks a limit, or is no better than what is known, by far.
+
+        `best`: seconds and US dollars of the best plan that keeps all limits.
+        """
+        if least_s > self.most_step_s * _ROUGHLY or least_usd > self.most_usd * _ROUGHLY:
+            return True
+        return (least_usd > best[1] * _ROUGHLY) if self.cheapest else (least_s > best[0] * _ROUGHLY)
+
+    def most_step_to_look_at_s(self, best_s: float) -> float:
+        """Return the longest step that is worth a closer look, when one that keeps the limits takes so long."""
+        return self.most_step_s * _ROUGHLY if self.cheapest else best_s * _ROUGHLY
+
+    def tightness(self, step_s: Array, usd_per_s: Array) -> Array:
+        """Return what is used up of the tightest limit; over 1: it is broken."""
+        usd = usd_per_s * step_s
+        found: Array = np.maximum(step_s / self.most_step_s, usd / self.most_usd)
+        return np.maximum(found, usd_per_s / self.most_usd_per_s)
+
+    def values(self, step_s: Array, usd_per_s: Array) -> Array:
+        """Return the values of many guesses."""
+        return usd_per_s * step_s if self.cheapest else step_s

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from spantrain.planner.strategies.pools.costs import PoolCosts
-from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Member, PoolCosts, PoolPlan, PoolStage
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess
 
 _SETTLED = 8

@@ -15,12 +15,11 @@ from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
-from spantrain.cost.memory import Division, MemoryCost
-from spantrain.cost.tensor import GroupCost
+from spantrain.cost.memory import Division
+from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.planner.request import Objective, PlanRequest, Restriction
-from spantrain.planner.strategies.auto.weights import weights_of
-from spantrain.planner.strategies.pools.costs import Array, Hop
-from spantrain.planner.strategies.pools.members import Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.auto.score import weights_of
+from spantrain.planner.strategies.pools.costs import Hop, Member, Pool, PoolPlan, PoolStage
 from spantrain.schedule.registry import splits_backward
 
 _MEBIBYTE = 2**20
@@ -49,18 +48,15 @@ class ProfilePools:
         self._profile, self._job, self._most_degree = request.profile, request.job, most_degree
         self._graph = request.profile.graph.units
         self.global_batch, self.units = request.job.global_batch, len(self._graph)
-        self._groups = GroupCost(request.profile, request.job.dtype)
-        self._network = self._groups.network
-        self._memory = MemoryCost(request.profile, request.job.optimizer, self._groups.compute.dtype)
+        splits = splits_backward(self.schedule)
+        self._spans = SpanTables(request.profile, request.job.optimizer, request.job.dtype, splits=splits)
+        self._network, self._memory = self._spans.network, self._spans.memory
         self._objective = Objective.COST if request.objective is Objective.THROUGHPUT else request.objective
         self._weights = weights_of(request.profile.cluster, self._objective, self.global_batch)
         self._devices: list[tuple[str, ...]] = []
         self.pools = tuple(self._find_pools(request.devices_within_quotas))
-        self._state = cache(self._state_bytes)
-        self._parameters = cache(self._parameter_sums)
         self._sums = cache(self._gradient_sums)
         self._hop_s = cache(self._hop_of)
-        self._cut_bytes = cache(self._bytes_of_cuts)
         runtime = request.profile.runtime
         self._message_s = runtime.message_s if runtime else 0.0
 
@@ -90,8 +86,8 @@ class ProfilePools:
 
     def need_bytes(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
         """Return what `cost.memory` says of 1F1B's samples in flight."""
-        state, per_sample, edges = self._state(member)
-        return state + min(left, micro_batches) * size * per_sample + size * edges
+        first, share = self._devices[member.pool][0], even_share(member.tp_degree)
+        return self._spans.need(first, min(left, micro_batches) * size, size, share)
 
     def memory_bytes(self, pool: int) -> int:
         """Return what a device has."""
@@ -177,7 +173,7 @@ class ProfilePools:
             cluster=self._profile.cluster,
             model=self._profile.model,
             global_batch=self.global_batch,
-            dtype=self._groups.compute.dtype,
+            dtype=self._spans.compute.dtype,
             stages=tuple(stages),
             schedule=self.schedule,
         )
@@ -203,21 +199,7 @@ class ProfilePools:
         return self._devices[member.pool][number : number + member.tp_degree]
 
     def _running(self, member: Member, op: Op, size: int) -> Array:
-        shares = (1.0,) * member.tp_degree
-        return np.array(self._groups.prefix_seconds(self._group(member), shares, op, size))
-
-    def _state_bytes(self, member: Member) -> tuple[Array, Array, Array]:
-        """Return, as [i, j], the bytes that are always there, of a sample in flight, and of a sample's messages."""
-        division = Division(tp_share=even_share(member.tp_degree), splits=splits_backward(self.schedule))
-        first, shape = self._devices[member.pool][0], (self.units + 1, self.units + 1)
-        fixed, per_sample, edges = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        for i in range(self.units):
-            for j in range(i + 1, self.units + 1):
-                none = self._memory.need(range(i, j), first, 0, 0, division)
-                one = self._memory.need(range(i, j), first, 1, 1, division)
-                fixed[i, j] = none.peak_bytes
-                per_sample[i, j], edges[i, j] = one.activation_bytes, one.buffer_bytes
-        return fixed, per_sample, edges
+        return self._spans.seconds(self._group(member), (1.0,) * member.tp_degree, op, size)
 
     def _way(
         self, source: Member, target: Member, size: int, width: int, *, forward: bool
@@ -233,15 +215,10 @@ class ProfilePools:
             (width if shared.between_sites else here) / shared.bandwidth_bytes_per_s
             for shared in self._network.route(*pair)
         )
-        sizes = size * self._cut_bytes(forward)
+        sizes = size * self._spans.cut_bytes()[not forward]
         known = {size_bytes: self._network.occupancy_seconds(*pair, size_bytes) for size_bytes in set(sizes.tolist())}
         alone = np.array([known[size_bytes] for size_bytes in sizes.tolist()])
         return alone, sizes * slowest, self._network.latency_s(*pair) + self._message_s
-
-    def _bytes_of_cuts(self, forward: bool) -> Array:
-        """Return the bytes of one sample over the cut in front of every unit; 0 at both ends."""
-        inner = [unit.cut_bytes_per_sample if forward else unit.gradient_bytes_per_sample for unit in self._graph[:-1]]
-        return np.array([0.0, *inner, 0.0])
 
     def _beside(self, pool: int) -> tuple[str, str]:
         """Return two devices of one host."""
@@ -256,13 +233,13 @@ class ProfilePools:
         return one, next(others, rest[-1])
 
     def _held_bytes(self, units: range, tp_degree: int = 1) -> float:
+        """Return the bytes that a group's member holds, of what units share all at the first of the model."""
         sums = self._parameters(tp_degree)
         return float(sums[units.stop] - sums[units.start])
 
-    def _parameter_sums(self, tp_degree: int) -> Array:
+    def _parameters(self, tp_degree: int) -> Array:
         """Return running sums of the parameter bytes of one member of a group."""
-        held = self._profile.graph.held_parameter_bytes(range(self.units), even_share(tp_degree))
-        return np.cumsum([0.0, *held])
+        return np.asarray(self._spans.parameters(even_share(tp_degree))[0])
 
     def _ring_s(self, members: Sequence[Member], units: range) -> float:
         width = len(members)
@@ -322,5 +299,5 @@ class ProfilePools:
             group[0],
             plan.micro_batches * plan.micro_batch,
             plan.micro_batch,
-            division=Division(tp_share=even_share(len(group)), splits=splits_backward(self.schedule)),
+            division=Division(tp_share=even_share(len(group)), splits=self._spans.splits),
         )

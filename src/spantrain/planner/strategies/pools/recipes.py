@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spantrain.planner.strategies.pools.costs import Array, Hop, PoolCosts
-from spantrain.planner.strategies.pools.members import Member
+from spantrain.cost.span_tables import Array
+from spantrain.planner.strategies.pools.costs import Hop, Member, PoolCosts
 
 
 def least_bottleneck(stages: Sequence[Array]) -> float:

@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.planner.strategies.pools.costs import PoolCosts
-from spantrain.planner.strategies.pools.goal import Goal
-from spantrain.planner.strategies.pools.members import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Goal, Member, PoolCosts, PoolPlan, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import Candidate, ChainCosts, Guess, Recipe
 from spantrain.planner.strategies.pools.sketches import Family, Sketcher

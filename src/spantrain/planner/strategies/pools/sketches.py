@@ -9,9 +9,8 @@ from itertools import permutations, product
 
 import numpy as np
 
-from spantrain.planner.strategies.pools.costs import Array
-from spantrain.planner.strategies.pools.goal import Goal
-from spantrain.planner.strategies.pools.members import Member
+from spantrain.cost.span_tables import Array
+from spantrain.planner.strategies.pools.costs import Goal, Member
 from spantrain.planner.strategies.pools.recipes import Candidate, ChainCosts, Recipe
 
 _OF_A_GRID = 4

@@ -2,24 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.core.action import Op
 from spantrain.core.profile import Profile
-from spantrain.core.shares import MemberShare, shares_of
+from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion
-from spantrain.cost.memory import MemoryCost, framework_bytes
-from spantrain.cost.tensor import GroupCost
-from spantrain.planner.assembly.in_flight import in_flight_bytes
-from spantrain.planner.assembly.tables import Array
-from spantrain.planner.job import JobSpec
-from spantrain.planner.strategies.spantrain.hops import HopRates, RingRate, hop_rates
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans
+from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.ways import Member, Slot, Way
 
-_OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _MOST_MOVES = 32
 """Samples moved one by one from the slowest member to the one that ends soonest."""
 
@@ -90,26 +86,13 @@ class WayTables:
 
     def __init__(self, profile: Profile, job: JobSpec) -> None:
         self.profile, self.job = profile, job
-        self.groups = GroupCost(profile, job.dtype)
-        self.memory = MemoryCost(profile, job.optimizer, self.groups.compute.dtype)
-        self.units = len(profile.graph.units)
+        self.spans = job.span_tables(profile)
+        self.groups, self.memory, self.units = self.spans.groups, self.spans.memory, self.spans.units
         self.slot, self.hop, self.way = cache(self._slot), cache(self._hop), cache(self._way)
         self._rates, self._sides, self._twin = cache(self._rates_of), cache(self._sides_of), cache(self._twin_of)
-        self._sums, self._ring_rate = cache(self._sums_of), cache(self._ring_rate_of)
+        self._ring_rate = cache(partial(RingRate.of, self.spans.network))
         self._twins: dict[object, Member] = {}
-        graph = profile.graph.units
-        self._above = np.tril(np.ones((self.units + 1, self.units + 1))) == 0
-        self._edge_up = np.array([0.0, *(float(unit.cut_bytes_per_sample) for unit in graph)])
-        self._edge_down = np.array([0.0, *(float(unit.gradient_bytes_per_sample) for unit in graph)])
-        self._buffer = np.array(
-            [
-                [self.memory.buffer_bytes_per_sample(range(i, j)) if i < j else 0 for j in range(self.units + 1)]
-                for i in range(self.units + 1)
-            ],
-            dtype=np.float64,
-        )
-        self._bytes = cache(self._bytes_of)
-        self._parameters = cache(self._parameters_of)
+        self._edge_up, self._edge_down = self.spans.cut_bytes()
 
     def capacity(self, device: str) -> float:
         """Return the inverse of the seconds of one sample on a device that holds the whole model."""
@@ -117,7 +100,7 @@ class WayTables:
 
     def seconds(self, member: Member, units: range, samples: int) -> float:
         """Return the seconds of F, I and W of so many samples."""
-        sums = [self._sums(self._twin(member), op, samples) for op in _OPS]
+        sums = [self._sums(member, op, samples) for op in SPLIT_OPS]
         return float(sum(entry[units.stop] - entry[units.start] for entry in sums))
 
     def counts(self, slot: Slot, units: range, size: int) -> tuple[int, ...]:
@@ -140,20 +123,18 @@ class WayTables:
 
     def refills(self, slot: Slot, counts: Sequence[int], size: int) -> Array:
         """Return how often memory is filled with units i to j-1, as [i, j]; infinite if no micro-batch fits."""
-        found = np.where(self._above, 1.0, np.inf)
+        found = np.where(self.spans.above, 1.0, np.inf)
         micro_batches = self.job.global_batch / size
         for member, count in zip(slot.members, counts, strict=True):
             for name, share in zip(member.devices, shares_of(member.tp_shares), strict=True):
-                device = self.profile.cluster.device_by_name[name]
-                state, activation = self._bytes(share)
-                left = device.memory_bytes - framework_bytes(device.backend) - state - count * self._buffer
-                at_once = np.floor(left / np.maximum(count * activation, 1.0))
+                left = self.profile.cluster.device_by_name[name].memory_bytes - self.spans.need(name, 0, count, share)
+                at_once = np.floor(left / np.maximum(count * self.spans.in_flight(share), 1.0))
                 found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
         return np.asarray(found)
 
     def tied_s(self, leaders: Sequence[str], size_bytes: int) -> float:
         """Return the seconds of the exchange of shared parameters between stages with these leaders."""
-        network = self.groups.network
+        network = self.spans.network
         pairs = [(a, b) for a in leaders for b in leaders if a != b]
         return max((network.transfer_seconds(a, b, size_bytes) for a, b in pairs), default=0.0)
 
@@ -167,27 +148,24 @@ class WayTables:
         run, back, turn = (np.zeros(refills.shape) for _ in range(3))
         twins = {(self._twin(m), count, rest) for m, count, rest in zip(slot.members, counts, rests, strict=True)}
         for member, count, rest in twins:
-            ops = [(self._sums(member, op, count), self._sums(member, op, rest)) for op in _OPS]
+            ops = [(self._sums(member, op, count), self._sums(member, op, rest)) for op in SPLIT_OPS]
             total = sum((whole * full + part for full, part in ops), np.zeros(self.units + 1))
-            run = np.maximum(run, _over_spans(total))
-            back = np.maximum(back, _over_spans(ops[1][0]))
-            turn = np.maximum(turn, _over_spans(ops[0][0] + ops[1][0]))
+            run = np.maximum(run, over_spans(total))
+            back = np.maximum(back, over_spans(ops[1][0]))
+            turn = np.maximum(turn, over_spans(ops[0][0] + ops[1][0]))
         pace = max(whole - (rests == (0,) * len(rests)), 0) * np.maximum(back, turn - back)
         run = np.where(np.isfinite(refills), run, np.inf)
         return SlotArrays(counts, run, self._sync(slot), back, turn, pace, np.where(np.isfinite(refills), refills, 1.0))
 
     def _sync(self, slot: Slot) -> Array:
         """Return AL of the gradient sum, as [i, j]: the k-th devices of all members are a ring, all rings at once."""
-        found = np.zeros(self._above.shape)
+        found = np.zeros(self.spans.above.shape)
         if len(slot.members) > 1:
             rings = tuple(zip(*(member.devices for member in slot.members), strict=True))
             for ring, share in zip(rings, shares_of(slot.members[0].tp_shares), strict=True):
                 rate = self._ring_rate(ring, tuple(other for other in rings if other != ring))
-                found = np.maximum(found, rate.seconds(self._parameters(share)))
+                found = np.maximum(found, rate.seconds(self.spans.parameters(share)))
         return found
-
-    def _ring_rate_of(self, ring: tuple[str, ...], beside: tuple[tuple[str, ...], ...]) -> RingRate:
-        return RingRate.of(self.groups.network, ring, beside)
 
     def _hop(self, source: Slot, target: Slot, size: int) -> HopArrays:
         up, down = self._rates(source, target, size), self._rates(target, source, size)
@@ -199,7 +177,7 @@ class WayTables:
         )
 
     def _rates_of(self, source: Slot, target: Slot, size: int) -> HopRates:
-        return hop_rates(self.groups.network, self._sides(source, size), self._sides(target, size))
+        return hop_rates(self.spans.network, self._sides(source, size), self._sides(target, size))
 
     def _sides_of(self, slot: Slot, size: int) -> list[tuple[str, float]]:
         counts = self.counts(slot, range(self.units), size)
@@ -241,8 +219,8 @@ class WayTables:
 
     def _ports(self, way: Way, number: int, size: int) -> Array | float:
         """Return for how long a slot's ports are busy in a step, as [i, j]: what comes up and down shares them."""
-        ins = np.zeros(self._above.shape)
-        outs = np.zeros(self._above.shape)
+        ins = np.zeros(self.spans.above.shape)
+        outs = np.zeros(self.spans.above.shape)
         if number > 0:
             ins += self._rates(way[number - 1], way[number], size).in_port * self._edge_up[:, None]
             outs += self._rates(way[number], way[number - 1], size).out_port * self._edge_down[:, None]
@@ -252,7 +230,7 @@ class WayTables:
         return np.asarray(self.job.global_batch * np.maximum(ins, outs))
 
     def _tied(self, way: Way) -> Array:
-        found = np.zeros(self._above.shape)
+        found = np.zeros(self.spans.above.shape)
         if len(way) > 1:
             leaders = [way[0].devices[0], way[-1].devices[0]]
             for name, size_bytes in self.profile.graph.shared_bytes.items():
@@ -271,25 +249,6 @@ class WayTables:
         key = (places[0][0],) if len(places) == 1 else (places, member.tp_shares)
         return self._twins.setdefault(key, member)
 
-    def _sums_of(self, member: Member, op: Op, samples: int) -> Array:
-        if samples == 0:
-            return np.zeros(self.units + 1)
-        return np.array(self.groups.prefix_seconds(member.devices, member.tp_shares, op, samples))
-
-    def _bytes_of(self, share: MemberShare) -> tuple[Array, Array]:
-        """Return the bytes of state, and of activations of one sample, that a tensor share holds, as [i, j]."""
-        held = in_flight_bytes(self.profile.graph, splits=self.job.splits_backward, tp_share=share)
-        return self._parameters(share) * self.memory.state_ratio, held
-
-    def _parameters_of(self, share: MemberShare) -> Array:
-        """Return the bytes of parameters that a tensor share holds, what several units share once, as [i, j]."""
-        rows = np.zeros(self._above.shape)
-        for first in range(self.units):
-            held = self.profile.graph.held_parameter_bytes(range(first, self.units), share)
-            rows[first, first + 1 :] = np.cumsum(held)
-        return rows
-
-
-def _over_spans(sums: Array) -> Array:
-    """Return what running sums come to between i and j, as [i, j]."""
-    return np.asarray(sums[None, :] - sums[:, None])
+    def _sums(self, member: Member, op: Op, samples: int) -> Array:
+        twin = self._twin(member)
+        return self.spans.seconds(twin.devices, twin.tp_shares, op, samples)

@@ -16,17 +16,17 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.tables import Tables
-from spantrain.planner.explain import infeasible, reasons
+from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.groups import Groups, group_devices
-from spantrain.planner.job import JobSpec
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.planner.request import JobSpec, PlanRequest, Proposal
+from spantrain.planner.strategies.spantrain_dp.reasons import reasons
 from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult, search
+from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
 STRATEGY = "spantrain-dp"
 
 
-def build_plan(tables: Tables, candidate: Candidate) -> tuple[Plan, StepEstimate] | None:
+def build_plan(tables: SlotTables, candidate: Candidate) -> tuple[Plan, StepEstimate] | None:
     """Return the plan of a solved candidate with its estimate, or None if a replica's samples do not fit."""
     stages = []
     for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
@@ -51,7 +51,9 @@ def build_plan(tables: Tables, candidate: Candidate) -> tuple[Plan, StepEstimate
     return plan, tables.step_cost.estimate(plan)
 
 
-def improve_cuts(tables: Tables, candidate: Candidate, built: tuple[Plan, StepEstimate]) -> tuple[Plan, StepEstimate]:
+def improve_cuts(
+    tables: SlotTables, candidate: Candidate, built: tuple[Plan, StepEstimate]
+) -> tuple[Plan, StepEstimate]:
     """Move one cut by one unit as long as the estimate falls: it knows more than the dynamic programme."""
     best = built
     moved = True
@@ -70,7 +72,9 @@ def improve_cuts(tables: Tables, candidate: Candidate, built: tuple[Plan, StepEs
     return best
 
 
-def _stage(tables: Tables, devices: tuple[str, ...], units: range, size: int, shares: tuple[int, ...]) -> Stage | None:
+def _stage(
+    tables: SlotTables, devices: tuple[str, ...], units: range, size: int, shares: tuple[int, ...]
+) -> Stage | None:
     if min(shares) == 0:
         return None
     spans = equal_spans(tables.job.global_batch, size)
@@ -133,7 +137,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     Raises:
         InfeasiblePlanError: nothing fits into memory.
     """
-    tables, groups = Tables(profile, job), group_devices(profile, devices=devices)
+    tables, groups = SlotTables(profile, job), group_devices(profile, devices=devices)
     found, ranked = _rank(tables, groups, devices, limit)
     return tuple(
         Proposal(
@@ -146,7 +150,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
 
 
 def _rank(
-    tables: Tables, groups: Groups, devices: Sequence[str], limit: int
+    tables: SlotTables, groups: Groups, devices: Sequence[str], limit: int
 ) -> tuple[SearchResult, tuple[_Ranked, ...]]:
     found = search(tables, groups)
     built: list[_Ranked] = []
@@ -155,7 +159,7 @@ def _rank(
         if made is not None:
             built.append(_Ranked(candidate=candidate, plan=made[0], estimate=made[1]))
     if not built:
-        raise infeasible(tables, devices)
+        raise infeasible(tables.profile, tables.job, devices)
     built.sort(key=lambda entry: entry.estimate.step_s)
     improved: dict[tuple[Stage, ...], _Ranked] = {}
     for entry in built:

@@ -15,7 +15,7 @@ from spantrain.cost.memory import Division, MemoryCost
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.auto.score import Score, Scorer
-from spantrain.planner.strategies.baselines.ddp import data_parallel
+from spantrain.planner.strategies.baselines import data_parallel
 from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)

@@ -1,13 +1,10 @@
-"""Why a plan is as it is, and why none fits: sentences with numbers."""
+"""Why a plan of `spantrain-dp` is as it is: sentences with numbers."""
 
 from collections.abc import Callable, Sequence
 
 from spantrain.core.plan import Plan
-from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.quantities import format_seconds
 from spantrain.cost.step import StepEstimate
-from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.cuts import least_largest
-from spantrain.planner.assembly.tables import Tables
 from spantrain.planner.groups import Groups
 from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult
 
@@ -22,32 +19,6 @@ def reasons(
         *_share_sentences(plan),
         *_memory_sentences(plan),
         *_left_out_sentences(groups, found, chosen),
-    )
-
-
-def infeasible(tables: Tables, devices: Sequence[str]) -> InfeasiblePlanError:
-    """Return the refusal, with what each device would need in the best even spreading over all of them."""
-    job = tables.job
-    memory = {name: tables.profile.cluster.device_by_name[name].memory_bytes for name in devices}
-    largest_first = sorted(devices, key=lambda name: -memory[name])[: tables.units]
-    needs = tables.least_need(largest_first)
-    fullest, begins = least_largest([need / memory[name] for need, name in zip(needs, largest_first, strict=True)])
-    lines = []
-    for name, need, first, end in zip(largest_first, needs, begins[:-1], begins[1:], strict=True):
-        mark = " (too much)" if need[first, end] > memory[name] else ""
-        lines.append(
-            f"{name} needs {format_bytes(need[first, end])} for units {first}-{end - 1}, "
-            f"has {format_bytes(memory[name])}{mark}"
-        )
-    whole = tables.memory.state_bytes(range(tables.units))
-    advice = "Use more devices, a lighter optimizer (sgd), or a smaller model."
-    if fullest <= 1:
-        advice = f"That would fit, {job.micro_batch_sizes()[0]} samples in a micro-batch do not: name smaller ones."
-    return InfeasiblePlanError(
-        f"{tables.profile.model.name} does not fit on {', '.join(devices)}: parameters, gradients and "
-        f"{job.optimizer} state take {format_bytes(whole)} in all, the devices have "
-        f"{format_bytes(sum(memory.values()))}; spread out as well as can be, with one sample in flight: "
-        f"{'; '.join(lines)}. {advice}"
     )
 
 

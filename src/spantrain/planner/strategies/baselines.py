@@ -1,0 +1,169 @@
+"""What people do without a planner: one device, one site, data parallelism, equal layers.
+
+`ddp`: plain data parallelism (PyTorch DistributedDataParallel; Li et al., VLDB 2020).
+
+Kept: the whole model on every device, equal shares of the samples, gradients summed in its buckets beside the last
+backward (`torch-ddp` in `cost.sums`). Micro-batches are accumulated without a sum between them (`no_sync`); of
+their sizes and those of buckets the best is taken, as a user would who tries them out. Not kept: where the global batch
+does not divide evenly, shares differ by one sample in the place of padding.
+
+`gpipe` and `1f1b`: pipelines of equally many layers over all devices, in the order of the cluster file.
+
+What one gets from GPipe (Huang et al., NeurIPS 2019) and from PipeDream-Flush or Megatron-LM's 1F1B (Narayanan et al.,
+ICML 2021 and SC 2021) without planning. Kept: the order of work, and what it holds in memory. Of the micro-batch sizes
+the best is taken, as a user would who tries them out. Not kept: recomputing activations. Devices beyond the number of
+units are left out.
+
+`fsdp`: fully sharded data parallelism (PyTorch FSDP; Zhao et al., VLDB 2023; ZeRO stage 3).
+
+Kept: equal shares, all state divided evenly, each unit's parameters gathered one unit ahead for every forward and again
+for every backward (full sharding, backward prefetch), gradients summed to their holders unit by unit, beside the
+backward, for every micro-batch (`torch-fsdp` in `cost.sums`). As a user would, the best size of micro-batch is
+taken. Not kept: hybrid sharding (divided inside a host, whole across hosts), gradients accumulated without a sum
+(`no_sync`, which would hold them whole), offloading. Devices are alike to it, and all are used.
+
+`zero2`: data parallelism with divided gradients and optimizer state (Rajbhandari et al., ZeRO, SC 2020, stage 2).
+
+Kept: the whole model on every device, equal shares, who holds what, and the bytes that are sent: each micro-batch's
+gradients are summed to their holders beside the backward, which do not keep what is not theirs (`deepspeed-zero` in
+`cost.sums`), and the new parameters are gathered at the end of the step. As a user would, the best sizes of
+micro-batch and bucket are taken. Not kept: offloading to the host.
+
+`single-device`: the best device alone (DESIGN idea 6), one of each kind and memory tried.
+
+`single-site`: the best site alone (DESIGN idea 6), planned by `spantrain-dp`.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from spantrain.core.plan import StateSharding, SumModel
+from spantrain.core.span import apportion
+from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.assembly.assemble import Assembler, StageShape
+from spantrain.planner.request import PlanRequest, Proposal, Strategy
+from spantrain.planner.strategies.spantrain_dp.strategy import candidates
+
+_PER_DEVICE, _PER_SITE = 2, 4
+"""Plans proposed for a device, and for a site."""
+
+
+def ddp(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the whole model on every device, with equal shares.
+
+    Raises:
+        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold the whole model.
+    """
+    return data_parallel(request, StateSharding.NONE, SumModel.TORCH_DDP)
+
+
+def data_parallel(
+    request: PlanRequest, state_sharding: StateSharding, sums: SumModel = SumModel.SPANTRAIN
+) -> tuple[Proposal, ...]:
+    """Propose the whole model on every device, with equal shares, and its state divided or not.
+
+    Raises:
+        InfeasiblePlanError: as `ddp`; or all micro-batches that the job asks for are smaller than the devices are many.
+    """
+    devices = request.devices_within_quotas
+    sizes = _sizes(request, len(devices))
+    assembler = Assembler(request, sums)
+    shape = StageShape(units=range(assembler.units), devices=devices, state_sharding=state_sharding)
+    return assembler.best((((shape,), size, None) for size in sizes), "1f1b")
+
+
+def _sizes(request: PlanRequest, count: int) -> list[int]:
+    """Return the sizes of micro-batches to try, in which each device has a sample."""
+    total, asked = request.job.global_batch, request.job.micro_batches
+    if total < count:
+        raise InfeasiblePlanError(f"{count} devices, but only {total} samples in a step: some would get none")
+    if not asked:
+        each = -(-total // count)
+        return sorted({min(total, count * 2**power) for power in range(each.bit_length() + 1)})
+    sizes = sorted(size for size in set(asked) if size >= count)
+    if not sizes:
+        of_what = ", ".join(map(str, sorted(set(asked))))
+        raise InfeasiblePlanError(f"with micro-batches of {of_what}: {count} devices, so some would get no sample")
+    return sizes
+
+
+def _equal_layers(schedule: str, request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose a stage for each device, all with equally many units, in an order of work.
+
+    Raises:
+        InfeasiblePlanError: a stage does not fit on its device with any micro-batch size.
+    """
+    assembler = Assembler(request)
+    return assembler.best(_options(assembler, request), schedule)
+
+
+def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, None]]:
+    devices = request.devices_within_quotas[: assembler.units]
+    shapes, first = [], 0
+    for name, count in zip(devices, apportion(assembler.units, [1.0] * len(devices)), strict=True):
+        shapes.append(StageShape(units=range(first, first + count), devices=(name,)))
+        first += count
+    for size in request.job.micro_batch_sizes():
+        yield tuple(shapes), size, None
+
+
+GPIPE: Strategy = partial(_equal_layers, "gpipe")
+ONE_F_ONE_B: Strategy = partial(_equal_layers, "1f1b")
+
+
+def fsdp(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the model on all devices, with equal shares and all its state divided.
+
+    Raises:
+        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold its part.
+    """
+    return data_parallel(request, StateSharding.ZERO3, SumModel.TORCH_FSDP)
+
+
+def zero2(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the whole model on every device, with equal shares, gradients and optimizer state divided.
+
+    Raises:
+        InfeasiblePlanError: there are fewer samples than devices, or some device cannot hold its part.
+    """
+    return data_parallel(request, StateSharding.ZERO2, SumModel.DEEPSPEED_ZERO)
+
+
+def single_device(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the whole model on each kind of device.
+
+    Raises:
+        InfeasiblePlanError: no device can hold the model; each refusal is in the message.
+    """
+    alike: dict[tuple[str, int, str], str] = {}
+    for name in request.devices_within_quotas:
+        device = request.profile.cluster.device_by_name[name]
+        alike.setdefault((device.kind, device.memory_bytes, device.backend), name)
+    return _best_inside(request, ((name,) for name in alike.values()), _PER_DEVICE)
+
+
+def single_site(request: PlanRequest) -> tuple[Proposal, ...]:
+    """Propose the best plans inside each site.
+
+    Raises:
+        InfeasiblePlanError: no site can hold the model; each refusal is in the message.
+    """
+    cluster = request.profile.cluster
+    by_site: dict[str, list[str]] = {}
+    for name in request.devices_within_quotas:
+        by_site.setdefault(cluster.device_by_name[name].site, []).append(name)
+    return _best_inside(request, map(tuple, by_site.values()), _PER_SITE)
+
+
+def _best_inside(request: PlanRequest, sets: Iterable[tuple[str, ...]], limit: int) -> tuple[Proposal, ...]:
+    """Return the best few plans of `spantrain-dp` inside each set of devices."""
+    found: list[Proposal] = []
+    refusals = []
+    for devices in sets:
+        try:
+            found += candidates(request.profile, request.job, devices, limit=limit)
+        except InfeasiblePlanError as error:
+            refusals.append(str(error))
+    if not found:
+        raise InfeasiblePlanError(" ".join(refusals))
+    return tuple(found)
