@@ -1,13 +1,10 @@
-"""What is wished of a plan, and what came of planning.
-
-What of a plan training cannot do yet: such plans are for comparison by simulation only.
-"""
+"""What is wished of a plan, what came of planning, and what of a plan training cannot do yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.groups import OuterPlan
-from spantrain.core.plan import Alternative, Plan, PlanReport
+from spantrain.core.plan import Alternative, Plan, PlanReport, StateSharding
 from spantrain.errors import PlanError
 from spantrain.planner.engine.evaluate import LinkLoad
 from spantrain.planner.request import Constraints, Objective, Restriction
@@ -90,6 +87,22 @@ class PlanOutcome:
     """Site-local plans joined by an outer optimizer; None where no two sites can train the model by themselves."""
     single_site_plan: Plan | None
     single_device_plan: Plan | None
+    outer_plans: Mapping[str, tuple[Plan, PlanReport]]
+    """By site, where the outer optimizer was chosen, with what is said of each."""
 
 
-from spantrain.core.plan import Alternative, Plan, PlanReport
+def not_trained_yet(plan: Plan) -> tuple[str, ...]:
+    """Return what the runtime cannot do of a plan, by stage; empty if it can do all of it."""
+    return tuple(
+        f"stage {index}: its state is sharded ({stage.state_sharding.value})"
+        for index, stage in enumerate(plan.stages)
+        if stage.state_sharding is not StateSharding.NONE
+    )
+
+
+def only_to_compare(plan: Plan, constraints: Constraints) -> str:
+    """Return why a plan gives way to those that can be trained; empty if it need not, or if that was allowed."""
+    shards = any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
+    if shards and not constraints.sharded_state:
+        return "it divides state among replicas, which training cannot do yet (--allow-sharded-state lets it be chosen)"
+    return ""
