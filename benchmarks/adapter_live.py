@@ -20,7 +20,7 @@ from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.traces.network_traces import NetworkTrace, network_links
 from spantrain.core.job import TrainJob
 from spantrain.core.speed import SpeedTrace
@@ -165,7 +165,7 @@ def train_one(
         job=replace(job, adapter=method.adapter, allow_wire=method.allowed),
         out=folder / name,
         checkpoints=False,
-        network_trace=trace,
+        options=RunOptions(network_trace=trace),
     )
     return train(session, request, StopRequest(), reporter or SilentReporter())
 

@@ -19,7 +19,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.traced_run import NetworkTraceFigures
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.job import TrainJob
@@ -71,7 +71,7 @@ def run(plan: Plan, profile: Profile, trace: str, steps: int, folder: Path) -> N
         job=TrainJob(steps=steps),
         out=folder,
         checkpoints=False,
-        network_trace=network_trace(trace),
+        options=RunOptions(network_trace=network_trace(trace)),
     )
     reporter = SilentReporter()
     with open_session(plan.cluster, plan.devices, SessionOptions(), folder / "logs", reporter) as session:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spantrain.app.profiling.slowing import slowed
-from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile, run_folder_for
+from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile, run_folder_for
 from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.core.job import TrainJob
@@ -45,7 +45,7 @@ def test_a_profile_is_taken_again_only_if_it_answers_the_same_question(tmp_path,
         method="compute: emulated; links: testbed",
     )
     profile = replace(profile, provenance=made)
-    request = QuickRequest(cluster=cluster, model=model, job=TrainJob(steps=1), out=tmp_path)
+    request = ScratchRequest(cluster=cluster, model=model, job=TrainJob(steps=1), out=tmp_path)
     path = tmp_path / "profile.json"
     assert kept_profile(path, "testbed", request) is None
     write_profile(profile, path)

@@ -9,7 +9,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.simulation.simulate import simulate_traced, used_links
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.session import SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.job import TrainJob
@@ -63,7 +63,7 @@ def trained(plan: Plan, profile: Profile, trace: NetworkTrace, folder: Path) -> 
         job=TrainJob(steps=STEPS),
         out=folder,
         checkpoints=False,
-        network_trace=trace,
+        options=RunOptions(network_trace=trace),
     )
     with open_session(plan.cluster, plan.devices, SessionOptions(), folder / "logs", SilentReporter()) as session:
         return train(session, request, StopRequest(), SilentReporter())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spantrain.app.comparison.compare import CompareRequest, compare
-from spantrain.app.comparison.fit import SettingWishes
+from spantrain.app.comparison.fit import SettingOverrides
 from spantrain.app.comparison.methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.session import SessionOptions
@@ -64,8 +64,8 @@ def request(out: Path, methods: str, global_batch: int = 4, **changes: object) -
         "out": out,
         "steps": 3,
     }
-    wishes = SettingWishes(global_batch=global_batch, emulated_speed=0.02, like="none")
-    return CompareRequest(**{**fields, "wishes": wishes, **changes})
+    overrides = SettingOverrides(global_batch=global_batch, emulated_speed=0.02, like="none")
+    return CompareRequest(**{**fields, "overrides": overrides, **changes})
 
 
 @pytest.mark.slow

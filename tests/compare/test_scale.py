@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.comparison.figures import steps_within
-from spantrain.app.comparison.fit import SettingWishes, fit
+from spantrain.app.comparison.fit import SettingOverrides, fit
 from spantrain.app.comparison.scale import FULL_SIZE, likeness, paper_batch, sample_seconds
 from spantrain.app.comparison.setting import cut_down
 from spantrain.app.profiling.describe import described_profile
@@ -71,7 +71,7 @@ def test_a_device_more_shortens_a_sample():
 
 
 def test_a_setting_is_fitted_once_devices_links_and_batch_together():
-    fitted = fit(load_preset("spantrain-setting-1"), resolve_model("gpt2-tiny"), SettingWishes(), lambda: 4e-3)
+    fitted = fit(load_preset("spantrain-setting-1"), resolve_model("gpt2-tiny"), SettingOverrides(), lambda: 4e-3)
     scale = fitted.scale
     assert scale.like is not None
     assert scale.like.here.cuts == pytest.approx(scale.like.full.cuts)
@@ -84,17 +84,17 @@ def test_a_setting_is_fitted_once_devices_links_and_batch_together():
 
 def test_what_is_asked_for_is_not_fitted():
     model = resolve_model("gpt2-tiny")
-    asked = SettingWishes(global_batch=10, emulated_speed=0.01, network_speed=0.5)
+    asked = SettingOverrides(global_batch=10, emulated_speed=0.01, network_speed=0.5)
     fitted = fit(BOARDS, model, asked, lambda: 4e-3)
     assert (fitted.global_batch, fitted.scale.emulated_speed, fitted.scale.network_speed) == (10, 0.01, 0.5)
     assert fitted.scale.like is None
-    plain = fit(BOARDS, model, SettingWishes(like="none"), lambda: 4e-3)
+    plain = fit(BOARDS, model, SettingOverrides(like="none"), lambda: 4e-3)
     assert (plain.scale.network_speed, plain.global_batch) == (1.0, 40)
-    large = fit(BOARDS, model, SettingWishes(like="gpt2-medium"), lambda: 4e-3)
+    large = fit(BOARDS, model, SettingOverrides(like="gpt2-medium"), lambda: 4e-3)
     assert large.scale.like is not None
     assert large.scale.like.full_size == "gpt2-medium"
     with pytest.raises(ConfigError, match="gpt3"):
-        fit(BOARDS, model, SettingWishes(like="gpt3"), lambda: 4e-3)
+        fit(BOARDS, model, SettingOverrides(like="gpt3"), lambda: 4e-3)
 
 
 @pytest.mark.parametrize("most_s", [1.0, 10.0, 60.0])

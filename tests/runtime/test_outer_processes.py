@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.step_loop import StepLoop
-from spantrain.app.training.train import TrainRequest
+from spantrain.app.training.train import RunOptions, TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
@@ -62,7 +62,7 @@ def request_of(plan, law_profile, out: Path, outer: OuterCluster, **job) -> Trai
     write_profile(profile, out / "profile.json")
     return TrainRequest(
         plan=plan, profile=profile, profile_path=str(out / "profile.json"), out=out,
-        job=TrainJob(steps=STEPS, seed=5, learning_rate=0.01, adapter="off", **job), outer=outer,
+        job=TrainJob(steps=STEPS, seed=5, learning_rate=0.01, adapter="off", **job), options=RunOptions(outer=outer),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import resumed_run
 from spantrain.app.training.run_folder import DECISIONS_FILE
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.config.traces.trace_file import read_decisions, read_trace
@@ -344,7 +344,7 @@ def test_one_device_alone(running, alone, make_plan, spec_of, tmp_path):
 def test_links_that_are_not_emulated_follow_no_trace(running, make_plan, spec_of, tmp_path):
     plan = make_plan(spec_of("gpt2"), [0, 5], [[1]], [THIRDS], "1f1b")
     with pytest.raises(ConfigError, match="not on an emulated network"):
-        running.train(plan, JOB, tmp_path, network_trace=network_trace("burst"))
+        running.train(plan, JOB, tmp_path, options=RunOptions(network_trace=network_trace("burst")))
 
 
 @pytest.mark.parametrize(

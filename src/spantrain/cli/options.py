@@ -107,6 +107,16 @@ def _default(one: "Field[Any]") -> Any:
     return Parameter.empty if one.default is MISSING else one.default
 
 
+def given_options(context: typer.Context) -> dict[str, str]:
+    """Return the options that stand on the command line: the word of each, by the name of its parameter."""
+    sources = {str(one.name): context.get_parameter_source(str(one.name)) for one in context.command.params}
+    return {
+        str(one.name): one.opts[0]
+        for one in context.command.params
+        if (source := sources[str(one.name)]) is not None and source.name == "COMMANDLINE"
+    }
+
+
 def at_speed(cluster: Cluster, emulated_speed: float) -> Cluster:
     """Return the cluster with its emulated devices at another fraction of their kinds' speed."""
     if not cluster.emulated:

@@ -13,10 +13,10 @@ from spantrain.app.outer.run import outer_cluster
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import new_run, resumed_run
 from spantrain.app.training.session import Session
-from spantrain.app.training.train import TrainRequest
+from spantrain.app.training.train import RunOptions, TrainRequest
 from spantrain.app.training.train_from_scratch import (
-    QuickListener,
-    QuickRequest,
+    ScratchListener,
+    ScratchRequest,
     describe,
     prepare,
     run_folder_for,
@@ -148,7 +148,7 @@ class Setting:
             "(overwrite_output_dir=True)",
         )
 
-    def ready(self, steps: int, listener: QuickListener) -> TrainRequest | None:
+    def ready(self, steps: int, listener: ScratchListener) -> TrainRequest | None:
         """Return what is to be trained, if no devices must be asked first: a plan, or an earlier run to go on with.
 
         Raises:
@@ -170,12 +170,12 @@ class Setting:
         job, scratch = self.arguments.job(steps, self.optimizer), self.arguments.from_scratch
         return self._kept(new_run(self.plan, job, self.out, functions=functions, from_scratch=scratch))
 
-    def planned(self, session: Session, steps: int, listener: QuickListener) -> TrainRequest:
+    def planned(self, session: Session, steps: int, listener: ScratchListener) -> TrainRequest:
         """Measure and plan; return what is to be trained."""
         return self._kept(prepare(session, self._request(steps), listener))
 
-    def _request(self, steps: int) -> QuickRequest:
-        return QuickRequest(
+    def _request(self, steps: int) -> ScratchRequest:
+        return ScratchRequest(
             cluster=self.cluster,
             model=self.model,
             job=self.arguments.job(steps, self.optimizer),
@@ -199,9 +199,11 @@ class Setting:
         return replace(
             request,
             plan=replace(request.plan, model=self.model),
-            keep_checkpoints=self.arguments.save_total_limit,
-            outer=outer_cluster(),
-            tensorboard=self.out / "tensorboard" if self.arguments.report_to == "tensorboard" else None,
+            options=RunOptions(
+                keep_checkpoints=self.arguments.save_total_limit,
+                tensorboard=self.out / "tensorboard" if self.arguments.report_to == "tensorboard" else None,
+                outer=outer_cluster(),
+            ),
         )
 
 

@@ -19,7 +19,7 @@ from spantrain.app.comparison.figures import (
     steps_within,
     worth_trying,
 )
-from spantrain.app.comparison.fit import Fitted, SettingWishes, fit
+from spantrain.app.comparison.fit import Fitted, SettingOverrides, fit
 from spantrain.app.comparison.layouts import Layout, layouts
 from spantrain.app.comparison.methods import Method, MethodKind
 from spantrain.app.comparison.runs import Runner, median_step_s
@@ -31,7 +31,7 @@ from spantrain.app.profiling.slowing import real_seconds_per_sample
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.old_run import refuse_run
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train_from_scratch import QuickRequest, kept_profile
+from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.action import Op
@@ -108,7 +108,7 @@ class CompareRequest:
     model: ModelSpec
     methods: tuple[Method, ...]
     out: Path
-    wishes: SettingWishes = field(default_factory=SettingWishes)
+    overrides: SettingOverrides = field(default_factory=SettingOverrides)
     """How the setting is to be fitted to this machine."""
     steps: int = 8
     """Of each run, the first two not measured."""
@@ -128,7 +128,7 @@ class CompareRequest:
             raise ConfigError(f"--steps must be more than {WARM_UP_STEPS}, which are not measured; got {self.steps}")
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {self.rounds}")
-        speeds = {"--emulated-speed": self.wishes.emulated_speed, "--network-speed": self.wishes.network_speed}
+        speeds = {"--emulated-speed": self.overrides.emulated_speed, "--network-speed": self.overrides.network_speed}
         for option, value in {"--seconds-per-method": self.seconds_per_method, **speeds}.items():
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{option} must be positive and finite, got {value}")
@@ -171,7 +171,7 @@ def compare(request: CompareRequest, options: SessionOptions, listener: CompareL
         PeerLostError: the workers did not come up.
     """
     refuse_run(request.out, "a comparison needs a folder of its own: name another one with --out")
-    fitted = fit(request.cluster, request.model, request.wishes, partial(real_seconds_per_sample, request.model))
+    fitted = fit(request.cluster, request.model, request.overrides, partial(real_seconds_per_sample, request.model))
     listener.show_scale(fitted.scale)
     request.out.mkdir(parents=True, exist_ok=True)
     names = tuple(device.name for device in fitted.cluster.devices)
@@ -237,7 +237,7 @@ class _Comparison:
             self._listener.phase("Measuring the runtime: a few steps of a small model")
             return replace(described, runtime=rehearse(session, described.link_by_pair.values()))
         path = request.out / _PROFILE_FILE
-        asked = QuickRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
+        asked = ScratchRequest(cluster=session.cluster, model=request.model, job=self._job, out=request.out)
         profile = kept_profile(path, session.network, asked)
         if profile is None:
             profile = measure_profile(session, request.model, ProfileOptions(), self._listener)

@@ -31,7 +31,7 @@ _DEVICES_PER_CORE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingWishes:
+class SettingOverrides:
     """What of a setting is asked for; the rest is fitted."""
 
     global_batch: int | None = None
@@ -58,22 +58,22 @@ class Fitted:
     scale: Scale
 
 
-def fit(cluster: Cluster, model: ModelSpec, wishes: SettingWishes, real_s: Callable[[], float]) -> Fitted:
+def fit(cluster: Cluster, model: ModelSpec, overrides: SettingOverrides, real_s: Callable[[], float]) -> Fitted:
     """Return what this machine can emulate of a cluster, and what that left of it.
 
     Args:
         cluster: all of its devices are emulated.
         model: that is to be trained.
-        wishes: what is not to be fitted.
+        overrides: what is not to be fitted.
         real_s: measures the seconds of forward and backward of one sample on one processor of this machine.
 
     Raises:
         ConfigError: there is no such model to be like, or a number is out of range.
     """
     cores = len(os.sched_getaffinity(0))
-    kept = _fewer(with_bandwidth(cluster, wishes.bandwidth_bytes_per_s), wishes.devices_per_site, cores)
-    fitting = _Fitting(kept, model, wishes)
-    speed = wishes.emulated_speed
+    kept = _fewer(with_bandwidth(cluster, overrides.bandwidth_bytes_per_s), overrides.devices_per_site, cores)
+    fitting = _Fitting(kept, model, overrides)
+    speed = overrides.emulated_speed
     if speed is None:
         once_s = real_s()
         first = sound_speed(kept, fitting.graph, once_s)
@@ -100,10 +100,10 @@ def _fewer(cluster: Cluster, devices_per_site: int | None, cores: int) -> Cluste
 class _Fitting:
     """The same cluster and model at various speeds."""
 
-    def __init__(self, cluster: Cluster, model: ModelSpec, wishes: SettingWishes) -> None:
-        self._cluster, self._model, self._wishes = cluster, model, wishes
+    def __init__(self, cluster: Cluster, model: ModelSpec, overrides: SettingOverrides) -> None:
+        self._cluster, self._model, self._overrides = cluster, model, overrides
         self.graph = described_profile(cluster, model).graph
-        self._full = _full_size(model, wishes.like)
+        self._full = _full_size(model, overrides.like)
         self._full_graph = None if self._full is None else described_profile(cluster, self._full).graph
 
     def at(self, speed: float) -> tuple[Cluster, int, Likeness | None]:
@@ -112,15 +112,15 @@ class _Fitting:
         cluster = at_network_speed(self._cluster, self.network_speed(like))
         if like is not None:
             cluster = with_latencies(cluster, like.latency_scale)
-        batch = self._wishes.global_batch
+        batch = self._overrides.global_batch
         if batch is None:
             batch = batch_for(len(cluster.devices)) if like is None else like.global_batch
         return replace(cluster, emulated_speed=speed), batch, like
 
     def network_speed(self, like: Likeness | None) -> float:
         """Return the part of their rates that links get."""
-        if self._wishes.network_speed is not None:
-            return self._wishes.network_speed
+        if self._overrides.network_speed is not None:
+            return self._overrides.network_speed
         return 1.0 if like is None else like.network_speed
 
     def at_once(self, speed: float, cores: int) -> float:
@@ -139,10 +139,10 @@ class _Fitting:
 
     def _like(self, speed: float) -> Likeness | None:
         """Return how to be like the full-size model; not where links, and so the rest, are asked for as they are."""
-        if self._full is None or self._full_graph is None or self._wishes.network_speed is not None:
+        if self._full is None or self._full_graph is None or self._overrides.network_speed is not None:
             return None
         batch = paper_batch(self._cluster.name, self._full.name, self._full.sequence_length)
-        name, chosen = self._full.name, self._wishes.global_batch
+        name, chosen = self._full.name, self._overrides.global_batch
         return likeness(self._cluster, speed, self.graph, self._full_graph, name, batch, chosen)
 
 

@@ -16,7 +16,7 @@ from spantrain.app.comparison.layouts import Layout
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
@@ -144,7 +144,7 @@ class Runner:
             job=job,
             out=self._folder(folder),
             checkpoints=False,
-            network_trace=self.network_trace,
+            options=RunOptions(network_trace=self.network_trace),
         )
         outcome = train(self.session, request, StopRequest(), listener)
         links, hosts = traffic.per_step()

@@ -89,6 +89,20 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a run keeps and follows, beside its plan and its job; no checkpoint has it."""
+
+    keep_checkpoints: int = 2
+    """So many complete ones stay, the newest."""
+    tensorboard: Path | None = None
+    """Folder of scalars; None: there are none."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest:
     """What to train, how, and where to write."""
 
@@ -100,19 +114,13 @@ class TrainRequest:
     out: Path
     report: PlanReport = field(default_factory=PlanReport)
     """What is said of the plan."""
+    options: RunOptions = field(default_factory=RunOptions)
     checkpoints: bool = True
-    keep_checkpoints: int = 2
-    """So many complete ones stay, the newest."""
     resume: Resume | None = None
-    tensorboard: Path | None = None
     batches: BatchQueue | None = None
     """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
-    network_trace: NetworkTrace | None = None
-    """How the emulated links change from the first step on."""
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
-    outer: OuterCluster | None = None
-    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
     calm_plan: Plan | None = None
     """That was made for links as planned, where a run goes on under another one."""
     weights: FirstWeights = field(default_factory=FirstWeights)
@@ -134,7 +142,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
             "resume_from_checkpoint), or from Python with data (spantrain.Trainer)"
         )
     plan = request.plan
-    if request.outer:
+    if request.options.outer:
         check_outer(session)
     if request.job.staleness:
         plan = with_room_for_two(plan, request.profile, optimizer_state(request.job))
@@ -178,21 +186,22 @@ class _Run:
         before = request.resume.ledger if request.resume else SampleLedger()
         self._ledger = before.extended(self._first_step, request.plan.global_batch)
         self._checkpoints = CheckpointSet(
-            request.out, request.plan.devices, keep=request.keep_checkpoints, describe=self._manifest
+            request.out, request.plan.devices, keep=request.options.keep_checkpoints, describe=self._manifest
         )
         self._checkpoint = ""
-        self._scalars = ScalarWriter(request.tensorboard)
-        self._network = open_trace(request.network_trace, session.testbed, request.plan, request.profile)
+        self._scalars = ScalarWriter(request.options.tensorboard)
+        self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
     def run(self) -> TrainOutcome:
         request = self._request
         plan = request.plan
         self._reporter.phase(f"Training {plan.model.name} on {len(plan.devices)} devices, {plan.schedule}")
-        if request.outer:
+        outer = request.options.outer
+        if outer:
             self._reporter.note(
-                f"This run is cluster {request.outer.cluster} of the outer optimizer at {request.outer.master}, with "
-                f"rounds of {request.outer.inner_steps} steps"
+                f"This run is cluster {outer.cluster} of the outer optimizer at {outer.master}, with rounds of "
+                f"{outer.inner_steps} steps"
             )
         if request.weights.text:
             self._reporter.note(request.weights.text)
@@ -254,7 +263,7 @@ class _Run:
             samples_before=self._ledger.samples_before(self._first_step),
             resume_from=str(request.resume.folder.resolve()) if request.resume else "",
             checkpoint=request.resume.content if request.resume else None,
-            outer=request.outer,
+            outer=request.options.outer,
         )
 
     def _on_begin(self, begun_s: float) -> None:

@@ -18,12 +18,10 @@ from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import new_run
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
 from spantrain.config.artefacts import read_profile, write_profile
-from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
-from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import UsageError
@@ -40,7 +38,7 @@ _PROFILE_FILE = "profile.json"
 _PLAN_FILE = "plan.json"
 
 
-class QuickListener(Reporter, Protocol):
+class ScratchListener(Reporter, Protocol):
     """A reporter that also shows what each part found."""
 
     def show_plan(self, outcome: PlanOutcome) -> None:
@@ -48,7 +46,7 @@ class QuickListener(Reporter, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickRequest:
+class ScratchRequest:
     """What is to be trained, on what, and how."""
 
     cluster: Cluster
@@ -61,14 +59,7 @@ class QuickRequest:
     global_batch: int = 32
     dtype: str = "float32"
     schedule: str = "critical-path"
-    wishes: PlanWishes = field(default_factory=PlanWishes)
-    tensorboard: Path | None = None
-    keep_checkpoints: int = 2
-    """So many complete ones stay, the newest."""
-    network_trace: NetworkTrace | None = None
-    """How the emulated links change from the first step on."""
-    outer: OuterCluster | None = None
-    """As whom the run takes part in an outer optimizer."""
+    options: RunOptions = field(default_factory=RunOptions)
     from_scratch: bool = False
     """Leave the weights that an `hf:` folder has."""
     overwrite: bool = False
@@ -89,8 +80,8 @@ def run_folder_for(model: ModelSpec, now: datetime.datetime, runs: Path = _RUNS)
     return next(candidate for candidate in taken if not candidate.exists())
 
 
-def quick_train(
-    request: QuickRequest, options: SessionOptions, stop: StopRequest, listener: QuickListener
+def train_from_scratch(
+    request: ScratchRequest, options: SessionOptions, stop: StopRequest, listener: ScratchListener
 ) -> tuple[TrainOutcome, TrainRequest]:
     """Do all of it with one set of workers; return what training gave, and what was trained.
 
@@ -114,7 +105,7 @@ def quick_train(
         return train(session, run, stop, listener), run
 
 
-def describe(request: QuickRequest, listener: QuickListener) -> TrainRequest:
+def describe(request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
     """Plan by data sheets, with nothing measured: at once, and for no more than to have a plan; return what is to run.
 
     Raises:
@@ -126,7 +117,7 @@ def describe(request: QuickRequest, listener: QuickListener) -> TrainRequest:
     return _planned(profile, request, listener)
 
 
-def prepare(session: Session, request: QuickRequest, listener: QuickListener) -> TrainRequest:
+def prepare(session: Session, request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
     """Measure (unless the folder has a profile that still holds) and plan; return what is to be trained.
 
     Raises:
@@ -143,7 +134,7 @@ def prepare(session: Session, request: QuickRequest, listener: QuickListener) ->
     return _planned(profile, request, listener)
 
 
-def _emulated_cluster(cluster: Cluster, request: QuickRequest, listener: QuickListener) -> Cluster:
+def _emulated_cluster(cluster: Cluster, request: ScratchRequest, listener: ScratchListener) -> Cluster:
     """Return the cluster with devices as slow as the model needs, and say so."""
     if request.own_speed:
         return cluster
@@ -153,7 +144,7 @@ def _emulated_cluster(cluster: Cluster, request: QuickRequest, listener: QuickLi
     return cluster
 
 
-def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -> TrainRequest:
+def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListener) -> TrainRequest:
     listener.phase(f"Planning for {request.global_batch} samples a step")
     spec = JobSpec(
         global_batch=request.global_batch,
@@ -161,22 +152,16 @@ def _planned(profile: Profile, request: QuickRequest, listener: QuickListener) -
         dtype=request.dtype,
         schedule=request.schedule,
     )
-    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, request.wishes, request.out / _PLAN_FILE)
+    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, PlanWishes(), request.out / _PLAN_FILE)
     listener.show_plan(planned)
     functions = user_functions(request.model)
     run = new_run(
         request.out / _PLAN_FILE, request.job, request.out, functions=functions, from_scratch=request.from_scratch
     )
-    return replace(
-        run,
-        tensorboard=request.tensorboard,
-        keep_checkpoints=request.keep_checkpoints,
-        network_trace=request.network_trace,
-        outer=request.outer,
-    )
+    return replace(run, options=request.options)
 
 
-def kept_profile(path: Path, network: str, request: QuickRequest) -> Profile | None:
+def kept_profile(path: Path, network: str, request: ScratchRequest) -> Profile | None:
     """Return the profile that lies there, if it answers the same question, with links of the same sort."""
     if not path.exists():
         return None
