@@ -23,8 +23,9 @@ from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.restore import group_of
-from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Storage
+from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.driver_channels import MailboxChannel
 from spantrain.runtime.step.work import SampledFeed

@@ -17,15 +17,19 @@ from spantrain.devices.cpu import CpuDevice
 from spantrain.errors import Interrupted
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.control.plane import MemoryControlPlane
+from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.roster import Roster, RunMembers
+from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.memory_groups import thread_groups
 from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.runtime.staleness.session import session_of
-from spantrain.runtime.worker.trainer import Colleagues, TrainSession
-from spantrain.runtime.worker.worker_protocol import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.worker.context import WorkerLinks
+from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
@@ -89,7 +93,7 @@ class _Cast:
         self.outcomes: list[StepOutcome] = []
         self.manifests: list[Manifest] = []
         self._groups = _Groups()
-        self.meetings = StageMeetings(frozenset(plan.devices), hold_s=PATIENCE_S)
+        self.meetings = StageMeetings(RunMembers(plan.devices), hold_s=PATIENCE_S)
         self._failed = threading.Event()
         self._saving = threading.Lock()
         self._barrier = StepBarrier(
@@ -129,19 +133,27 @@ class _Cast:
         if self._failed.is_set():
             raise Interrupted("another device failed")
 
-    def colleagues(self, name: str) -> Colleagues:
-        box = self.boxes[name]
-        return Colleagues(
-            mailbox=box,
-            admit=lambda generation, peers: box.set_peers(generation, [peer.address for peer in peers]),
-            begin=lambda: None,
-            commit_step=lambda report: self._barrier.report(name, report),
-            open_groups=lambda under, stage_index: self._groups.open(under, stage_index, name),
-            checkpoint_saved=self._note_saved,
-            meet_stages=lambda call: self.meetings.meet(name, call.number, call.report),
-            ask_given=lambda _question: {},
+    def serve(self, order: TrainOrder) -> None:
+        """Give all devices this order, which all of them have admitted each other for."""
+        run = TrainingRun(barrier=self._barrier, on_saved=self._note_saved, meetings=self.meetings)
+        self._run = UnderWay.of(dict.fromkeys(self.plan.devices, order), run=run)
+        self._run.ready.update(self.plan.devices)
+        roster = Roster(self.plan.devices, PATIENCE_S)
+        service = WorkerService(roster, PATIENCE_S, later=lambda call: call())
+        for name, box in self.boxes.items():
+            roster.join(0.0, name)
+            roster.introduce(name, Introduction(endpoint=box.endpoint, public_key=""))
+        service.give(self._run)
+        self._handlers = service.handlers
+
+    def links(self, name: str) -> WorkerLinks:
+        return WorkerLinks(
+            name=name,
+            device=CpuDevice(),
+            mailbox=self.boxes[name],
+            control=MemoryControlPlane(self._handlers, name, check=self._check_abort),
             check_abort=self._check_abort,
-            clock_offset_s=0.0,
+            open_groups=lambda under, stage_index: self._groups.open(under, stage_index, name),
         )
 
     def order(
@@ -172,8 +184,7 @@ class _Cast:
         finally:
             if not finished:
                 self._failed.set()
-                self._barrier.abort(f"{name} failed")
-                self.meetings.abort(f"{name} failed")
+                self._run.abort(f"{name} failed")
                 for box in self.boxes.values():
                     box.wake()
         return result
@@ -202,8 +213,9 @@ def train_in_threads(
     """Train a plan of replicas of one device, and any others that take its place behind the steps that are named."""
     cast = _Cast(plan, job, changes or {}, out, content.step if content else 0)
     order = cast.order(content, folder, outer)
+    cast.serve(order)
     # One after another: torch's random numbers belong to all threads.
-    sessions = {name: session_of(order, name, CpuDevice(), cast.colleagues(name)) for name in plan.devices}
+    sessions = {name: session_of(order, cast.links(name)) for name in plan.devices}
     results = _play_all(cast, sessions)
     for box in cast.boxes.values():
         box.close()

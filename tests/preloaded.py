@@ -156,9 +156,9 @@ def _end(server: "subprocess.Popen[bytes]", folder: "tempfile.TemporaryDirectory
 
 def _serve(address: str) -> None:
     """Fork what is asked for until standard input ends; then end all of it."""
-    from spantrain.runtime.launch import fork_server as nursery
+    from spantrain.runtime.launch import fork_server
 
-    nursery._load()
+    fork_server._load()
     import spantrain.cli.main  # noqa: F401
 
     gc.collect()

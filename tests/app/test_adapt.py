@@ -15,7 +15,7 @@ from spantrain.core.span import equal_spans
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.core.trace import Interval, Trace
 from spantrain.formats.registry import WireFormat
-from spantrain.runtime.worker.worker_protocol import DeviceReport
+from spantrain.runtime.control.requests import DeviceReport
 from spantrain.schedule.dispatch.recut import halved
 
 CLUSTER = sites_cluster()

@@ -11,7 +11,7 @@ from spantrain.errors import ConfigError
 
 INPUTS = ("plan.json", "profile.json", "notes.txt", "logs/mine.txt", "single-site/trace.json", "checkpoint/mine.txt")
 OLD = (
-    "trace.json", "decisions.jsonl", "switches.jsonl", "plan-1.json", "plan.trained.json", "logs/nursery.log",
+    "trace.json", "decisions.jsonl", "switches.jsonl", "plan-1.json", "plan.trained.json", "logs/fork-server.log",
     "logs/lab-0.log", "checkpoint/latest", "checkpoint/step-4/manifest.json", "checkpoint/step-4/lab-0.safetensors",
     "tensorboard/events.out.tfevents.1",
 )  # fmt: skip

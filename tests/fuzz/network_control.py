@@ -17,14 +17,12 @@ from spantrain.config.files.json_codec import from_json
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import ShardLayout
-from spantrain.core.outer.stages import StageMeeting
 from spantrain.errors import ProtocolError, UsageError
 from spantrain.outer.link.codec import decode_command, decode_event, decode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.master.status import MasterStatus
-from spantrain.runtime.checkpoint.saver import SavedFile
-from spantrain.runtime.comparison.order import FrameworkOrder
-from spantrain.runtime.worker import worker_protocol as orders
+from spantrain.runtime.control.orders import ORDERS
+from spantrain.runtime.control.requests import REQUESTS
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
 from spantrain.transport.control.codec import decode
@@ -124,6 +122,9 @@ def _kinds(name: str, union: Any, read: Callable[[Any], Any]) -> Target:
     return Target(name=f"control-{name}", make=make, run=lambda case, _: read(case), refusals=(ProtocolError,))
 
 
+_QUESTIONS = (*REQUESTS, *ORDERS.values())
+
+
 CONTROL_TARGETS: tuple[Target, ...] = (
     replace(
         _of_bytes("message", _message, lambda case: decode(case, limit_bytes=LIMIT_BYTES)),
@@ -144,10 +145,6 @@ CONTROL_TARGETS: tuple[Target, ...] = (
     ),
     *(
         _from_json(f"{kind.__name__}", kind)
-        for kind in (
-            orders.DeviceReport, orders.StepVerdict, orders.OuterCall, SavedFile, StageMeeting, orders.ComputeResult,
-            orders.LinkResult, orders.TrainResult, orders.TrainOrder, orders.ComputeOrder, orders.LinkOrder,
-            orders.ConnectOrder, orders.EchoOrder, FrameworkOrder,
-        )
+        for kind in dict.fromkeys((*_QUESTIONS, *(question.answer for question in _QUESTIONS)))
     ),
 )  # fmt: skip

@@ -13,9 +13,11 @@ import torch
 from fuzz.messages import altered
 from fuzz.mutation import corrupted
 from fuzz.target import Target
+from spantrain.config.files.json_codec import from_json
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
+from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.switch import read_held
@@ -84,23 +86,28 @@ def _held_words(chance: Random) -> torch.Tensor:
 
 @cache
 def _batches() -> BatchQueue:
-    desk = BatchQueue(8)
-    desk.give(3, [torch.zeros(8, 5)], torch.zeros(8))
-    desk.save_before(4)
-    desk.stop()
-    return desk
+    batches = BatchQueue(8)
+    batches.give(3, [torch.zeros(8, 5)], torch.zeros(8))
+    batches.save_before(4)
+    batches.stop()
+    return batches
 
 
-def _question(chance: Random) -> Any:
-    rows = {"rows": 3, "part": chance.choice(("inputs", "labels")), "lo": 0, "hi": 8, "offset": chance.choice((0, 99))}
-    found = altered(chance, chance.choice((rows, {"next": 3, "saved": False})))
-    return found if isinstance(found, dict) else {"next": found}
+def _question(chance: Random) -> tuple[type[AskNextStep | FetchRows], Any]:
+    rows = {"step": 3, "part": chance.choice(("inputs", "labels")), "lo": 0, "hi": 8, "offset": chance.choice((0, 99))}
+    kind, value = chance.choice(((FetchRows, rows), (AskNextStep, {"step": 3, "saved": False})))
+    return kind, altered(chance, value)
+
+
+def _ask(case: tuple[type[AskNextStep | FetchRows], Any], _folder: Path) -> object:
+    kind, value = case
+    return _batches().answer(from_json(kind, value, "a question", error=ProtocolError))
 
 
 RUNTIME_TARGETS: tuple[Target, ...] = (
     Target(name="runtime-exchange", make=_exchange_words, run=_exchange, refusals=(ProtocolError, ConfigError)),
     Target(
-        name="runtime-batches", make=_question, run=lambda case, _: _batches().answer(case), refusals=(ProtocolError,)
+        name="runtime-batches", make=_question, run=_ask, refusals=(ProtocolError,)
     ),
     Target(
         name="runtime-switch", make=_held_words, run=lambda case, _: read_held(case, "evil"), refusals=(ProtocolError,),

@@ -13,9 +13,9 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.errors import Interrupted
+from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.transport.control.protocol import RemoteRefusal
 
 

@@ -12,8 +12,9 @@ from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
+from spantrain.runtime.control.requests import SavedFile
 
 pytestmark = pytest.mark.checkpoint
 

@@ -136,7 +136,7 @@ def test_killed_program_takes_its_workers_along(start, plan_path, tmp_path):
     program = start("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
     program.wait_to_hear("step 1/")
     family = program.family()
-    assert len(family) == 5, "the program, the nursery, three workers"
+    assert len(family) == 5, "the program, the fork server, three workers"
     program.process.kill()
     gone, alive = psutil.wait_procs([process for process in family if process.pid != program.process.pid], PATIENCE_S)
     assert len(gone) == 4

@@ -17,10 +17,11 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import SpanTrainError, WorkerError
 from spantrain.models.graph import build_graph
-from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.runtime.control.orders import TrainOrder
+from spantrain.runtime.control.plane import OrderRequest
+from spantrain.runtime.control.requests import REQUESTS, DeviceReport, SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
-from spantrain.runtime.worker.worker_protocol import DeviceReport, TrainOrder
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
 
@@ -92,12 +93,13 @@ def under_way(run: Run) -> Iterator[tuple[Run, "Future[Any]"]]:
     )
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(run.train, order)
-        orders = {name: run.ask(name, "next_order", {"after": -1}) for name in (HONEST, LIAR)}
+        orders = {name: run.ask(name, "next_order", {"after": -1})["order"] for name in (HONEST, LIAR)}
         for name in (HONEST, LIAR):
             run.ask(name, "commit_step", to_json(report(0)))
         yield run, result
         if not result.done():
-            over = {"done": orders[HONEST]["id"], "after": orders[HONEST]["id"], "error": "the test is over"}
+            number = orders[HONEST]["order_id"]
+            over = {"after": number, "outcome": {"order_id": number, "failure": {"error": "the test is over"}}}
             call = run.clients[HONEST].begin("next_order", over, timeout_s=PATIENCE_S)
             with pytest.raises(WorkerError, match=f"device {HONEST} failed: the test is over"):
                 result.result(PATIENCE_S)
@@ -140,9 +142,7 @@ def test_only_reports_of_the_step_that_is_under_way_count(under_way):
     assert [outcome.step for outcome in run.outcomes] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "method", ["ready", "begin", "progress", "commit_step", "given", "meet_stages", "meeting_point"]
-)
+@pytest.mark.parametrize("method", [kind.wire_name for kind in REQUESTS if issubclass(kind, OrderRequest)])
 def test_who_has_no_part_in_a_run_has_no_say_in_it(method, under_way):
     run, _ = under_way
     run.refused(IDLE, method, {}, f"device {IDLE} has no order")
@@ -159,9 +159,10 @@ def test_nobody_answers_for_another_or_twice(under_way):
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({}, "needs endpoint"),
+        ({}, "endpoint: is missing"),
+        ({"endpoint": HERE["endpoint"]}, "public_key: is missing"),
         ({**HERE, "endpoint": "tcp://10.6.6.6:1"}, "as somebody else"),
-        ({"endpoint": 1}, "needs"),
+        ({"endpoint": 1}, "endpoint: must be text"),
     ],
 )
 def test_nobody_takes_another_place(facts, says, run):
@@ -172,7 +173,17 @@ def test_nobody_takes_another_place(facts, says, run):
 @pytest.mark.parametrize("payload", [{"done": "all", "total": 1, "text": ""}, {"total": 1}, {}])
 def test_progress_is_numbers_and_text(payload, under_way):
     run, _ = under_way
-    run.refused(LIAR, "progress", payload, "progress has done, total and text")
+    run.refused(LIAR, "progress", payload, "(?s)progress of s1r0: .*(done: must be a whole number|text: is missing)")
+
+
+def test_a_meeting_point_has_generation_and_stage(under_way):
+    run, _ = under_way
+    run.refused(LIAR, "meeting_point", {"stage": 1}, "generation: is missing")
+
+
+def test_a_failure_is_of_a_known_form(run):
+    outcome = {"order_id": 0, "failure": {"error": "no", "usage": "yes"}}
+    run.refused(LIAR, "next_order", {"outcome": outcome}, "usage: must be true or false")
 
 
 def test_a_name_that_is_held_and_heard_is_refused(run):

@@ -1,13 +1,16 @@
 """Who has joined as which device, who is lost, and what workers may say of themselves."""
 
+from dataclasses import replace
+
 import pytest
 
-from spantrain.runtime.coordinator.roster import Departure, Roster, failure_of, printable
-from spantrain.runtime.worker.worker_protocol import ConnectOrder, PeerEntry
+from spantrain.runtime.control.orders import ConnectOrder, PeerEntry
+from spantrain.runtime.control.requests import Introduction, OrderFailure, OrderOutcome
+from spantrain.runtime.coordinator.roster import Departure, Roster, error_of, printable
 from spantrain.transport.control.protocol import RemoteRefusal
 
 PATIENCE_S = 6.0
-HERE = {"endpoint": "tcp://10.0.0.7:4711", "public_key": "k" * 40}
+HERE = Introduction(endpoint="tcp://10.0.0.7:4711", public_key="k" * 40)
 ORDER = ConnectOrder(generation=0, peers=())
 
 
@@ -26,7 +29,7 @@ def test_who_has_joined_and_said_where_it_is_stands_for_its_device():
     assert found.missing(("a", "b")) == ["b"], "it has not said where it is"
     found.introduce("rank-1", HERE)
     assert found.missing(("a", "b")) == []
-    assert found["b"].address == PeerEntry(name="b", endpoint=HERE["endpoint"], public_key=HERE["public_key"])
+    assert found["b"].address == PeerEntry(name="b", endpoint=HERE.endpoint, public_key=HERE.public_key)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +92,9 @@ def test_who_goes_by_itself_says_why():
     assert found.join(0.2, "a") == "a"
 
 
-@pytest.mark.parametrize("facts", [{}, {"endpoint": 1, "public_key": "k"}, {"endpoint": "tcp://10.0.0.7:1"}])
-def test_an_introduction_says_where_it_is(facts):
+def test_who_has_not_said_where_it_is_has_no_say():
     found = roster()
     found.join(0.0, "a")
-    with pytest.raises(RemoteRefusal, match="needs endpoint and public_key"):
-        found.introduce("a", facts)
     with pytest.raises(RemoteRefusal, match="has not introduced itself"):
         found.of("a")
 
@@ -103,26 +103,22 @@ def test_nobody_becomes_somebody_else():
     found = roster("a")
     found.introduce("a", HERE)
     with pytest.raises(RemoteRefusal, match="as somebody else"):
-        found.introduce("a", {**HERE, "endpoint": "tcp://10.6.6.6:1"})
+        found.introduce("a", replace(HERE, endpoint="tcp://10.6.6.6:1"))
 
 
 def test_what_becomes_of_an_order_is_told_once():
     found = roster("a")
     member = found["a"]
-    member.note_result({"done": 0, "result": 1})
-    assert member.result is None, "it has no order"
+    member.note_outcome(OrderOutcome(order_id=0, result=1))
+    assert member.outcome is None, "it has no order"
     member.order = 7, ORDER
-    member.note_result({"done": 6, "result": 1})
+    member.note_outcome(OrderOutcome(order_id=6, result=1))
     assert member.is_busy
-    member.note_result({"done": 7, "error": "no\x07", "usage": "yes"})
-    member.note_result({"done": 7, "result": 1})
-    assert member.result == {
-        "error": "no\N{REPLACEMENT CHARACTER}",
-        "caused_elsewhere": False,
-        "usage": False,
-        "internal": False,
-    }
-    assert str(failure_of([member], lambda name: f"with {name}")).endswith("its log: with a")
+    member.note_outcome(OrderOutcome(order_id=7, failure=OrderFailure(error="no\x07")))
+    member.note_outcome(OrderOutcome(order_id=7, result=1))
+    failure = OrderFailure(error="no\N{REPLACEMENT CHARACTER}")
+    assert member.outcome == OrderOutcome(order_id=7, failure=failure)
+    assert str(error_of("a", failure, "with a")).endswith("its log: with a")
 
 
 def test_what_others_say_is_fit_for_a_terminal():

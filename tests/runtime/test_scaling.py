@@ -11,9 +11,9 @@ from spantrain.core.span import Span
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer
-from spantrain.runtime.worker.worker_protocol import DeviceReport
 
 JOB = TrainJob(steps=10, loss_scale=2.0**10)
 

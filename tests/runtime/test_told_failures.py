@@ -8,17 +8,18 @@ import brought_models
 from spantrain.errors import ConfigError, InternalError, PeerLostError, UsageError, WorkerError
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.runtime.coordinator.roster import RosterEntry, failure_of
+from spantrain.recovery.policy import DeviceFailed, EndOnLoss
+from spantrain.runtime.control.requests import GivenOrder, Standing
+from spantrain.runtime.coordinator.roster import error_of
 from spantrain.runtime.launch.launcher import WorkerSettings
 from spantrain.runtime.worker.failure import told
-from spantrain.runtime.worker.watch import Standing, Watch
+from spantrain.runtime.worker.watch import Watch
 from spantrain.runtime.worker.worker import Worker
 
 
 def raised(error: BaseException, log: str = "logs/a.log"):
     """The error of a run whose first device told this one."""
-    members = [RosterEntry(name="a", peer="a", result=told(error)), RosterEntry(name="b", peer="b")]
-    return failure_of(members, lambda _: log)
+    return error_of("a", told(error), log)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +55,12 @@ def test_an_internal_error_says_where_the_traceback_is():
 
 
 def test_a_device_that_another_ones_error_stopped_is_not_named():
-    members = [
-        RosterEntry(name="a", peer="a", result=told(PeerLostError("b has gone"))),
-        RosterEntry(name="b", peer="b", result=told(KeyError("x"))),
-    ]
-    assert "device b" in str(failure_of(members, lambda _: ""))
+    policy = EndOnLoss(("a", "b"))
+    for name, cause in (("a", PeerLostError("b has gone")), ("b", KeyError("x"))):
+        failure = told(cause)
+        commands = policy.on_event(0.0, DeviceFailed(name, error_of(name, failure, ""), failure.caused_elsewhere))
+        assert len(commands) == (name == "b")
+    assert "device b" in str(commands[0].error)
 
 
 def test_the_models_own_code_is_named_with_its_line():
@@ -73,7 +75,7 @@ def test_the_models_own_code_is_named_with_its_line():
 def test_a_worker_outlives_an_order_that_it_does_not_know():
     settings = WorkerSettings(join="", token="", name="a", backend="cpu", data_address="127.0.0.1", encrypted=False)
     worker = Worker(settings)
-    worker._watch = Watch(lambda: Standing.of({}, None), interrupt=lambda: None, give_up=lambda _: None)
-    answer = worker._carry_out("dance", {"id": 3, "body": {}})
-    assert answer["internal"]
-    assert answer["error"] == "KeyError: 'dance'"
+    worker._watch = Watch(Standing, interrupt=lambda: None, give_up=lambda _: None)
+    outcome = worker._carry_out(GivenOrder(order_id=3, name="dance", body={}))
+    assert outcome.failure.internal
+    assert outcome.failure.error == "KeyError: 'dance'"

@@ -6,7 +6,8 @@ import pytest
 
 from patience import PATIENCE_S
 from spantrain.errors import Interrupted, PeerLostError
-from spantrain.runtime.worker.watch import Standing, Watch
+from spantrain.runtime.control.requests import Standing
+from spantrain.runtime.worker.watch import Watch, standing_of
 
 LOST = Standing(lost="the coordinator was lost")
 ENDED = Standing(ended_orders=3, reason="device b was lost")
@@ -43,7 +44,7 @@ def test_a_process_has_seconds_to_end_and_more_to_leave_an_order():
 
 @pytest.mark.parametrize("answer", [{}, {"ended_orders": "all", "reason": 7, "leave": 1}])
 def test_an_answer_that_says_nothing_changes_nothing(answer):
-    assert Standing.of(answer, None) == Standing()
+    assert standing_of(answer, None) == Standing()
 
 
 class Stuck:
@@ -73,7 +74,7 @@ def test_one_that_nothing_stops_is_ended_with_the_cause():
         watch.begin(3)
         watch.check()
         stuck.standing = LOST
-        watch.news()
+        watch.look_again()
         assert stuck.interrupted.wait(PATIENCE_S)
         with pytest.raises(PeerLostError, match="the coordinator was lost"):
             watch.check()
@@ -87,7 +88,7 @@ def test_one_that_leaves_its_order_lives_on():
     with stuck.watch() as watch:
         watch.begin(3)
         stuck.standing = ENDED
-        watch.news()
+        watch.look_again()
         assert stuck.interrupted.wait(PATIENCE_S)
         watch.end()
         watch.check()

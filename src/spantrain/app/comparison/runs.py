@@ -17,7 +17,6 @@ from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
-from spantrain.config.files.json_codec import from_json
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
@@ -119,14 +118,11 @@ class Runner:
         network = open_trace(self.network_trace, self.session.testbed, layout.plan, self.profile)
         network.prepare(job.steps, self._folder(str(layout.framework)))
         try:
-            answers = self.session.coordinator.perform(
+            results = self.session.coordinator.perform(
                 dict.fromkeys(order.devices, order), on_progress=heard, on_begin=network.begin
             )
         finally:
             network.end()
-        results = {
-            name: from_json(FrameworkResult, answers[name]["result"], f"result of {name}") for name in order.devices
-        }
         return framework_run(results, order.global_batch, warm_up_steps, *traffic.per_step())
 
     def plan(self, plan: Plan, job: TrainJob, folder: str, warm_up_steps: int) -> Run:

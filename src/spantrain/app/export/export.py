@@ -23,8 +23,9 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import UnsplitModel, UnsplitParameter, whole_buffers, whole_model, whole_parameters
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder, write_device_file
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
+from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
 from spantrain.runtime.worker.user_functions import with_own_functions
 

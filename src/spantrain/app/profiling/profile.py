@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,23 +16,22 @@ from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.session import Session
-from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.config.files.json_codec import to_json
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import PeerLostError
 from spantrain.models.graph import build_graph
 from spantrain.profiler.network import better, doubtful, expected_rates, pair_rounds, payload_cap_bytes, spread
-from spantrain.runtime.worker.worker_protocol import (
+from spantrain.runtime.control.orders import (
     ComputeOrder,
-    ComputeResult,
     ConnectOrder,
     EchoOrder,
     LinkOrder,
     LinkResult,
-    Order,
     PeerEntry,
 )
+from spantrain.runtime.coordinator.coordinator import OrderAbandonedError
 from spantrain.version import VERSION
 
 _COMPUTE = "spantrain-compute"
@@ -135,7 +133,7 @@ def _compute(
         orders,
         on_progress=lambda device, done, total, text: reporter.progress(done, total, f"{device}: {text}"),
     )
-    parsed = [from_json(ComputeResult, results[name]["result"], f"result of {name}") for name in session.devices]
+    parsed = [results[name] for name in session.devices]
     ratio = max(result.real_compute_ratio for result in parsed)
     if session.cluster.emulated and ratio > MOST_REAL_COMPUTE:
         reporter.note(too_fast(session.cluster, ratio))
@@ -223,7 +221,7 @@ def _measure_pairs(
     known: Sequence[LinkMeasurement],
 ) -> list[LinkMeasurement]:
     """Measure pairs that do not disturb each other at the same time; `known` are the links measured before."""
-    orders: dict[str, Order] = {}
+    orders: dict[str, LinkOrder | EchoOrder] = {}
     for source, target in pairs:
         orders[target] = EchoOrder(generation=_PROBE_GENERATION, peers=peers_of[target])
         orders[source] = LinkOrder(
@@ -234,27 +232,20 @@ def _measure_pairs(
             rounds=1,
             expected_bytes_per_s=expected_rates(session.cluster, known, (source, target)),
         )
-    sources = [source for source, _ in pairs]
-    results = session.coordinator.perform(orders, until=sources)
-    return [
-        link
-        for source in sources
-        for link in measured_link(source, next(to for by, to in pairs if by == source), results[source]).links
-    ]
+    target_of = dict(pairs)
+    try:
+        results = session.coordinator.perform(orders, until=tuple(target_of))
+    except OrderAbandonedError as abandoned:
+        raise unmeasured(abandoned.device, target_of[abandoned.device], abandoned.why) from abandoned
+    return [link for result in results.values() if isinstance(result, LinkResult) for link in result.links]
 
 
-def measured_link(source: str, target: str, answer: Mapping[str, Any]) -> LinkResult:
-    """Return what a device measured to another.
-
-    Raises:
-        PeerLostError: it gave up, which it lays on the other; the other one may not even have noticed.
-    """
-    if "result" not in answer:
-        raise PeerLostError(
-            f"the link between {source} and {target} could not be measured: {answer.get('error', 'no answer')}; is it "
-            "faster than some 100 kbit/s? Where it is not: plan by data sheets (spantrain plan --preset|--cluster)"
-        )
-    return from_json(LinkResult, answer["result"], f"result of {source}")
+def unmeasured(source: str, target: str, why: str) -> PeerLostError:
+    """Return the error of a device that gave up on another, which may not even have noticed."""
+    return PeerLostError(
+        f"the link between {source} and {target} could not be measured: {why}; is it "
+        "faster than some 100 kbit/s? Where it is not: plan by data sheets (spantrain plan --preset|--cluster)"
+    )
 
 
 def _averaged(links: Sequence[LinkMeasurement]) -> tuple[LinkMeasurement, ...]:

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import pairwise
 
 from spantrain.app.training.session import Session
-from spantrain.config.files.json_codec import from_json
 from spantrain.core.action import Action, Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
@@ -24,9 +23,9 @@ from spantrain.core.trace import Interval, Trace
 from spantrain.core.units import UnitGraph
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
+from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.step.emulation import emulated_seconds
-from spantrain.runtime.worker.worker_protocol import TrainOrder, TrainResult
 
 _MODEL = "gpt2-tiny"
 _SAMPLES = 4
@@ -72,7 +71,7 @@ def rehearse(session: Session, links: Iterable[LinkMeasurement]) -> RuntimeCosts
     answers = session.coordinator.train(
         dict.fromkeys(devices, order), barrier, lambda _saved: (), should_abort=lambda: False
     )
-    results = [from_json(TrainResult, answers[name]["result"], f"result of {name}") for name in devices]
+    results = [answers[name] for name in devices]
     trace = Trace.joined([result.trace for result in results], "wall")
     link_by_pair = {(link.source, link.target): link for link in links}
     return costs_from(trace, plan, graph, link_by_pair)

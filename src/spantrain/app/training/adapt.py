@@ -15,8 +15,8 @@ from spantrain.core.profile import Profile
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO, MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.planner.engine.predict import costs_of, optimizer_state
+from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
-from spantrain.runtime.worker.worker_protocol import DeviceReport
 from spantrain.sim.adaptive import SimulatedForecast
 from spantrain.sim.costs import ProfileCosts, StepCosts
 

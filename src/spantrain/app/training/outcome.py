@@ -15,9 +15,9 @@ from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.core.trace import Interval, Trace
 from spantrain.cost.compute import normalised
+from spantrain.runtime.control.orders import TrainResult
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepOutcome, SwitchFigures
-from spantrain.runtime.worker.worker_protocol import TrainResult
 from spantrain.sim.engine import SimulationResult
 
 

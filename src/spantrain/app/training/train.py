@@ -27,7 +27,6 @@ from spantrain.app.training.outcome import (
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
-from spantrain.config.files.json_codec import from_json
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
@@ -38,12 +37,13 @@ from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import optimizer_state, predict
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, read_manifest
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import Disk, remove_partials
+from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.coordinator.advice import Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
-from spantrain.runtime.worker.worker_protocol import TrainOrder, TrainResult
 
 
 class StopRequest:
@@ -214,7 +214,7 @@ class _Run:
         with ExitStack() as stack:
             stack.callback(self._network.end)
             stack.callback(self._scalars.close)
-            answers = self._session.coordinator.train(
+            results = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices},
                 self._barrier(self._advising(stack)),
                 self._on_saved,
@@ -222,9 +222,6 @@ class _Run:
                 request.batches,
                 self._on_begin,
             )
-        results = {
-            name: from_json(TrainResult, answer["result"], f"result of {name}") for name, answer in answers.items()
-        }
         return self._outcome(results)
 
     def _barrier(self, advising: Advising | None) -> StepBarrier:

@@ -1,7 +1,8 @@
 """Dataclass <-> plain JSON, driven by the type hints; reading is strict and tells everything that is wrong.
 
 Dataclasses become objects (fields in their order), tuples lists, mappings objects (keys sorted, so that equal
-values give equal text), enums their values, None null; Span and Action become their text forms.
+values give equal text), enums their values, None null; Span and Action become their text forms. Bytes stay as they are:
+messages have them, files do not.
 """
 
 import json
@@ -42,7 +43,7 @@ def _write(value: object, path: str) -> Any:
         if not math.isfinite(value):
             raise ValueError(f"{path or 'value'}: {value} cannot be written; JSON has finite numbers only")
         return float(value)
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, str | bool | int | bytes):
         return value
     if isinstance(value, _TEXT_FORMS):
         return str(value)
@@ -104,7 +105,7 @@ def _read(kind: Any, data: object, path: str, problems: Problems) -> object:
     if kind is float:
         if isinstance(data, int | float) and not isinstance(data, bool) and _is_finite(data):
             return float(data)
-    elif kind is int or kind is str or kind is bool:
+    elif kind in (int, str, bool, bytes):
         if type(data) is kind:
             return data
     elif kind is Any:
@@ -229,7 +230,14 @@ def _takes(member: Any, data: object) -> bool:
 
 def _wanted(kind: Any) -> str:
     """Return a type in the words of a person who edits the file."""
-    plain = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Any: "anything"}
+    plain = {
+        int: "a whole number",
+        float: "a finite number",
+        str: "text",
+        bool: "true or false",
+        bytes: "bytes",
+        Any: "anything",
+    }
     if kind in plain:
         return plain[kind]
     if kind is types.NoneType:

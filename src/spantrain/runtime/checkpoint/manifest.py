@@ -17,8 +17,9 @@ from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
-from spantrain.runtime.checkpoint.saver import CHECKPOINTS, SavedFile, step_folder
+from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
 from spantrain.runtime.checkpoint.tensor_file import Disk, Storage, TensorFiles, check_file, write_named
+from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
 MANIFEST_FILE = "manifest.json"

@@ -8,7 +8,6 @@ One device's checkpoints during a run: begin with one, save, end.
 import glob
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +30,7 @@ from spantrain.runtime.checkpoint.tensor_file import (
     tensor_pieces,
     write_named,
 )
+from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup
 
 CHECKPOINTS = "checkpoint"
@@ -75,19 +75,9 @@ _END_S = 1.0
 """How long the end of a run that failed waits for what is being written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedFile:
-    """What a device tells the coordinator when its file is on the disk."""
-
-    step: int
-    """Steps done."""
-    name: str
-    file: StoredFile
-    scalars: Mapping[str, float]
-
-    def is_of(self, device: str) -> bool:
-        """Whether a device may have written this file: by its description and by its name."""
-        return self.file.device == device and self.name == _file_name(device, self.file.sha256)
+def is_written_by(saved: SavedFile, device: str) -> bool:
+    """Whether a device may have written this file: by its description and by its name."""
+    return saved.file.device == device and saved.name == _file_name(device, saved.file.sha256)
 
 
 def _file_name(device: str, sha256: str) -> str:

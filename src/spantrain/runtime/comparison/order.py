@@ -6,6 +6,7 @@ from enum import StrEnum
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.runtime.control.plane import Order
 
 
 class Framework(StrEnum):
@@ -29,7 +30,26 @@ class Framework(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameworkOrder:
+class FrameworkResult:
+    """What one worker saw of the steps."""
+
+    start_s: float
+    """On the machine's clock, when all were ready."""
+    step_ends_s: tuple[float, ...]
+    loss_sums: tuple[float, ...]
+    """Over the samples whose loss it has, by step; empty where it has none."""
+    busy_s: tuple[float, ...]
+    """Device time of each step."""
+    real_s: float
+    """Seconds of real computation in all steps."""
+    overruns: int
+    """Pieces of work whose real computation took longer than the emulated device would have."""
+    peak_bytes: int
+    """Parameters, gradients, optimizer state and the most that samples in flight held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkOrder(Order[FrameworkResult], name="framework"):
     """Train with another framework for some steps; all devices get the same order."""
 
     framework: Framework
@@ -62,22 +82,3 @@ class FrameworkOrder:
     def local_stages(self, rank: int) -> tuple[int, ...]:
         """Return the stages of a rank."""
         return tuple(range(rank, len(self.cuts), len(self.devices)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameworkResult:
-    """What one worker saw of the steps."""
-
-    start_s: float
-    """On the machine's clock, when all were ready."""
-    step_ends_s: tuple[float, ...]
-    loss_sums: tuple[float, ...]
-    """Over the samples whose loss it has, by step; empty where it has none."""
-    busy_s: tuple[float, ...]
-    """Device time of each step."""
-    real_s: float
-    """Seconds of real computation in all steps."""
-    overruns: int
-    """Pieces of work whose real computation took longer than the emulated device would have."""
-    peak_bytes: int
-    """Parameters, gradients, optimizer state and the most that samples in flight held."""

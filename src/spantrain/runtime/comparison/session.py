@@ -8,12 +8,13 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.distributed import Store
 
-from spantrain.devices.base import ComputeDevice
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.comparison.order import FrameworkOrder, FrameworkResult
+from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.worker.context import WorkerLinks
 
 _GENERATION = 0
 _PATIENCE_S = 900.0
@@ -33,33 +34,15 @@ class FrameworkRunner(Protocol):
 class FrameworkSession:
     """One order on one device."""
 
-    def __init__(
-        self,
-        order: FrameworkOrder,
-        name: str,
-        device: ComputeDevice,
-        *,
-        meet: Callable[[int, int, bool], Store],
-        check_abort: Callable[[], None],
-        begin: Callable[[], None],
-        progress: Callable[[int, int, str], None],
-    ) -> None:
-        """Take an order.
-
-        Args:
-            order: the same for all devices.
-            name: of this device.
-            device: what computes; an emulated one.
-            meet: (generation, stage, leads) -> a store where all devices meet.
-            check_abort: raises when the run is off.
-            begin: returns when all devices are ready for their first step.
-            progress: hears of every step, from the first device.
-        """
-        if not isinstance(device, EmulatedDevice):
-            raise ConfigError(f"device {name}: other frameworks are compared on emulated devices (backend: emulated)")
-        self._order, self._device = order, device
-        self._rank = order.devices.index(name)
-        self._meet, self._check_abort, self._begin, self._progress = meet, check_abort, begin, progress
+    def __init__(self, order: FrameworkOrder, links: WorkerLinks, *, meet: Callable[[int, int, bool], Store]) -> None:
+        """Take an order, the same for all devices; `meet`: (generation, stage, leads) -> a store where all meet."""
+        if not isinstance(links.device, EmulatedDevice):
+            raise ConfigError(
+                f"device {links.name}: other frameworks are compared on emulated devices (backend: emulated)"
+            )
+        self._order, self._links, self._device = order, links, links.device
+        self._rank = order.devices.index(links.name)
+        self._meet = meet
 
     def run(self) -> FrameworkResult:
         """Run all steps; torch's default process group is there meanwhile."""
@@ -85,10 +68,10 @@ class FrameworkSession:
         ends_s: list[float] = []
         losses: list[float] = []
         busy_s: list[float] = []
-        self._begin()
+        self._links.control.ask(Begin())
         start_s = time.monotonic()
         for step in range(order.job.steps):
-            self._check_abort()
+            self._links.check_abort()
             before_s = self._device.emulated_s
             loss_sum = runner.step(step)
             ends_s.append(time.monotonic())
@@ -96,7 +79,8 @@ class FrameworkSession:
             if loss_sum is not None:
                 losses.append(loss_sum)
             if self._rank == 0:
-                self._progress(step + 1, order.job.steps, str(order.framework))
+                progress = Progress(done=step + 1, total=order.job.steps, text=str(order.framework))
+                self._links.control.ask(progress)
         dist.barrier()
         return FrameworkResult(
             start_s=start_s,

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.errors import PlanError
-from spantrain.runtime.worker.worker_protocol import DeviceReport
+from spantrain.runtime.control.requests import DeviceReport
 from spantrain.schedule.layout import check_limits
 
 Reports = Mapping[str, DeviceReport]

@@ -9,10 +9,11 @@ from threading import Condition
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.errors import Interrupted
+from spantrain.runtime.control.plane import HOLD_S
+from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
-from spantrain.runtime.coordinator.meeting import HOLD_S
+from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.runtime.outer.meetings import meeting_of
-from spantrain.runtime.worker.worker_protocol import DeviceReport, StepVerdict
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -70,7 +71,8 @@ class StepBarrier:
     ) -> None:
         self.plan = plan
         """That runs: the last one that a verdict had."""
-        self._devices = frozenset(plan.devices)
+        self.members = RunMembers(plan.devices)
+        """Who reports."""
         self._job = job
         self._global_batch = plan.global_batch
         self._stop_requested = stop_requested
@@ -109,15 +111,15 @@ class StepBarrier:
             Interrupted: the run was aborted meanwhile.
         """
         with self._closed:
-            if report.step == self._step - 1 and self._verdict is not None and device in self._devices:
+            if report.step == self._step - 1 and self._verdict is not None and device in self.members.names:
                 return self._verdict  # asked again: the answer was lost on its way
             refusal = self._why_not(device, report)
             if refusal:
                 raise RemoteRefusal(refusal)
             # Of links to devices of an earlier run it may still have news.
-            links = tuple(link for link in report.links if link.peer in self._devices)
+            links = tuple(link for link in report.links if link.peer in self.members.names)
             self._reports.setdefault(device, replace(report, links=links))
-            if self._reports.keys() == self._devices:
+            if self._reports.keys() == self.members.names:
                 self._close()
             deadline_s = time.monotonic() + self._hold_s
             while self._step == report.step and self._aborted is None and (left_s := deadline_s - time.monotonic()) > 0:
@@ -130,7 +132,7 @@ class StepBarrier:
 
     def _why_not(self, device: str, report: DeviceReport) -> str:
         """Return why a report is not taken, or nothing."""
-        if device not in self._devices:
+        if device not in self.members.names:
             return f"device {device} has no part in this run"
         if (report.generation, report.step) != (self.plan.generation, self._step):
             return (

@@ -7,17 +7,17 @@ its time, save or end between any two steps.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from threading import Condition
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
 
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
+from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
 
 EXTERNAL = "given"
 """The `ModelSpec.dataset` of such runs."""
@@ -25,21 +25,8 @@ EXTERNAL = "given"
 _PIECE_BYTES = 4 * 2**20
 _LONG_POLL_S = 5.0
 _INPUTS, _LABELS = "inputs", "labels"
-_LABEL_KEY = "labels"
 
 Tensors = tuple[torch.Tensor, ...]
-Ask = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class NextStep(StrEnum):
-    """What the loop wants of all devices."""
-
-    WAIT = "wait"
-    GO = "go"
-    """Run the step: its batch is there."""
-    SAVE = "save"
-    """Write a checkpoint, then ask again."""
-    STOP = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +77,15 @@ class BatchQueue:
             self._stopped = True
             self._changed.notify_all()
 
-    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, question: AskNextStep | FetchRows) -> NextStepAnswer | BatchPiece:
         """Answer a device: what to do next, or a piece of a batch; waits for a while if there is nothing yet.
 
         Raises:
-            ProtocolError: the question makes no sense.
+            ProtocolError: there are no such rows.
         """
-        match question:
-            case {"next": int(step), "saved": bool(saved)}:
-                return {"next": self._next(step, saved=saved).value}
-            case {"rows": int(step), "part": str(part), "lo": int(lo), "hi": int(hi), "offset": int(offset)}:
-                return self._piece(step, part, lo, hi, offset)
-        raise ProtocolError(f"a device asked for {sorted(question)}")
+        if isinstance(question, AskNextStep):
+            return NextStepAnswer(next=self._next(question.step, saved=question.saved))
+        return self._piece(question)
 
     def _next(self, step: int, *, saved: bool) -> NextStep:
         deadline_s = time.monotonic() + _LONG_POLL_S
@@ -118,18 +102,19 @@ class BatchQueue:
                     return NextStep.WAIT
                 self._changed.wait(left_s)
 
-    def _piece(self, step: int, part: str, lo: int, hi: int, offset: int) -> dict[str, Any]:
+    def _piece(self, wanted: FetchRows) -> BatchPiece:
+        part, lo, hi, offset = wanted.part, wanted.lo, wanted.hi, wanted.offset
         with self._changed:
-            batch = self._batches.get(step)
+            batch = self._batches.get(wanted.step)
         if batch is None or part not in (_INPUTS, _LABELS) or not 0 <= lo < hi <= self._global_batch or offset < 0:
-            raise ProtocolError(f"there are no {part} {lo} to {hi} of step {step}")
+            raise ProtocolError(f"there are no {part} {lo} to {hi} of step {wanted.step}")
         tensors = (
             {f"{index:04}": tensor[lo:hi].contiguous() for index, tensor in enumerate(batch.inputs)}
             if part == _INPUTS
-            else {_LABEL_KEY: batch.labels[lo:hi].contiguous()}
+            else {_LABELS: batch.labels[lo:hi].contiguous()}
         )
         content = save(tensors)
-        return {"piece": content[offset : offset + _PIECE_BYTES], "total": len(content)}
+        return BatchPiece(piece=content[offset : offset + _PIECE_BYTES], total=len(content))
 
 
 class QueuedFeed:
@@ -138,8 +123,8 @@ class QueuedFeed:
     digest = ""
     """Nobody else reads this data."""
 
-    def __init__(self, ask: Ask, check_abort: Callable[[], None]) -> None:
-        self._ask = ask
+    def __init__(self, control: ControlPlane, check_abort: Callable[[], None]) -> None:
+        self._control = control
         self._check_abort = check_abort
 
     def next_step(self, step: int, save: Callable[[int], None]) -> bool:
@@ -147,7 +132,7 @@ class QueuedFeed:
         saved = False
         while True:
             self._check_abort()
-            match NextStep(self._ask({"next": step, "saved": saved})["next"]):
+            match self._control.ask(AskNextStep(step=step, saved=saved)).next:
                 case NextStep.GO:
                     return True
                 case NextStep.STOP:
@@ -165,14 +150,14 @@ class QueuedFeed:
 
     def labels(self, step: int, span: Span) -> torch.Tensor:
         """Fetch what the last stage compares with."""
-        return self._fetch(step, _LABELS, span)[_LABEL_KEY]
+        return self._fetch(step, _LABELS, span)[_LABELS]
 
     def _fetch(self, step: int, part: str, span: Span) -> dict[str, torch.Tensor]:
         content, total = b"", 1
         while len(content) < total:
-            question = {"rows": step, "part": part, "lo": span.lo, "hi": span.hi, "offset": len(content)}
-            answer = self._ask(question)
-            if not answer["piece"]:
+            rows = FetchRows(step=step, part=part, lo=span.lo, hi=span.hi, offset=len(content))
+            answer = self._control.ask(rows)
+            if not answer.piece:
                 raise WorkerError(f"step {step}: {part} {span} ended after {len(content)} of {total} bytes")
-            content, total = content + answer["piece"], int(answer["total"])
+            content, total = content + answer.piece, answer.total
         return load(content)

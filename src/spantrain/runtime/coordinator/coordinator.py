@@ -1,20 +1,19 @@
 """The coordinator: who is here, what each is to do, and what became of it."""
 
-import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from spantrain.errors import PeerLostError
-from spantrain.runtime.checkpoint.saver import SavedFile
+from spantrain.recovery.policy import DeviceFailed, DeviceLost, EndOnLoss, MakeRecovery, RecoveryEvent, RecoveryPolicy
+from spantrain.runtime.control.orders import PeerEntry, TrainOrder, TrainResult
+from spantrain.runtime.control.plane import A, Order, read_answer
+from spantrain.runtime.control.requests import OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
-from spantrain.runtime.coordinator.roster import Roster, RosterEntry, failure_of
-from spantrain.runtime.coordinator.training_run import TrainingRun
-from spantrain.runtime.coordinator.worker_service import ProgressListener, UnderWay, WorkerService
+from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
+from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.outer.meetings import StageMeetings
-from spantrain.runtime.worker.worker_protocol import Order, PeerEntry, TrainOrder
 from spantrain.transport.control.server import ControlServer
 
 HEARTBEAT_TIMEOUT_S = 6.0
@@ -28,6 +27,15 @@ _STOP_S = 0.2
 """For calls that are just being answered."""
 
 
+class OrderAbandonedError(PeerLostError):
+    """A device gave up an order and lays it on another one, which may not have noticed."""
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(f"device {device} gave up: {why}")
+        self.device = device
+        self.why = why
+
+
 class Coordinator:
     """Serves workers; its methods are called by the one thread that runs the use case."""
 
@@ -39,18 +47,22 @@ class Coordinator:
         watch: Callable[[], None] = lambda: None,
         where_is_log: Callable[[str], str] = lambda _name: "what its worker has printed, on its own machine",
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        make_recovery: MakeRecovery = EndOnLoss,
     ) -> None:
         self._watch = watch
+        self._make_recovery = make_recovery
         self._where_is_log = where_is_log
         self._roster = Roster(devices, heartbeat_timeout_s)
-        self._desk = WorkerService(self._roster, heartbeat_timeout_s, self.later)
-        self._changed = self._desk.changed
-        self._order_ids = itertools.count()
-        self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._service = WorkerService(self._roster, heartbeat_timeout_s, self.later)
+        self._changed = self._service.changed
+        self._deferred: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What listeners are to be told, by the one thread: if they fail, the run fails, not a worker's call."""
         self._leave_s = _LEAVE_S
         self._server = ControlServer(
-            bind=bind, on_join=self._desk.join, handlers=self._desk.handlers, may_replace=self._desk.may_replace
+            bind=bind,
+            on_join=self._service.join,
+            handlers=self._service.handlers,
+            may_replace=self._service.may_replace,
         )
 
     @property
@@ -74,7 +86,7 @@ class Coordinator:
     def stop(self) -> None:
         """Tell the workers to leave, then stop listening."""
         with self._changed:
-            self._desk.closing = True
+            self._service.closing = True
             self._changed.notify_all()
             deadline_s = time.monotonic() + self._leave_s
             while any(member.address and not member.left for member in self._roster) and time.monotonic() < deadline_s:
@@ -135,22 +147,23 @@ class Coordinator:
 
     def perform(
         self,
-        orders: Mapping[str, Order],
+        orders: Mapping[str, Order[A]],
         *,
         until: Sequence[str] = (),
         on_progress: ProgressListener = lambda _device, _done, _total, _text: None,
         should_abort: Callable[[], bool] = lambda: False,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
-    ) -> dict[str, dict[str, Any]]:
-        """Give each device an order and wait for the results of `until` (default: of all); end the others.
+    ) -> dict[str, A]:
+        """Give each device an order and return the results of `until` (default: of all); end the others' orders.
 
         `on_begin` hears when all were ready for their first step, on this machine's monotonic clock, if they say so.
 
         Raises:
             WorkerError, PeerLostError: a device failed or went away; all others have been told to stop.
+            OrderAbandonedError: one that results are wanted of gave up for another's sake.
         """
         under_way = UnderWay.of(orders, on_progress=on_progress, on_begin=on_begin)
-        return self._perform(orders, under_way, until or tuple(orders), should_abort)
+        return self._results(orders, self._perform(under_way, until or tuple(orders), should_abort))
 
     def train(
         self,
@@ -160,8 +173,8 @@ class Coordinator:
         should_abort: Callable[[], bool],
         batches: BatchQueue | None = None,
         on_begin: Callable[[float], None] = lambda _begun_s: None,
-    ) -> dict[str, dict[str, Any]]:
-        """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a desk.
+    ) -> dict[str, TrainResult]:
+        """Carry out train orders that meet at a barrier, on batches that a user's loop gives if there is a queue.
 
         `on_saved` hears of every device's part of a checkpoint, in the thread of that device's call, and returns the
         steps whose checkpoints are not kept any longer. `on_begin` as of `perform`.
@@ -169,87 +182,113 @@ class Coordinator:
         Raises:
             WorkerError, PeerLostError: as `perform`.
         """
-        meetings = StageMeetings(frozenset(orders)) if any(order.outer for order in orders.values()) else None
+        meetings = StageMeetings(barrier.members) if any(order.outer for order in orders.values()) else None
         run = TrainingRun(barrier=barrier, on_saved=on_saved, batches=batches, meetings=meetings)
-        return self._perform(orders, UnderWay.of(orders, run=run, on_begin=on_begin), tuple(orders), should_abort)
+        under_way = UnderWay.of(orders, run=run, on_begin=on_begin)
+        return self._results(orders, self._perform(under_way, tuple(orders), should_abort))
 
     def later(self, call: Callable[[], None]) -> None:
         """Have the thread that runs the use case make a call, after all that it was asked for before."""
-        self._news.put(call)
+        self._deferred.put(call)
         with self._changed:
             self._changed.notify_all()
 
     # What the one thread does.
 
     def _perform(
-        self,
-        orders: Mapping[str, Order],
-        under_way: UnderWay,
-        awaited: Sequence[str],
-        should_abort: Callable[[], bool],
-    ) -> dict[str, dict[str, Any]]:
-        members = self._give(orders, under_way)
+        self, under_way: UnderWay, awaited: Sequence[str], should_abort: Callable[[], bool]
+    ) -> dict[str, OrderOutcome]:
+        """Carry out orders; return what became of those that were awaited."""
+        entries = self._give(under_way)
+        recovery = self._make_recovery(under_way.members.names)
         try:
-            self._wait_for_results(awaited, members, should_abort)
-            self._end_orders(members, "no longer needed")
-            self._wait_for_results(tuple(members), members, should_abort)
+            self._wait_for_outcomes(awaited, entries, recovery, should_abort)
+            self._end_orders(entries, "no longer needed")
+            self._wait_for_outcomes(tuple(entries), entries, recovery, should_abort)
         except BaseException as error:
             self._leave_s = _LEAVE_AFTER_FAILURE_S
             reason = str(error) or "it was interrupted"
             under_way.abort(reason)
-            self._end_orders(members, reason)
+            self._end_orders(entries, reason)
             raise
-        self._tell_news()
+        self._make_deferred_calls()
         with self._changed:
-            return {name: dict(member.result or {}) for name, member in members.items()}
+            return {name: outcome for name in awaited if (outcome := entries[name].outcome) is not None}
 
-    def _give(self, orders: Mapping[str, Order], under_way: UnderWay) -> dict[str, RosterEntry]:
+    def _results(self, orders: Mapping[str, Order[A]], outcomes: Mapping[str, OrderOutcome]) -> dict[str, A]:
+        results = {}
+        for name, outcome in outcomes.items():
+            if outcome.failure is not None:
+                raise OrderAbandonedError(name, outcome.failure.error)
+            results[name] = read_answer(orders[name], outcome.result)
+        return results
+
+    def _give(self, under_way: UnderWay) -> dict[str, RosterEntry]:
         """Put orders where workers find them.
 
         Raises:
             PeerLostError: a device is not here any more.
         """
-        self._news = queue.SimpleQueue()
+        self._deferred = queue.SimpleQueue()
         gone = self._gone()
         with self._changed:
-            for name in self._roster.missing(orders):
+            for name in self._roster.missing(under_way.orders):
                 raise self._loss(name, gone.get(name, "its worker has gone"))
-            members = {name: self._roster[name] for name in orders}
-            self._desk.under_way = under_way
-            for name, order in orders.items():
-                members[name].order, members[name].result = (next(self._order_ids), order), None
-            self._changed.notify_all()
-        return members
+            return self._service.give(under_way)
 
     def _loss(self, device: str, reason: str) -> PeerLostError:
         return PeerLostError(f"device {device} was lost: {reason}; its log: {self._where_is_log(device)}")
 
-    def _tell_news(self) -> None:
-        while not self._news.empty():
-            self._news.get()()
+    def _make_deferred_calls(self) -> None:
+        while not self._deferred.empty():
+            self._deferred.get()()
 
-    def _wait_for_results(
-        self, awaited: Sequence[str], members: Mapping[str, RosterEntry], should_abort: Callable[[], bool]
+    def _wait_for_outcomes(
+        self,
+        awaited: Sequence[str],
+        entries: Mapping[str, RosterEntry],
+        recovery: RecoveryPolicy,
+        should_abort: Callable[[], bool],
     ) -> None:
+        """Wait for what becomes of orders, doing what the policy says of devices that fail or go away meanwhile."""
+        failed: set[str] = set()
         while True:
-            self._tell_news()
+            self._make_deferred_calls()
             with self._changed:
-                failure = failure_of(list(members.values()), self._where_is_log)
-                if failure is not None:
-                    raise failure
-                if not any(members[name].is_busy for name in awaited):
-                    return
-                self._changed.wait(_TICK_S)
+                events = self._failures(entries, failed)
+                waits = any(entries[name].is_busy for name in awaited)
+                if waits and not events:
+                    self._changed.wait(_TICK_S)
+            _decide(recovery, events)
+            if not waits:
+                return
             self._watch()
-            for device, reason in self._gone().items():
-                if device in members and members[device].is_busy:
-                    raise self._loss(device, reason)
+            lost = {name: why for name, why in self._gone().items() if name in entries and entries[name].is_busy}
+            _decide(recovery, [DeviceLost(name, self._loss(name, why)) for name, why in lost.items()])
             if should_abort():
                 raise KeyboardInterrupt
 
-    def _end_orders(self, members: Mapping[str, RosterEntry], reason: str) -> None:
+    def _failures(self, entries: Mapping[str, RosterEntry], told: set[str]) -> list[RecoveryEvent]:
+        """Return the devices that have failed and are not among those told; from now on they are."""
+        events: list[RecoveryEvent] = []
+        for name, entry in entries.items():
+            failure = entry.outcome.failure if entry.outcome else None
+            if failure is not None and name not in told:
+                told.add(name)
+                error = error_of(name, failure, self._where_is_log(name))
+                events.append(DeviceFailed(name, error, failure.caused_elsewhere))
+        return events
+
+    def _end_orders(self, entries: Mapping[str, RosterEntry], reason: str) -> None:
         with self._changed:
-            for member in members.values():
-                assert member.order is not None
-                member.ended_orders, member.reason = member.order[0], reason
+            for entry in entries.values():
+                assert entry.order is not None
+                entry.ended_orders, entry.reason = entry.order[0], reason
             self._changed.notify_all()
+
+
+def _decide(recovery: RecoveryPolicy, events: Sequence[RecoveryEvent]) -> None:
+    """Have the policy decide on what has happened, and do what it wants."""
+    for event in events:
+        for command in recovery.on_event(time.monotonic(), event):
+            raise command.error

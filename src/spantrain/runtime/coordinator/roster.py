@@ -1,11 +1,13 @@
 """Who has joined as which device, who is lost and why: decisions, with the time as an argument and no lock."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spantrain.errors import InternalError, SpanTrainError, UsageError, WorkerError
-from spantrain.runtime.worker.worker_protocol import Order, PeerEntry
+from spantrain.runtime.control.orders import PeerEntry
+from spantrain.runtime.control.plane import Order
+from spantrain.runtime.control.requests import Introduction, OrderFailure, OrderOutcome
 from spantrain.transport.control.heartbeat import FailureDetector
 from spantrain.transport.control.protocol import RemoteRefusal
 
@@ -13,7 +15,7 @@ RANK_PREFIX = "rank-"
 """A worker of this name and a number stands for the device of that number."""
 _REPLACED_PART = 1 / 3
 """Of the silence that makes a worker lost: after that, another one of its name may take its place."""
-_MOST_TEXT = 2000
+_MAX_TEXT = 2000
 
 
 @dataclass
@@ -26,8 +28,8 @@ class RosterEntry:
     """As its certificate says."""
     address: PeerEntry | None = None
     """None: it has joined, and not introduced itself yet."""
-    order: tuple[int, Order] | None = None
-    result: dict[str, Any] | None = None
+    order: tuple[int, Order[Any]] | None = None
+    outcome: OrderOutcome | None = None
     ended_orders: int = -1
     reason: str = ""
     left: bool = False
@@ -35,21 +37,16 @@ class RosterEntry:
     @property
     def is_busy(self) -> bool:
         """Whether it has an order that it has not told the end of."""
-        return self.order is not None and self.result is None
+        return self.order is not None and self.outcome is None
 
-    def note_result(self, payload: Mapping[str, Any]) -> None:
+    def note_outcome(self, outcome: OrderOutcome) -> None:
         """Take what it says of its order, once; of another order, nothing."""
-        if self.order is None or payload.get("done") != self.order[0] or self.result is not None:
+        if self.order is None or outcome.order_id != self.order[0] or self.outcome is not None:
             return
-        if "result" in payload:
-            self.result = {"result": payload["result"]}
-        else:
-            self.result = {
-                "error": printable(str(payload.get("error") or "it does not say why")),
-                "caused_elsewhere": payload.get("caused_elsewhere") is True,
-                "usage": payload.get("usage") is True,
-                "internal": payload.get("internal") is True,
-            }
+        failure = outcome.failure
+        if failure is not None:
+            failure = replace(failure, error=printable(failure.error or "it does not say why"))
+        self.outcome = replace(outcome, failure=failure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +112,14 @@ class Roster:
             raise RemoteRefusal(f"there is no device {device} here; this run has {', '.join(self._devices)}")
         return device
 
-    def introduce(self, peer: str, facts: Mapping[str, Any]) -> None:
+    def introduce(self, peer: str, said: Introduction) -> None:
         """Take how a worker's mailbox is reached; said again, it must be the same.
 
         Raises:
             RemoteRefusal: it is not.
         """
         member = self._joined(peer)
-        match facts:
-            case {"endpoint": str(endpoint), "public_key": str(public_key)}:
-                address = PeerEntry(name=member.name, endpoint=endpoint, public_key=public_key)
-            case _:
-                raise RemoteRefusal("an introduction needs endpoint and public_key")
+        address = PeerEntry(name=member.name, endpoint=said.endpoint, public_key=said.public_key)
         if member.address not in (None, address):
             raise RemoteRefusal(f"device {member.name} has introduced itself already, as somebody else")
         member.address = address
@@ -187,47 +180,27 @@ class Roster:
         return [name for name in devices if name not in self._members or self._members[name].address is None]
 
 
-@dataclass(kw_only=True)
-class Gathering:
-    """The devices whose orders belong together, and how far they have come."""
+class RunMembers:
+    """Who takes part in what is under way: state, which losses and joins may change; whoever waits for all asks it."""
 
-    names: frozenset[str] = frozenset()
-    ready: set[str] = field(default_factory=set)
-    """Those that have admitted all others."""
-    to_begin: set[str] = field(default_factory=set)
-    """Those that are ready for their first step."""
-
-    def begins_with(self, name: str) -> bool:
-        """Note that a device is ready for its first step; return whether it was the last one. One may ask twice."""
-        known = name in self.to_begin
-        self.to_begin.add(name)
-        return not known and self.names <= self.to_begin
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
 
 
-def failure_of(members: Sequence[RosterEntry], where_is_log: Callable[[str], str]) -> SpanTrainError | None:
-    """Return the error of the device that failed first, if one did.
-
-    A device that fails because another did is not the one to name.
-    """
-    failed = {member.name: member.result for member in members if member.result and "error" in member.result}
-    first = next((name for name, result in failed.items() if not result["caused_elsewhere"]), None)
-    if first is None and failed and len(failed) == len(members):
-        first = next(iter(failed))
-    if first is None:
-        return None
-    if failed[first]["usage"]:
-        return UsageError(str(failed[first]["error"]))
-    log, said = where_is_log(first), failed[first]["error"]
-    if failed[first]["internal"]:
+def error_of(device: str, failure: OrderFailure, log: str) -> SpanTrainError:
+    """Return the error of a run that a device's failure ends; `log` says where more of it stands."""
+    if failure.usage:
+        return UsageError(failure.error)
+    if failure.internal:
         return InternalError(
-            f"device {first} failed by an error of SpanTrain itself: {said}; the traceback is in its log: {log}; to "
-            "report the error, send that"
+            f"device {device} failed by an error of SpanTrain itself: {failure.error}; the traceback is in its log: "
+            f"{log}; to report the error, send that"
         )
-    return WorkerError(f"device {first} failed: {said}; its log: {log}")
+    return WorkerError(f"device {device} failed: {failure.error}; its log: {log}")
 
 
 def printable(text: str) -> str:
     """Return what another machine says as a terminal may be given it: no control characters, not without end."""
     return "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )[:_MOST_TEXT]
+    )[:_MAX_TEXT]

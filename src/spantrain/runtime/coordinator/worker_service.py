@@ -1,62 +1,170 @@
-"""What workers call, each in a thread of its own: what each may say, and what it is told."""
+"""What workers ask, each in a thread of its own: what each may say, and what it is told."""
 
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from spantrain.config.files.json_codec import to_json
+from spantrain.runtime.checkpoint.saver import is_written_by
 from spantrain.runtime.comparison.order import FrameworkOrder
-from spantrain.runtime.coordinator.meeting import HOLD_S, MeetingPoints, Stages
-from spantrain.runtime.coordinator.roster import Gathering, Roster, printable
-from spantrain.runtime.coordinator.training_run import TrainingRun
-from spantrain.runtime.worker.worker_protocol import (
-    ComputeOrder,
-    ConnectOrder,
-    EchoOrder,
-    LinkOrder,
-    Order,
-    TrainOrder,
+from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
+from spantrain.runtime.control.requests import (
+    REQUESTS,
+    AskForOrder,
+    AskNextStep,
+    Begin,
+    ClockReading,
+    DeviceReport,
+    Done,
+    DroppedCheckpoints,
+    FetchRows,
+    FindMeetingPoint,
+    GivenOrder,
+    Goodbye,
+    Heartbeat,
+    Introduction,
+    MeetingPoint,
+    NextOrder,
+    OuterCall,
+    Progress,
+    ReadClock,
+    Ready,
+    SavedFile,
+    Standing,
+    Welcome,
 )
+from spantrain.runtime.coordinator.barrier import StepBarrier
+from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.roster import Roster, RosterEntry, RunMembers, printable
+from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.transport.control.protocol import RemoteRefusal
-from spantrain.transport.control.services import Handler
 
 ProgressListener = Callable[[str, int, int, str], None]
 """(device, done, total, text)"""
-
-_KINDS: Mapping[type, str] = {
-    ComputeOrder: "compute",
-    ConnectOrder: "connect",
-    EchoOrder: "echo",
-    FrameworkOrder: "framework",
-    LinkOrder: "link",
-    TrainOrder: "train",
-}
+Stages = tuple[int, Sequence[Sequence[str]]]
+"""The generation that runs, and the devices of each of its stages."""
 _TICK_S = 0.1
+
+
+class MeetingPoints:
+    """Where the devices of a stage meet, by generation and stage: the first opens a port, the others ask for it."""
+
+    def __init__(self, stages: Callable[[], Stages], *, hold_s: float = HOLD_S) -> None:
+        """`stages`: what runs now."""
+        self._stages = stages
+        self._hold_s = hold_s
+        self._changed = threading.Condition()
+        self._places: dict[tuple[int, int], MeetingPoint] = {}
+        self._over = False
+
+    def close(self) -> None:
+        """Let all go that wait: the order is over."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def answer(self, device: str, request: FindMeetingPoint) -> MeetingPoint | None:
+        """Note the place that a device has opened, if it has; return the place of its stage, None if there is none yet.
+
+        Raises:
+            RemoteRefusal: it is none of this device's business.
+        """
+        self._check(device, request)
+        key, deadline_s = (request.generation, request.stage), time.monotonic() + self._hold_s
+        with self._changed:
+            if request.opened is not None:
+                self._places[key] = request.opened
+                self._changed.notify_all()
+            while key not in self._places and not self._over and (wait_s := deadline_s - time.monotonic()) > 0:
+                self._changed.wait(wait_s)
+            return self._places.get(key)
+
+    def _check(self, device: str, request: FindMeetingPoint) -> None:
+        running, stages = self._stages()
+        stage, opens = request.stage, request.opened is not None
+        if request.generation != running:
+            raise RemoteRefusal(f"generation {request.generation} does not run, {running} does")
+        members = stages[stage] if 0 <= stage < len(stages) else ()
+        if device not in (members[:1] if opens else members):
+            raise RemoteRefusal(f"device {device} has no meeting point {'to open ' if opens else ''}at stage {stage}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """The coordinator's side of one run."""
+
+    barrier: StepBarrier
+    on_saved: Callable[[SavedFile], Sequence[int]]
+    """Hears of every device's part of a checkpoint; returns the steps whose checkpoints are not kept any longer."""
+    batches: BatchQueue | None = None
+    """There is one if a user's loop gives the batches."""
+    meetings: StageMeetings | None = None
+    """There is a place for them if the run takes part in an outer optimizer."""
+
+    def answer(self, device: str, request: OrderRequest[Any]) -> object | None:
+        """Answer what a device asks of the run, None: it shall ask again.
+
+        Raises:
+            RemoteRefusal: it may not ask that now, or of this run.
+            ProtocolError: there are no such rows of a batch.
+        """
+        match request:
+            case DeviceReport():
+                return self.barrier.report(device, request)
+            case SavedFile():
+                return self._note_saved(device, request)
+            case OuterCall():
+                if self.meetings is None:
+                    raise RemoteRefusal("this run takes part in no outer optimizer")
+                return self.meetings.meet(device, request.number, request.report)
+            case AskNextStep() | FetchRows():
+                if self.batches is None:
+                    raise RemoteRefusal("no run on batches of a user's own loop is under way")
+                return self.batches.answer(request)
+        raise AssertionError(f"no such request: {request}")
+
+    def _note_saved(self, device: str, saved: SavedFile) -> DroppedCheckpoints:
+        ordered = self.barrier.wants_checkpoint(saved.step) or (
+            self.batches is not None and self.batches.wants_checkpoint(saved.step)
+        )
+        if not ordered:
+            raise RemoteRefusal(f"device {device} was not told to save anything after {saved.step} steps")
+        if device not in self.barrier.members.names or not is_written_by(saved, device):
+            raise RemoteRefusal(f"device {device} has not written {saved.name}")
+        return DroppedCheckpoints(steps=tuple(self.on_saved(saved)))
+
+    def abort(self, reason: str) -> None:
+        """Let all go that wait for others."""
+        self.barrier.abort(reason)
+        if self.meetings is not None:
+            self.meetings.abort(reason)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnderWay:
     """Orders that belong together, from when they are given until the next ones are."""
 
-    gathering: Gathering
+    orders: Mapping[str, Order[Any]] = field(default_factory=dict)
+    members: RunMembers
     meeting: MeetingPoints
     run: TrainingRun | None = None
-    """Of train orders."""
+    """The training run, of train orders."""
     on_progress: ProgressListener = lambda _device, _done, _total, _text: None
     on_begin: Callable[[float], None] = lambda _begun_s: None
+    ready: set[str] = field(default_factory=set)
+    """Devices that have admitted all others."""
+    to_begin: set[str] = field(default_factory=set)
+    """Devices that are ready for their first step."""
 
     @classmethod
-    def of(cls, orders: Mapping[str, Order], *, run: TrainingRun | None = None, **listeners: Any) -> Self:
+    def of(cls, orders: Mapping[str, Order[Any]], *, run: TrainingRun | None = None, **listeners: Any) -> "UnderWay":
         """Begin with orders that nobody has heard of."""
-        return cls(
-            gathering=Gathering(names=frozenset(orders)),
-            meeting=MeetingPoints(lambda: _stages(orders, run)),
-            run=run,
-            **listeners,
-        )
+        members = run.barrier.members if run is not None else RunMembers(orders)
+        meeting = MeetingPoints(lambda: _stages(orders, run))
+        return cls(orders=orders, members=members, meeting=meeting, run=run, **listeners)
 
     def abort(self, reason: str) -> None:
         """Let all go that wait for others."""
@@ -65,7 +173,7 @@ class UnderWay:
             self.run.abort(reason)
 
 
-def _stages(orders: Mapping[str, Order], run: TrainingRun | None) -> Stages:
+def _stages(orders: Mapping[str, Order[Any]], run: TrainingRun | None) -> Stages:
     if run is not None:
         plan = run.barrier.plan
         return plan.generation, [stage.devices for stage in plan.stages]
@@ -75,8 +183,8 @@ def _stages(orders: Mapping[str, Order], run: TrainingRun | None) -> Stages:
 class WorkerService:
     """Answers workers.
 
-    Who calls is known by its certificate. What a call says of itself besides must be of an order that this worker has,
-    and of what is under way there; what waits for others is answered with `again` after a while.
+    Who asks is known by its certificate. What a request says besides must be of an order that this worker has, and of
+    what is under way there.
     """
 
     def __init__(self, roster: Roster, patience_s: float, later: Callable[[Callable[[], None]], None]) -> None:
@@ -89,110 +197,120 @@ class WorkerService:
         """Whether all workers are to leave."""
         self._patience_s = patience_s
         self._later = later
+        self._orders = 0
+        """How many were given so far."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What workers may call."""
-        return {
-            "introduce": self._introduce,
-            "leave": self._leave,
-            "next_order": self._next_order,
-            "heartbeat": self._heartbeat,
-            "clock": lambda _peer, _payload: {"now_s": time.monotonic()},
-            "progress": self._progress,
-            "ready": self._await_group,
-            "begin": self._await_begin,
-            "commit_step": lambda peer, payload: self._run_of(peer).commit_step(self._busy(peer), payload),
-            "checkpoint_saved": lambda peer, payload: self._run_of(peer).note_saved(self._busy(peer), payload),
-            "meeting_point": lambda peer, payload: self.under_way.meeting.answer(self._busy(peer), payload),
-            "meet_stages": lambda peer, payload: self._run_of(peer).meet_stages(self._busy(peer), payload),
-            "given": lambda peer, payload: self._run_of(peer).answer_given(payload),
-        }
+        """What workers may ask."""
+        return handlers_of(REQUESTS, self._answer, admit=self._admit)
 
     def join(self, peer: str, _facts: dict[str, Any]) -> dict[str, Any]:
         """Let a worker in; tell it as which device, and after what silence each side takes the other for lost."""
         with self.changed:
             device = self.roster.join(time.monotonic(), peer)
-        return {"device": device, "patience_s": self._patience_s}
+        welcome: dict[str, Any] = to_json(Welcome(device=device, patience_s=self._patience_s))
+        return welcome
 
     def may_replace(self, peer: str) -> bool:
         """Whether a worker that joins under a name in use takes it over."""
         with self.changed:
             return self.roster.may_replace(time.monotonic(), peer)
 
-    def _introduce(self, peer: str, facts: dict[str, Any]) -> dict[str, Any]:
+    def give(self, under_way: UnderWay) -> dict[str, RosterEntry]:
+        """Put orders where workers find them; return who has them."""
         with self.changed:
-            self.roster.introduce(peer, facts)
+            self.under_way = under_way
+            entries = {name: self.roster[name] for name in under_way.orders}
+            for name, order in under_way.orders.items():
+                entries[name].order, entries[name].outcome = (self._orders, order), None
+                self._orders += 1
             self.changed.notify_all()
-        return {}
+        return entries
 
-    def _leave(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+    def _admit(self, peer: str, kind: type[Request[Any]]) -> None:
+        if issubclass(kind, OrderRequest):
+            self._busy(peer)
+
+    def _answer(self, peer: str, request: Request[Any]) -> object | None:
+        match request:
+            case ReadClock():
+                return ClockReading(now_s=time.monotonic())
+            case Heartbeat():
+                with self.changed:
+                    return self._standing(self.roster.heard(time.monotonic(), peer))
+            case AskForOrder():
+                return self._next_order(peer, request)
+            case Ready():
+                return self._await_all(peer, lambda under_way: under_way.ready)
+            case Begin():
+                return self._await_all(peer, lambda under_way: under_way.to_begin, self._all_begin)
+            case FindMeetingPoint():
+                return self.under_way.meeting.answer(self._busy(peer), request)
+            case Progress(done=done, total=total, text=text):
+                tell, device = self.under_way.on_progress, self._busy(peer)
+                self._later(functools.partial(tell, device, done, total, printable(text)))
+                return Done()
+            case OrderRequest():
+                return self._run_of(peer).answer(self._busy(peer), request)
         with self.changed:
-            self.roster.depart(peer, str(payload.get("reason", "it has left")))
             self.changed.notify_all()
-        return {}
+            match request:
+                case Introduction():
+                    self.roster.introduce(peer, request)
+                case Goodbye():
+                    self.roster.depart(peer, request.reason)
+        return Done()
 
-    def _next_order(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+    def _standing(self, entry: RosterEntry) -> Standing:
+        return Standing(ended_orders=entry.ended_orders, reason=entry.reason, leave=self.closing)
+
+    def _next_order(self, peer: str, request: AskForOrder) -> NextOrder | None:
         """Take what became of an order; return the next one, once there is one behind the last that it knows."""
         deadline_s = time.monotonic() + HOLD_S
         with self.changed:
-            member = self.roster.of(peer)
-            member.note_result(payload)
+            entry = self.roster.of(peer)
+            if request.outcome is not None:
+                entry.note_outcome(request.outcome)
             self.changed.notify_all()
             while not self.closing:
-                if member.order is not None and member.is_busy and member.order[0] != payload.get("after"):
-                    order_id, order = member.order
-                    return {"id": order_id, "kind": _KINDS[type(order)], "body": to_json(order)}
+                if entry.order is not None and entry.is_busy and entry.order[0] != request.after:
+                    order_id, order = entry.order
+                    return NextOrder(order=GivenOrder(order_id=order_id, name=order.wire_name, body=to_json(order)))
                 if time.monotonic() >= deadline_s:
-                    return {"again": True}
+                    return None
                 self.changed.wait(max(0.0, deadline_s - time.monotonic()))
-            member.left = True
+            entry.left = True
             self.changed.notify_all()
-            return {"kind": "leave", "ended_orders": member.ended_orders, "reason": member.reason}
+            return NextOrder(standing=self._standing(entry))
 
-    def _heartbeat(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
+    def _all_begin(self) -> None:
+        """Note that all are ready for their first step: time and network traces count from now on."""
+        begun_s, under_way = time.monotonic(), self.under_way
+        if under_way.run is not None:
+            under_way.run.barrier.begin(begun_s)
+        self._later(functools.partial(under_way.on_begin, begun_s))
+
+    def _await_all(
+        self, peer: str, come: Callable[[UnderWay], set[str]], on_all: Callable[[], None] = lambda: None
+    ) -> Done | None:
+        """Let go when all that take part have come; `on_all` is called by the last one. One may come twice."""
         with self.changed:
-            member = self.roster.heard(time.monotonic(), peer)
-            return {"ended_orders": member.ended_orders, "reason": member.reason, "leave": self.closing}
-
-    def _progress(self, peer: str, payload: dict[str, Any]) -> dict[str, Any]:
-        device = self._busy(peer)
-        match payload:
-            case {"done": int(done), "total": int(total), "text": str(text)}:
-                tell = self.under_way.on_progress
-                self._later(functools.partial(tell, device, done, total, printable(text)))
-            case _:
-                raise RemoteRefusal("progress has done, total and text")
-        return {}
-
-    def _await_group(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
-        """Let go when all of the group have admitted each other, so that none dials a peer that would refuse it."""
-        with self.changed:
-            self.under_way.gathering.ready.add(self._busy(peer))
-            return self._await_all(peer, lambda gathering: gathering.ready)
-
-    def _await_begin(self, peer: str, _payload: dict[str, Any]) -> dict[str, Any]:
-        """Let go when all of the group are ready for their first step: time and network traces count from then on."""
-        with self.changed:
-            under_way = self.under_way
-            if under_way.gathering.begins_with(self._busy(peer)):
-                begun_s = time.monotonic()
-                if under_way.run is not None:
-                    under_way.run.barrier.begin(begun_s)
-                self._later(functools.partial(under_way.on_begin, begun_s))
-            return self._await_all(peer, lambda gathering: gathering.to_begin)
-
-    def _await_all(self, peer: str, come: Callable[[Gathering], set[str]]) -> dict[str, Any]:
-        self.changed.notify_all()
-        gathering, deadline_s = self.under_way.gathering, time.monotonic() + HOLD_S
-        while not gathering.names <= come(gathering) and not self.closing:
-            member = self.roster.of(peer)
-            if member.order is not None and member.ended_orders >= member.order[0]:
-                raise RemoteRefusal(member.reason)
-            if time.monotonic() >= deadline_s:
-                return {"again": True}
-            self.changed.wait(_TICK_S)
-        return {}
+            device, under_way, deadline_s = self._busy(peer), self.under_way, time.monotonic() + HOLD_S
+            present = come(under_way)
+            is_new = device not in present
+            present.add(device)
+            if is_new and under_way.members.names <= present:
+                on_all()
+            self.changed.notify_all()
+            while not under_way.members.names <= present and not self.closing:
+                entry = self.roster.of(peer)
+                if entry.order is not None and entry.ended_orders >= entry.order[0]:
+                    raise RemoteRefusal(entry.reason)
+                if time.monotonic() >= deadline_s:
+                    return None
+                self.changed.wait(_TICK_S)
+            return Done()
 
     def _busy(self, peer: str) -> str:
         """Return the device of a worker that has an order which it has not told the end of.
@@ -201,10 +319,10 @@ class WorkerService:
             RemoteRefusal: it has none.
         """
         with self.changed:
-            member = self.roster.of(peer)
-            if not member.is_busy or member.name not in self.under_way.gathering.names:
-                raise RemoteRefusal(f"device {member.name} has no order")
-            return member.name
+            entry = self.roster.of(peer)
+            if not entry.is_busy or entry.name not in self.under_way.members.names:
+                raise RemoteRefusal(f"device {entry.name} has no order")
+            return entry.name
 
     def _run_of(self, peer: str) -> TrainingRun:
         device, run = self._busy(peer), self.under_way.run

@@ -1,6 +1,6 @@
 """Starts workers on this machine by forking a process that has loaded torch already.
 
-Loading torch and transformers takes seconds for every process; here it is done once. The nursery reads one JSON
+Loading torch and transformers takes seconds for every process; here it is done once. The fork server reads one JSON
 object a line on standard input (a worker to start) and writes one a line on standard output (a worker that has
 ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
 its argument names. Neither gRPC nor ZeroMQ is loaded before the fork: both break when they are.
@@ -66,9 +66,9 @@ def _load() -> None:
     import spantrain.models.execution.stage
     import spantrain.models.graph
     import spantrain.profiler.compute
+    import spantrain.runtime.control.orders
     import spantrain.runtime.gradients.optimizer
     import spantrain.runtime.step.work
-    import spantrain.runtime.worker.worker_protocol
     import spantrain.schedule.dispatch.policies  # noqa: F401
 
     assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"

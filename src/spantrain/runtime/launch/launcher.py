@@ -61,18 +61,18 @@ class WorkerPlacement:
 
 
 class LocalWorkers:
-    """A nursery process and the workers it forked; a context manager that leaves nothing behind."""
+    """A fork server and the workers it forked; a context manager that leaves nothing behind."""
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
         log_folder.mkdir(parents=True, exist_ok=True)
         self._ended: dict[str, int] = {}
         self.socket_folder = Path(tempfile.mkdtemp(prefix="spantrain-"))
-        """For sockets that these workers are to reach; the nursery removes it, however this process ends."""
+        """For sockets that these workers are to reach; the fork server removes it, however this process ends."""
         self._ready = threading.Event()
         self._closing = False
-        with (log_folder / "nursery.log").open("ab") as log:
-            self._nursery = subprocess.Popen(
+        with (log_folder / "fork-server.log").open("ab") as log:
+            self._server = subprocess.Popen(
                 [sys.executable, "-m", "spantrain.runtime.launch.fork_server", str(self.socket_folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -80,7 +80,7 @@ class LocalWorkers:
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,
             )
-        self._reader = threading.Thread(target=self._read, name="nursery-reader", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="fork-server-reader", daemon=True)
         self._reader.start()
 
     def __enter__(self) -> "LocalWorkers":
@@ -96,8 +96,8 @@ class LocalWorkers:
     def start(self, placements: Sequence[WorkerPlacement]) -> None:
         """Start workers; they join on their own."""
         if not self._ready.wait(_START_TIMEOUT_S):
-            raise WorkerError(f"workers could not be started; see {self._log_folder / 'nursery.log'}")
-        assert self._nursery.stdin is not None
+            raise WorkerError(f"workers could not be started; see {self._log_folder / 'fork-server.log'}")
+        assert self._server.stdin is not None
         for placement in placements:
             request = {
                 "name": placement.settings.name,
@@ -106,8 +106,8 @@ class LocalWorkers:
                 "environment": dict(placement.environment),
                 "log": str(self.log_of(placement.settings.name)),
             }
-            self._nursery.stdin.write(json.dumps(request).encode() + b"\n")
-        self._nursery.stdin.flush()
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        self._server.stdin.flush()
 
     def check(self) -> None:
         """Raise when a worker has ended though nobody told it to.
@@ -120,34 +120,34 @@ class LocalWorkers:
         for name, status in self._ended.items():
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             raise WorkerError(f"device {name}: its worker {how}; its log: {self.log_of(name)}")
-        if self._nursery.poll() is not None:
-            raise WorkerError(f"the process that starts workers ended; see {self._log_folder / 'nursery.log'}")
+        if self._server.poll() is not None:
+            raise WorkerError(f"the process that starts workers ended; see {self._log_folder / 'fork-server.log'}")
 
     def close(self) -> None:
         """End all workers that are still there."""
         self._closing = True
-        if self._nursery.stdin is not None:
+        if self._server.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._nursery.stdin.close()
+                self._server.stdin.close()
         if not self._ready.is_set():
-            self._nursery.kill()  # it is still loading torch, and has no workers yet
+            self._server.kill()  # it is still loading torch, and has no workers yet
         try:
-            self._nursery.wait(_END_TIMEOUT_S)
+            self._server.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._nursery.kill()
-            self._nursery.wait()
-        shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the nursery did not come to it
+            self._server.kill()
+            self._server.wait()
+        shutil.rmtree(self.socket_folder, ignore_errors=True)  # if the fork server did not come to it
         self._reader.join(_END_TIMEOUT_S)
-        if self._nursery.stdout is not None:
-            self._nursery.stdout.close()
+        if self._server.stdout is not None:
+            self._server.stdout.close()
 
     def expect_ends(self) -> None:
         """From now on workers may end: the run is over."""
         self._closing = True
 
     def _read(self) -> None:
-        assert self._nursery.stdout is not None
-        for line in self._nursery.stdout:
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
             message: dict[str, Any] = json.loads(line)
             if "ready" in message:
                 self._ready.set()

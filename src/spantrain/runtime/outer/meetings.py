@@ -6,7 +6,8 @@ from threading import Condition
 
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.errors import Interrupted
-from spantrain.runtime.coordinator.meeting import HOLD_S
+from spantrain.runtime.control.plane import HOLD_S
+from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.transport.control.protocol import RemoteRefusal
 
 
@@ -19,8 +20,8 @@ def meeting_of(reports: Mapping[str, StageReport | None]) -> StageMeeting | None
 class StageMeetings:
     """Meetings one after another; each of a run's devices comes to each, though only those that lead a stage speak."""
 
-    def __init__(self, devices: frozenset[str], *, hold_s: float = HOLD_S) -> None:
-        self._devices = devices
+    def __init__(self, members: RunMembers, *, hold_s: float = HOLD_S) -> None:
+        self._members = members
         self._hold_s = hold_s
         self._number = 0
         """Of the meeting that all come to next."""
@@ -41,7 +42,7 @@ class StageMeetings:
         """
         with self._changed:
             again = number == self._number - 1 and self._meeting is not None
-            if device not in self._devices or not (number == self._number or again):
+            if device not in self._members.names or not (number == self._number or again):
                 raise RemoteRefusal(f"device {device} comes to meeting {number}; the next one is {self._number}")
             if number == self._number:
                 self._come(device, report)
@@ -60,7 +61,7 @@ class StageMeetings:
         if len(leaders) > 1:
             del self._reports[device]
             raise RemoteRefusal(f"device {device} orders what all do for the outer optimizer, as {leaders[0]} has done")
-        if self._reports.keys() == self._devices:
+        if self._reports.keys() == self._members.names:
             self._meeting, self._reports = meeting_of(self._reports), {}
             assert self._meeting is not None, "devices meet only if an outer optimizer is there"
             self._number += 1

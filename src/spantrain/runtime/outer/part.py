@@ -37,7 +37,8 @@ from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_st
 from spantrain.runtime.checkpoint.holding import first_names
 from spantrain.runtime.gradients.part_sums import hand_out
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
-from spantrain.runtime.worker.plan_part import PlanPart, Surroundings
+from spantrain.runtime.worker.context import WorkerContext
+from spantrain.runtime.worker.plan_part import PlanPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class StageParameters:
     All devices of the run call the same at once; the first one of a stage has the copies.
     """
 
-    def __init__(self, found: StageLayers, here: Surroundings, part: PlanPart, step: int) -> None:
+    def __init__(self, found: StageLayers, here: WorkerContext, part: PlanPart, step: int) -> None:
         """Take a device's part of a plan, before a step."""
         self._found, self._here, self._step = found, here, step
         self._exchanges, self._at_end = 0, False
@@ -246,7 +247,7 @@ Meet = Callable[[StageReport | None], StageMeeting]
 class OuterPart:
     """Takes part at the boundaries of steps; all devices of the run do the same there."""
 
-    def __init__(self, cluster: OuterCluster, here: Surroundings, part: PlanPart, meet: Meet, *, step: int) -> None:
+    def __init__(self, cluster: OuterCluster, here: WorkerContext, part: PlanPart, meet: Meet, *, step: int) -> None:
         """Begin to connect before a step; nothing is waited for but the other devices of the run.
 
         Raises:

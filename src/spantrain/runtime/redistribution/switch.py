@@ -14,7 +14,7 @@ it lacks comes from devices that held it under the plan before: of each stage th
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -29,7 +29,6 @@ from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
 from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
-from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import (
@@ -40,7 +39,8 @@ from spantrain.runtime.redistribution.transfer import (
     read_words,
 )
 from spantrain.runtime.step.stage_member import StageMember, build_member
-from spantrain.runtime.worker.plan_part import PlanPart, Surroundings, make_plan_part
+from spantrain.runtime.worker.context import OpenGroups, WorkerContext
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
 
 
 def keeps_stage(before: Plan, after: Plan, device: str) -> bool:
@@ -112,9 +112,6 @@ _LANE = "switch-held:"
 _MOST_DESCRIBED_BYTES = 64 * 2**20
 """Of a peer's description, unpacked."""
 
-OpenGroups = Callable[[Plan, int], StageGroups]
-"""(plan, stage) -> the groups of this device there, when all of its devices have met."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _HeldTensors:
@@ -149,7 +146,7 @@ class LocalTensorSource:
 
 
 def take_over(
-    here: Surroundings, before: PlanPart, plan: Plan, *, step: int, open_groups: OpenGroups
+    here: WorkerContext, before: PlanPart, plan: Plan, *, step: int, open_groups: OpenGroups
 ) -> tuple[PlanPart, int]:
     """Make this device's part of a plan of what it and others hold; the mailbox is in the new generation already.
 
@@ -187,7 +184,7 @@ def _in_place(member: StageMember, plan: Plan, name: str) -> StageMember:
     return replace(member, stage_index=stage_index, replica=plan.stages[stage_index].replicas[replica_index])
 
 
-def _remade(here: Surroundings, before: PlanPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
+def _remade(here: WorkerContext, before: PlanPart, plan: Plan, open_groups: OpenGroups) -> StageMember:
     """Return a member with other units, or other parts of them; those that it had whole and keeps whole are the same.
 
     Its other parameters hold anything.
@@ -218,7 +215,7 @@ def _whole_units(part: PlanPart) -> dict[int, UnitModule]:
     return dict(zip(part.plan.stages[part.member.stage_index].units, part.member.units, strict=True))
 
 
-def _bring(here: Surroundings, before: PlanPart, after: PlanPart, step: int) -> int:
+def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) -> int:
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage

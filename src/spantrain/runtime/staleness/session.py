@@ -25,14 +25,16 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
 from spantrain.runtime.checkpoint.holding import holding_of
+from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
 from spantrain.runtime.staleness.driver import StaleDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
+from spantrain.runtime.worker.context import WorkerLinks
 from spantrain.runtime.worker.memory import peak_bytes
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
-from spantrain.runtime.worker.trainer import Colleagues, TrainSession
-from spantrain.runtime.worker.worker_protocol import DeviceReport, StepVerdict, TrainOrder, TrainResult
+from spantrain.runtime.worker.trainer import TrainSession
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -134,7 +136,7 @@ class StaleSession(TrainSession):
         step = self._order.first_step
         self._join_outer(step)
         self._sets.level()
-        self._colleagues.begin()
+        self._control.ask(Begin())
         evaluate = True
         while True:
             evaluation = self._evaluate(step) if evaluate else None
@@ -197,7 +199,7 @@ class StaleSession(TrainSession):
 
         def work() -> None:
             verdicts.append(self._settle(step, report))
-            self._colleagues.mailbox.wake()
+            self._links.mailbox.wake()
 
         return _End(step=step, piece=self._ends.begin(work), verdict=lambda: verdicts[0])
 
@@ -205,7 +207,7 @@ class StaleSession(TrainSession):
         """Sum, agree, update; in the thread of the ends."""
         part, parameters = self._part, self._sets.of(step)
         sums = part.stage_sum.begin(parameters)
-        sums.finish(self._colleagues.check_abort)
+        sums.finish(self._links.check_abort)
         self._recorder.summed(step, sums.intervals)
         part.tied_sums.run(step, parameters)
         verdict = self._agreed(self._with_norm(report, parameters))
@@ -216,7 +218,7 @@ class StaleSession(TrainSession):
 
     def _verdict_of(self, end: _End) -> StepVerdict:
         """Return the verdict of an end that is over, or raise what stopped it."""
-        self._ends.wait(end.piece, self._colleagues.check_abort)
+        self._ends.wait(end.piece, self._links.check_abort)
         self._driver.forget(end.step)
         return end.verdict()
 
@@ -225,7 +227,7 @@ class StaleSession(TrainSession):
         return peak_bytes(self._here.device, part.member.executor, part.optimizer, second=part.member.second)
 
 
-def session_of(order: TrainOrder, name: str, device: ComputeDevice, colleagues: Colleagues) -> TrainSession:
+def session_of(order: TrainOrder, links: WorkerLinks) -> TrainSession:
     """Return what carries out an order as its job says: step by step, or two steps at once."""
     session = StaleSession if order.job.staleness else TrainSession
-    return session(order, name, device, colleagues)
+    return session(order, links)

@@ -1,32 +1,32 @@
 """What a worker tells of an order that failed: whose error it was, so that the right thing is said of it."""
 
 import traceback
-from typing import Any
 
 import torch
 from torch.distributed import DistError
 
 from spantrain.errors import Interrupted, PeerLostError, SpanTrainError, UsageError
 from spantrain.models.tracing.factory import what_was_raised
+from spantrain.runtime.control.requests import OrderFailure
 
 _MODEL = "spantrain/models/tracing/unit.py"
 """Where the model's own code is called."""
-_SURROUNDINGS = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
+_ENVIRONMENT = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
 """In texts of torch's RuntimeErrors that are no error of a program: memory, network, driver."""
 
 
-def told(error: BaseException) -> dict[str, Any]:
-    """Return an order's answer for the coordinator."""
+def told(error: BaseException) -> OrderFailure:
+    """Return what the coordinator is told of an error."""
     own = isinstance(error, SpanTrainError)
     text = str(error) if own else f"{type(error).__name__}: {error}"
     if not own and _in_the_model(error):
         text = f"the model's own code failed on these samples: {what_was_raised(error)}"
-    return {
-        "error": text,
-        "caused_elsewhere": isinstance(error, (PeerLostError, Interrupted)),
-        "usage": isinstance(error, UsageError),
-        "internal": not own and not _in_the_model(error) and not _of_the_surroundings(error),
-    }
+    return OrderFailure(
+        error=text,
+        caused_elsewhere=isinstance(error, (PeerLostError, Interrupted)),
+        usage=isinstance(error, UsageError),
+        internal=not own and not _in_the_model(error) and not _of_the_environment(error),
+    )
 
 
 def _in_the_model(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ def _in_the_model(error: BaseException) -> bool:
     return any(file.endswith(_MODEL) for file in files[:-1]) and not files[-1].endswith(_MODEL)
 
 
-def _of_the_surroundings(error: BaseException) -> bool:
+def _of_the_environment(error: BaseException) -> bool:
     if isinstance(error, (OSError, MemoryError, DistError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _SURROUNDINGS)
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _ENVIRONMENT)

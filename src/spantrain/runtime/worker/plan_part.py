@@ -1,40 +1,18 @@
 """All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from spantrain.adaptation.registry import LocalAdapters
-from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
-from spantrain.core.units import UnitGraph
-from spantrain.devices.base import ComputeDevice
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.driver_channels import DriverChannel, MailboxChannel
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_actions import StageActions
 from spantrain.runtime.step.stage_member import StageMember
-from spantrain.runtime.step.work import Feed
-from spantrain.transport.mailbox.interface import MailboxLike
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What stays as it is whichever plan runs."""
-
-    name: str
-    device: ComputeDevice
-    graph: UnitGraph
-    job: TrainJob
-    mailbox: MailboxLike
-    feed: Feed
-    recorder: StepRecorder
-    check_abort: Callable[[], None]
-    adapters: LocalAdapters
-    """What follows its links, whichever plan runs."""
+from spantrain.runtime.worker.context import WorkerContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +43,7 @@ class PlanPart:
         self.stage_sum.close()
         self.member.groups.close()
 
-    def post(self, here: Surroundings, step: int, *, at_end: bool = False) -> ExchangeChannel:
+    def post(self, here: WorkerContext, step: int, *, at_end: bool = False) -> ExchangeChannel:
         """Return how an exchange before a step, or at its end, reaches the others, with nothing lost of the step's."""
         address = {"generation": self.plan.generation, "step": step}
         driver = self.actions.messenger if at_end else self.actions.driver
@@ -75,7 +53,7 @@ class PlanPart:
 
 
 def make_plan_part(
-    here: Surroundings,
+    here: WorkerContext,
     plan: Plan,
     member: StageMember,
     optimizer: torch.optim.Optimizer,

@@ -4,11 +4,11 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,31 +16,23 @@ from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.messages import DeviceDecisions
 from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
-from spantrain.devices.base import ComputeDevice
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.checkpoint.restore import group_of
-from spantrain.runtime.checkpoint.saver import DeviceCheckpoints, SavedFile
+from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
+from spantrain.runtime.control.orders import TrainOrder, TrainResult
+from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, StepVerdict, SwitchReport
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.outer.part import moves_layers
-from spantrain.runtime.redistribution.switch import OpenGroups, take_over
+from spantrain.runtime.redistribution.switch import take_over
 from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, join_stage
 from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.worker.context import WorkerContext, WorkerLinks, admit, clock_offset_s
 from spantrain.runtime.worker.memory import peak_bytes
-from spantrain.runtime.worker.plan_part import PlanPart, Surroundings, make_plan_part
-from spantrain.runtime.worker.worker_protocol import (
-    DeviceReport,
-    OuterCall,
-    PeerEntry,
-    StepVerdict,
-    SwitchReport,
-    TrainOrder,
-    TrainResult,
-)
-from spantrain.transport.mailbox.interface import MailboxLike
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
 
 if TYPE_CHECKING:
     from spantrain.runtime.outer.part import OuterPart
@@ -50,53 +42,33 @@ _OVERHEADS_KEPT = 10_000
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Colleagues:
-    """How a worker reaches the others: data, barrier, meeting point, and the news that the run is off."""
-
-    mailbox: MailboxLike
-    admit: Callable[[int, tuple[PeerEntry, ...]], None]
-    """(generation, peers): returns when all of them have admitted each other."""
-    commit_step: Callable[[DeviceReport], StepVerdict]
-    open_groups: OpenGroups
-    checkpoint_saved: Callable[[SavedFile], tuple[int, ...]]
-    """Returns the steps whose checkpoints are not kept any longer."""
-    meet_stages: Callable[[OuterCall], StageMeeting]
-    """What all stages say of the outer optimizer outside of steps."""
-    ask_given: Callable[[dict[str, Any]], dict[str, Any]]
-    """What to do next, and rows of batches that a user's own loop gives (`runtime.coordinator.batches`)."""
-    check_abort: Callable[[], None]
-    begin: Callable[[], None]
-    """Returns when all devices of the run are ready for their first step."""
-    clock_offset_s: float
-
-
 class TrainSession:
     """One train order on one device."""
 
-    def __init__(self, order: TrainOrder, name: str, device: ComputeDevice, colleagues: Colleagues) -> None:
+    def __init__(self, order: TrainOrder, links: WorkerLinks) -> None:
         self._order = order
         self._job = order.job
-        self._colleagues = colleagues
-        self._recorder = StepRecorder(name, clock_offset_s=colleagues.clock_offset_s, steps=order.job.trace_steps)
+        self._links, self._control = links, links.control
+        self._clock_offset_s = clock_offset_s(self._control)
+        self._recorder = StepRecorder(links.name, clock_offset_s=self._clock_offset_s, steps=order.job.trace_steps)
         self._overhead_s: deque[float] = deque(maxlen=_OVERHEADS_KEPT)
-        colleagues.admit(order.plan.generation, order.peers)
-        self._traffic = PeerTraffic(colleagues.mailbox)
-        device.forget_peak()
+        admit(self._control, links.mailbox, order.plan.generation, order.peers)
+        self._traffic = PeerTraffic(links.mailbox)
+        links.device.forget_peak()
         self._peak_bytes = 0
         """Under the plans that have run before the present one."""
         self._training = self._feed(held_out=False)
         self._held_out = self._feed(held_out=True) if self._job.evaluate_every else None
-        self._here = Surroundings(
-            name=name,
-            device=device,
+        self._here = WorkerContext(
+            name=links.name,
+            device=links.device,
             graph=order.graph,
             job=order.job,
-            mailbox=colleagues.mailbox,
+            mailbox=links.mailbox,
             feed=self._training,
             recorder=self._recorder,
-            check_abort=colleagues.check_abort,
-            adapters=LocalAdapters(order.job.adapter, name),
+            check_abort=links.check_abort,
+            adapters=LocalAdapters(order.job.adapter, links.name),
         )
         self._part = self._first_part()
         self._since_step = order.first_step
@@ -106,7 +78,11 @@ class TrainSession:
         self._switch_report: SwitchReport | None = None
         """To be told with the next report."""
         self._checkpoints = DeviceCheckpoints(
-            order.output_dir, name, self._part.holding, self._part.optimizer, colleagues.checkpoint_saved
+            order.output_dir,
+            links.name,
+            self._part.holding,
+            self._part.optimizer,
+            lambda saved: self._control.ask(saved).steps,
         )
         self._scaling = GradientScaling(
             order.job, order.plan.dtype, order.checkpoint.scalars if order.checkpoint else {}
@@ -117,7 +93,7 @@ class TrainSession:
 
     def _first_part(self) -> PlanPart:
         order, here = self._order, self._here
-        groups = self._colleagues.open_groups(order.plan, order.plan.place(here.name)[0])
+        groups = self._links.open_groups(order.plan, order.plan.place(here.name)[0])
         member = join_stage(order.plan, here.name, here.device, graph=order.graph, seed=order.job.seed, groups=groups)
         with ExitStack() as undo:
             undo.callback(groups.close)
@@ -132,7 +108,7 @@ class TrainSession:
     def _feed(self, *, held_out: bool) -> SampledFeed | QueuedFeed:
         plan = self._order.plan
         if plan.model.dataset == EXTERNAL:
-            return QueuedFeed(self._colleagues.ask_given, self._colleagues.check_abort)
+            return QueuedFeed(self._control, self._links.check_abort)
         return SampledFeed(
             open_dataset(plan.model, held_out=held_out),
             global_batch=plan.global_batch,
@@ -164,7 +140,7 @@ class TrainSession:
     def _train(self) -> None:
         step = self._order.first_step
         self._join_outer(step)
-        self._colleagues.begin()
+        self._control.ask(Begin())
         evaluate = True
         while True:
             if isinstance(self._training, QueuedFeed) and not self._training.next_step(step, self._save):
@@ -207,7 +183,7 @@ class TrainSession:
         self._outer.begin(step)
 
     def _meet_stages(self, report: StageReport | None) -> StageMeeting:
-        return self._colleagues.meet_stages(OuterCall(number=next(self._meetings), report=report))
+        return self._control.ask(OuterCall(number=next(self._meetings), report=report))
 
     def _follow_outer(self, step: int, verdict: StepVerdict) -> None:
         """Do behind the update of a step what the outer optimizer's leader orders."""
@@ -236,11 +212,9 @@ class TrainSession:
             self._leave_outer()
         # Users' functions for the model were checked against those that this worker may call.
         plan = replace(plan, model=part.plan.model)
-        self._colleagues.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
+        self._links.mailbox.set_peers(plan.generation, [peer.address for peer in self._order.peers])
         self._peak_bytes = self._peak()
-        self._part, received_bytes = take_over(
-            self._here, part, plan, step=step, open_groups=self._colleagues.open_groups
-        )
+        self._part, received_bytes = take_over(self._here, part, plan, step=step, open_groups=self._links.open_groups)
         part.stage_sum.close()
         self._checkpoints.hold(self._part.holding, self._part.optimizer)
         self._since_step = step
@@ -262,7 +236,7 @@ class TrainSession:
         """End the sums over the replicas of this stage; then sum over the stages that share a parameter."""
         part = self._part
         start_s = time.monotonic()
-        sums.finish(self._colleagues.check_abort)
+        sums.finish(self._links.check_abort)
         if part.stage_sum.sums:
             self._recorder.communicated("gradient sum", step, start_s, time.monotonic())
             self._recorder.summed(step, sums.intervals)
@@ -277,7 +251,7 @@ class TrainSession:
 
     def _agreed(self, report: DeviceReport) -> StepVerdict:
         """Bring a report to the barrier; return what all do."""
-        verdict = self._colleagues.commit_step(replace(report, outer=self._outer.report() if self._outer else None))
+        verdict = self._control.ask(replace(report, outer=self._outer.report() if self._outer else None))
         if verdict.data_differs:
             raise ConfigError(
                 f"data {self._part.plan.model.dataset}: not the same on all machines: {verdict.data_differs}; inputs "
@@ -345,12 +319,12 @@ class TrainSession:
             trace=self._recorder.trace(),
             decisions=DeviceDecisions(
                 device=self._here.name,
-                trace_shift_s=self._colleagues.clock_offset_s,
+                trace_shift_s=self._clock_offset_s,
                 decisions=self._recorder.decisions(),
             ),
             sent_bytes=self._traffic.sent(),
             received_bytes=self._traffic.received(),
-            refused=dict(self._colleagues.mailbox.counters().refused),
+            refused=dict(self._links.mailbox.counters().refused),
             real_compute_ratio=device.real_compute_ratio,
             overrun_actions=device.overruns,
             peak_bytes=self._peak(),

@@ -16,56 +16,25 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from spantrain.errors import Interrupted, PeerLostError
+from spantrain.config.files.json_codec import from_json
+from spantrain.errors import Interrupted, PeerLostError, ProtocolError
+from spantrain.runtime.control.requests import Standing
 
-_LAST_S = 2.0
-"""How long a process may take to end by itself, once there is nothing left to do for it."""
 _AGAIN_S = 1.0
 """After that, waits are ended again: one may have begun just behind the first time."""
-_ORDER_S = 30.0
-"""How long it may take to leave an order that has been ended, to be there for the next one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What a worker knows of the coordinator's wishes."""
-
-    ended_orders: int = -1
-    """Orders up to this number are over."""
-    reason: str = ""
-    leave: bool = False
-    """Whether no orders will come any more."""
-    lost: str | None = None
-    """Why the coordinator must be taken for lost."""
-
-    @classmethod
-    def of(cls, answer: Mapping[str, Any], lost: str | None) -> Self:
-        """Read the coordinator's answer to the last heartbeat; one that says nothing changes nothing."""
-        ended, reason = answer.get("ended_orders"), answer.get("reason")
-        return cls(
-            ended_orders=ended if isinstance(ended, int) else -1,
-            reason=reason if isinstance(reason, str) else "",
-            leave=answer.get("leave") is True,
-            lost=lost,
-        )
-
-    def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
-        """Return why an order is over (None: being without one), or None if it is not."""
-        if self.lost is not None:
-            return PeerLostError(self.lost)
-        if order_id is not None and (self.leave or order_id <= self.ended_orders):
-            return Interrupted(self.reason or "the coordinator has ended this run")
-        return None
-
-    def patience_s(self, order_id: int | None) -> float | None:
-        """Return how long a process may still go on with an order, or with none; None: for ever."""
-        if self.lost is not None or self.leave:
-            return _LAST_S
-        return None if self.why_over(order_id) is None else _ORDER_S
+def standing_of(answer: Mapping[str, Any], lost: str | None) -> Standing:
+    """Read the coordinator's answer to the last heartbeat; one that says nothing changes nothing."""
+    try:
+        said = from_json(Standing, dict(answer), "answer to a heartbeat", error=ProtocolError)
+    except ProtocolError:
+        said = Standing()
+    return replace(said, lost=lost)
 
 
 class Watch:
@@ -117,7 +86,7 @@ class Watch:
             self._order_id = order_id
             self._changed.notify_all()
 
-    def news(self) -> None:
+    def look_again(self) -> None:
         """Look again: something may have changed."""
         with self._changed:
             self._changed.notify_all()

@@ -8,8 +8,8 @@ from typing import Any
 from spantrain.errors import PeerLostError, SpanTrainError
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.client import ControlClient, PendingCall
+from spantrain.transport.control.protocol import HEARTBEAT
 
-HEARTBEAT = "heartbeat"
 _COORDINATOR = "the coordinator"
 _PAUSE_S = 1.0
 """Who has not looked for so long was not running: in that time nobody could be heard."""

@@ -15,6 +15,7 @@ COORDINATOR_NAME = "spantrain-coordinator"
 """The name in the coordinator's certificate, whatever address it is dialled at."""
 
 JOIN = "join"
+HEARTBEAT = "heartbeat"
 HELLO = "hello"
 """Answered by the server itself, with nothing: shows that the control port is there and lets this worker in."""
 

@@ -7,23 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import spantrain.runtime.coordinator.batches as given_module
+import spantrain.runtime.coordinator.batches as module
 from patience import PATIENCE_S
 from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
+from spantrain.runtime.control.plane import MemoryControlPlane, handlers_of
+from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
-from spantrain.transport.control.codec import decode, encode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES
+from spantrain.transport.control.protocol import RemoteRefusal
 
 
-def over_the_wire(desk: BatchQueue):
+def over_the_wire(batches: BatchQueue):
     """Ask as workers do: what is not plain, or too large for a message, is refused."""
-
-    def ask(question):
-        told = decode(encode(question, limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
-        return decode(encode(desk.answer(told), limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
-
-    return QueuedFeed(ask, lambda: None)
+    handlers = handlers_of((AskNextStep, FetchRows), lambda _peer, question: batches.answer(question))
+    return QueuedFeed(MemoryControlPlane(handlers, "a"), lambda: None)
 
 
 @given(
@@ -34,9 +31,9 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
     total = sum(shares)
     inputs = tuple(torch.arange(total * 6).reshape(total, 2, 3).remainder(7).to(dtype) for dtype in dtypes)
     labels = torch.arange(total)
-    desk = BatchQueue(total)
-    desk.give(0, inputs, labels)
-    feed = over_the_wire(desk)
+    batches = BatchQueue(total)
+    batches.give(0, inputs, labels)
+    feed = over_the_wire(batches)
     spans = [span for span in split_by_shares(Span(0, total), shares) if span is not None]
     for index, tensor in enumerate(inputs):
         assert torch.equal(torch.cat([feed.inputs(0, span)[index] for span in spans]), tensor)
@@ -44,40 +41,41 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
 
 
 def test_large_batches_come_in_pieces():
-    desk = BatchQueue(3)
-    inputs = torch.randn(3, given_module._PIECE_BYTES // 4 + 1000)
-    desk.give(5, (inputs,), torch.zeros(3))
-    assert torch.equal(over_the_wire(desk).inputs(5, Span(0, 3))[0], inputs)
+    batches = BatchQueue(3)
+    inputs = torch.randn(3, module._PIECE_BYTES // 4 + 1000)
+    batches.give(5, (inputs,), torch.zeros(3))
+    assert torch.equal(over_the_wire(batches).inputs(5, Span(0, 3))[0], inputs)
 
 
 def test_a_device_waits_for_the_loop_saves_and_ends():
-    desk, saved = BatchQueue(1), []
-    feed = over_the_wire(desk)
+    batches, saved = BatchQueue(1), []
+    feed = over_the_wire(batches)
     batch = (torch.zeros(1, 2),), torch.zeros(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_step, 0, saved.append)
         assert not waiting.done()
-        desk.give(0, *batch)
+        batches.give(0, *batch)
         assert waiting.result(PATIENCE_S) is True
-        desk.save_before(1)
+        batches.save_before(1)
         waiting = pool.submit(feed.next_step, 1, saved.append)
-        desk.give(1, *batch)
+        batches.give(1, *batch)
         assert waiting.result(PATIENCE_S) is True
         assert saved == [1]
         waiting = pool.submit(feed.next_step, 2, saved.append)
-        desk.stop()
+        batches.stop()
         assert waiting.result(PATIENCE_S) is False
 
 
 def test_wrong_batches_and_questions_are_refused():
-    desk = BatchQueue(4)
+    batches = BatchQueue(4)
     with pytest.raises(ValueError, match=r"labels is \(3,\); wanted one row for each of 4"):
-        desk.give(0, (torch.zeros(4, 2),), torch.zeros(3))
+        batches.give(0, (torch.zeros(4, 2),), torch.zeros(3))
     with pytest.raises(ValueError, match="input 1"):
-        desk.give(0, (torch.zeros(4), torch.zeros(5)), torch.zeros(4))
-    desk.give(0, (torch.zeros(4, 2),), torch.zeros(4))
+        batches.give(0, (torch.zeros(4), torch.zeros(5)), torch.zeros(4))
+    batches.give(0, (torch.zeros(4, 2),), torch.zeros(4))
     for lo, hi, part, step in ((0, 5, "inputs", 0), (2, 2, "inputs", 0), (0, 1, "weights", 0), (0, 1, "inputs", 1)):
         with pytest.raises(ProtocolError):
-            desk.answer({"rows": step, "part": part, "lo": lo, "hi": hi, "offset": 0})
-    with pytest.raises(ProtocolError):
-        desk.answer({"give": "all"})
+            batches.answer(FetchRows(step=step, part=part, lo=lo, hi=hi, offset=0))
+    handler = handlers_of((FetchRows,), lambda _peer, question: batches.answer(question))["batch_rows"]
+    with pytest.raises(RemoteRefusal, match="give"):
+        handler("a", {"give": "all"})

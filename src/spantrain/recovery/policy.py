@@ -1,0 +1,67 @@
+"""Policies for lost and failed devices: machines that are told what happened and answer what to do."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from spantrain.errors import SpanTrainError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """A device that takes part went away, or has been silent for too long."""
+
+    device: str
+    error: SpanTrainError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFailed:
+    """A device says that its order failed."""
+
+    device: str
+    error: SpanTrainError
+    caused_elsewhere: bool
+    """Whether it lays it on another device."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Have all devices end what is under way, for this error."""
+
+    error: SpanTrainError
+
+
+RecoveryEvent = DeviceLost | DeviceFailed
+RecoveryCommand = EndRun
+
+
+class RecoveryPolicy(Protocol):
+    """Decides over one run; time is an argument."""
+
+    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:
+        """Take in what has happened; return what to do, in this order."""
+
+
+MakeRecovery = Callable[[Collection[str]], RecoveryPolicy]
+"""Makes the policy of a run of these devices."""
+
+
+class EndOnLoss:
+    """The first loss or failure ends the run.
+
+    A device that fails because another did is not the one to name, unless all have failed so.
+    """
+
+    def __init__(self, members: Collection[str]) -> None:
+        """Decide over a run of these devices."""
+        self._left = set(members)
+        self._blames_others: SpanTrainError | None = None
+
+    def on_event(self, now_s: float, event: RecoveryEvent) -> tuple[RecoveryCommand, ...]:  # noqa: ARG002
+        """Return that the run ends, once it is known for which error."""
+        self._left.discard(event.device)
+        if isinstance(event, DeviceLost) or not event.caused_elsewhere:
+            return (EndRun(event.error),)
+        self._blames_others = self._blames_others or event.error
+        return () if self._left else (EndRun(self._blames_others),)

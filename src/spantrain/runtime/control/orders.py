@@ -1,0 +1,143 @@
+"""What the coordinator orders a worker to do, and what comes of it (`runtime.control.plane`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spantrain.core.checkpoint import CheckpointContent
+from spantrain.core.cluster import Cluster
+from spantrain.core.job import TrainJob
+from spantrain.core.messages import DeviceDecisions
+from spantrain.core.outer.stages import OuterCluster
+from spantrain.core.plan import Plan
+from spantrain.core.profile import DeviceScore, LinkMeasurement, UnitTiming
+from spantrain.core.trace import Trace
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.runtime.comparison.order import FrameworkOrder
+from spantrain.runtime.control.plane import Order
+from spantrain.runtime.control.requests import Done
+from spantrain.transport.mailbox.interface import PeerAddress
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerEntry:
+    """Where a worker's mailbox is, and the key that it proves itself with."""
+
+    name: str
+    endpoint: str
+    """Empty where it can't be dialled: then it dials."""
+    public_key: str
+
+    @property
+    def address(self) -> PeerAddress:
+        """The same as a mailbox takes it."""
+        return PeerAddress(name=self.name, endpoint=self.endpoint, public_key=self.public_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeResult:
+    """Timings of units (empty without sizes) and the score."""
+
+    timings: tuple[UnitTiming, ...]
+    score: DeviceScore
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time; 1 on real devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOrder(Order[ComputeResult], name="compute"):
+    """Measure a device's score and, where `sizes` are given, the units of a model."""
+
+    cluster: Cluster
+    model: ModelSpec
+    graph: UnitGraph
+    dtype: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectOrder(Order[Done], name="connect"):
+    """Connect to all peers at once, so that no measuring waits for it; what is connected stays so."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoOrder(Order[Done], name="echo"):
+    """Answer a peer's probes until it says that it is done."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkResult:
+    """Both directions."""
+
+    links: tuple[LinkMeasurement, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOrder(Order[LinkResult], name="link"):
+    """Measure the paths to and from one peer."""
+
+    generation: int
+    peers: tuple[PeerEntry, ...]
+    target: str
+    max_payload_bytes: int
+    rounds: int
+    expected_bytes_per_s: tuple[float | None, float | None] = (None, None)
+    """There and back, where links like these were measured already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a worker says at the end of a train order."""
+
+    trace: Trace
+    decisions: DeviceDecisions
+    """Of the steps in the trace."""
+    sent_bytes: Mapping[str, int]
+    """By peer, payload and protocol."""
+    received_bytes: Mapping[str, int]
+    refused: Mapping[str, int]
+    """Messages that were turned away, by reason."""
+    real_compute_ratio: float
+    """Seconds of real computation per second of device time; 1 on real devices."""
+    overrun_actions: int
+    """Actions whose real computation took longer than the emulated device would have."""
+    peak_bytes: int | None
+    """The most that the device's allocator had given out at once; None where it cannot tell."""
+    overhead_s: tuple[float, ...]
+    """Runtime time per action outside computation and waiting."""
+    notices: tuple[str, ...] = ()
+    """What its tensor-parallel replica could not divide, so that every member computes the whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder(Order[TrainResult], name="train"):
+    """Train a part of a plan."""
+
+    plan: Plan
+    graph: UnitGraph
+    """Of the plan's model, from its profile."""
+    job: TrainJob
+    peers: tuple[PeerEntry, ...]
+    output_dir: str
+    """Where this worker writes its part of checkpoints; empty: no checkpoints."""
+    first_step: int = 0
+    samples_before: int = 0
+    """Consumed by all steps before the first."""
+    resume_from: str = ""
+    """Folder of the checkpoint to begin with; files that other machines wrote may be missing in it."""
+    checkpoint: CheckpointContent | None = None
+    """What is in it; None: begin with new weights."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer, if it does."""
+
+
+ORDERS: Mapping[str, type[Order[Any]]] = {
+    order.wire_name: order for order in (ComputeOrder, ConnectOrder, EchoOrder, FrameworkOrder, LinkOrder, TrainOrder)
+}
+"""All that a worker can be told to do, by name."""

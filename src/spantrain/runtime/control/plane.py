@@ -1,0 +1,158 @@
+"""The control plane: a protocol of typed requests and answers, over gRPC or in memory.
+
+A request is a frozen dataclass that says under which name it travels and what type its answer has. What arrives is
+read strictly, and refused if it does not fit. What waits for others is answered with nothing after a while, and asked
+again; so whatever is asked may be asked twice.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get_args
+
+from spantrain.config.files.json_codec import from_json, to_json
+from spantrain.errors import PeerLostError, ProtocolError
+from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
+
+if TYPE_CHECKING:
+    from spantrain.transport.control.client import ControlClient
+
+HOLD_S = 10.0
+"""How long the coordinator keeps a request that must wait for others; then it is asked again."""
+_AGAIN = "again"
+"""The key of an answer that is none yet."""
+_CALL_S = 600.0
+"""The longest that one call may take, far more than the coordinator holds any: waits end by the watch."""
+_LOOK_S = 0.25
+"""How often one who waits for the coordinator looks whether the order is still wanted."""
+
+A_co = TypeVar("A_co", covariant=True)
+A = TypeVar("A")
+Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""(who asks, by its certificate; plain request) -> plain answer."""
+
+
+class Named(Generic[A_co]):
+    """What is asked for under a name, and answered with one type; `class Ping(Named[Pong], name="ping")`."""
+
+    wire_name: ClassVar[str]
+    answer: ClassVar[type[Any]]
+
+    def __init_subclass__(cls, *, name: str = "", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if name:
+            cls.wire_name = name
+            (cls.answer,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+
+
+class Request(Named[A_co]):
+    """What a worker asks of its coordinator."""
+
+
+class OrderRequest(Request[A_co]):
+    """What a worker asks for the sake of its order; who has none is refused unread."""
+
+
+class Order(Named[A_co]):
+    """What a worker is to carry out; its answer is the result."""
+
+
+class ControlPlane(Protocol):
+    """A worker's way to its coordinator."""
+
+    def ask(self, request: Request[A]) -> A:
+        """Return the answer, once there is one.
+
+        Raises:
+            RemoteRefusal: the coordinator refuses.
+            PeerLostError, Interrupted: it is lost, or has ended the order under way.
+        """
+
+
+class GrpcControlPlane:
+    """The control plane of a worker that has joined; asks again while the network is away."""
+
+    def __init__(self, client: "ControlClient", *, check: Callable[[], None], pause: Callable[[], object]) -> None:
+        """Ask by a client; `check` raises when the order is over, `pause` waits before a call is made again."""
+        self._client = client
+        self._check = check
+        self._pause = pause
+
+    def ask(self, request: Request[A]) -> A:
+        """Return the answer, once there is one."""
+        payload = to_json(request)
+        while True:
+            try:
+                answer = self._call(request.wire_name, payload)
+            except PeerLostError:
+                self._check()
+                self._pause()
+            else:
+                if not answer.get(_AGAIN):
+                    return read_answer(request, answer)
+                self._check()
+
+    def _call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
+        done = threading.Event()
+        call = self._client.begin(method, payload, timeout_s=_CALL_S, done=done.set)
+        try:
+            while not done.wait(_LOOK_S):
+                self._check()
+        finally:
+            call.cancel()
+        return call.result()
+
+
+class MemoryControlPlane:
+    """The control plane within one process: what is asked goes through the same forms, and over no network."""
+
+    def __init__(self, handlers: Mapping[str, Handler], peer: str, *, check: Callable[[], None] = lambda: None) -> None:
+        """Ask as a worker of this name; `check` raises when the order is over."""
+        self._handlers = handlers
+        self._peer = peer
+        self._check = check
+
+    def ask(self, request: Request[A]) -> A:
+        """Return the answer, once there is one."""
+        payload = encode(to_json(request), limit_bytes=MESSAGE_LIMIT_BYTES)
+        while True:
+            answer = self._handlers[request.wire_name](self._peer, decode(payload, limit_bytes=MESSAGE_LIMIT_BYTES))
+            if not answer.get(_AGAIN):
+                return read_answer(
+                    request, decode(encode(answer, limit_bytes=MESSAGE_LIMIT_BYTES), limit_bytes=MESSAGE_LIMIT_BYTES)
+                )
+            self._check()
+
+
+def read_answer(question: Named[A], answer: object) -> A:
+    """Return what was answered.
+
+    Raises:
+        ProtocolError: it is of another form.
+    """
+    found: A = from_json(question.answer, answer, f"answer to {question.wire_name}", error=ProtocolError)
+    return found
+
+
+def handlers_of(
+    requests: Iterable[type[Request[Any]]],
+    answer: Callable[[str, Request[Any]], object | None],
+    *,
+    admit: Callable[[str, type[Request[Any]]], None] = lambda _peer, _kind: None,
+) -> dict[str, Handler]:
+    """Return what answers plain requests, by their names.
+
+    Args:
+        requests: that are answered.
+        answer: (who asks, request) -> its answer, or None: that it shall be asked again.
+        admit: raises if this worker may not ask for such a thing now; before what it asks is read.
+    """
+
+    def handle(kind: type[Request[Any]], peer: str, payload: dict[str, Any]) -> dict[str, Any]:
+        admit(peer, kind)
+        found = answer(peer, from_json(kind, payload, f"{kind.wire_name} of {peer}", error=RemoteRefusal))
+        plain: dict[str, Any] = {_AGAIN: True} if found is None else to_json(found)
+        return plain
+
+    return {kind.wire_name: partial(handle, kind) for kind in requests}

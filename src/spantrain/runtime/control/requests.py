@@ -1,0 +1,359 @@
+"""What workers ask of the coordinator, and what it answers (`runtime.control.plane`)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from spantrain.core.checkpoint import StoredFile
+from spantrain.core.outer.stages import StageMeeting, StageReport
+from spantrain.core.plan import Plan
+from spantrain.core.speed import LinkReport
+from spantrain.errors import Interrupted, PeerLostError
+from spantrain.runtime.control.plane import OrderRequest, Request
+from spantrain.transport.control.protocol import HEARTBEAT
+
+_LAST_S = 2.0
+"""How long a process may take to end by itself, once there is nothing left to do for it."""
+_ORDER_S = 30.0
+"""How long it may take to leave an order that has been ended, to be there for the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The answer that says no more than that it came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """What a worker hears when it has joined."""
+
+    device: str
+    """That it stands for."""
+    patience_s: float
+    """After what silence each side takes the other for lost."""
+
+
+# Being there.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction(Request[Done], name="introduce"):
+    """How a worker's mailbox is reached."""
+
+    endpoint: str
+    public_key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodbye(Request[Done], name="leave"):
+    """A worker goes by itself; its name is free."""
+
+    reason: str = "it has left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a worker knows of the coordinator's will."""
+
+    ended_orders: int = -1
+    """Orders up to this number are over."""
+    reason: str = ""
+    leave: bool = False
+    """Whether no orders will come any more."""
+    lost: str | None = None
+    """Why the coordinator must be taken for lost, as the worker itself has found."""
+
+    def why_over(self, order_id: int | None) -> PeerLostError | Interrupted | None:
+        """Return why an order is over (None: being without one), or None if it is not."""
+        if self.lost is not None:
+            return PeerLostError(self.lost)
+        if order_id is not None and (self.leave or order_id <= self.ended_orders):
+            return Interrupted(self.reason or "the coordinator has ended this run")
+        return None
+
+    def patience_s(self, order_id: int | None) -> float | None:
+        """Return how long a process may still go on with an order, or with none; None: for ever."""
+        if self.lost is not None or self.leave:
+            return _LAST_S
+        return None if self.why_over(order_id) is None else _ORDER_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(Request[Standing], name=HEARTBEAT):
+    """A sign of life."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockReading:
+    """The coordinator's monotonic clock."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadClock(Request[ClockReading], name="clock"):
+    """Asks what the coordinator's clock says."""
+
+
+# Orders.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderFailure:
+    """Why an order was not carried out, so that the right thing is said of it."""
+
+    error: str
+    caused_elsewhere: bool = False
+    """Whether another device's failure was the cause."""
+    usage: bool = False
+    """Whether a person can mend it."""
+    internal: bool = False
+    """Whether it is an error of SpanTrain's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOutcome:
+    """What became of an order."""
+
+    order_id: int
+    result: Any = None
+    """Plain, of the type that the order names."""
+    failure: OrderFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenOrder:
+    """An order on its way."""
+
+    order_id: int
+    name: str
+    """One of `orders.ORDERS`."""
+    body: Any
+    """The order itself, plain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextOrder:
+    """What a worker is to do now."""
+
+    order: GivenOrder | None = None
+    """None: there will be no more."""
+    standing: Standing = field(default_factory=Standing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskForOrder(Request[NextOrder], name="next_order"):
+    """Tells what became of the last order, and waits for the next."""
+
+    after: int = -1
+    """The last order that it knows."""
+    outcome: OrderOutcome | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress(OrderRequest[Done], name="progress"):
+    """How far an order is."""
+
+    done: int
+    total: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(OrderRequest[Done], name="ready"):
+    """Admits the others; answered when all have, so that none dials a peer that would refuse it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin(OrderRequest[Done], name="begin"):
+    """Is ready for the first step; answered when all are: time and network traces count from then on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPoint:
+    """Where the devices of a stage meet."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindMeetingPoint(OrderRequest[MeetingPoint], name="meeting_point"):
+    """Asks where the devices of a stage meet; the first of them tells it."""
+
+    generation: int
+    stage: int
+    opened: MeetingPoint | None = None
+    """By who asks."""
+
+
+# Steps.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepVerdict:
+    """What all workers do after the barrier, in the same way."""
+
+    grad_norm: float
+    checkpoint: bool
+    stop: bool
+    evaluate: bool
+    skip_update: bool = False
+    """Under float16: gradients overflowed somewhere, so nobody updates and all lower the loss scale."""
+    data_differs: str = ""
+    """Who reads other data than whom; empty: all read the same."""
+    plan: Plan | None = None
+    """What all run from the next step on, in its own schedule; None: what they run now."""
+    outer: StageMeeting | None = None
+    """What all do for the outer optimizer, where the run takes part in one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchReport:
+    """What it took a device to go over to a new plan."""
+
+    duration_s: float
+    """From the verdict to the first action that it may run."""
+    received_bytes: int
+    """Of parameters and optimizer state, from other devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
+    """What a worker brings to the barrier at the end of a step."""
+
+    generation: int
+    step: int
+    loss_sum: float | None
+    """Of the last stage's replicas: the sum over their samples."""
+    grad_square: float | None
+    """Of each stage's first replica, where each device counts what it alone holds."""
+    busy_s: float
+    peak_held_samples: int
+    duration_s: float = 0.0
+    """From the step's first action to the barrier, gradient sums included."""
+    overflow: bool = False
+    """Under float16: whether a gradient of this device is infinite or no number."""
+    evaluation_loss_sum: float | None = None
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    """To each peer, since the run began."""
+    data_digest: str | None = None
+    """Of the data that it reads, in its first report under each plan that moves units; None where it reads none."""
+    switch: SwitchReport | None = None
+    """In the first step under a new plan."""
+    links: tuple[LinkReport, ...] = ()
+    """What it knows of the links to its peers, if it leads a replica."""
+    outer: StageReport | None = None
+    """Of the first device of a stage, where the run takes part in an outer optimizer."""
+
+    def __post_init__(self) -> None:
+        amounts = {
+            name: getattr(self, name) or 0 for name in ("grad_square", "busy_s", "peak_held_samples", "duration_s")
+        }
+        amounts |= {f"sent_bytes to {peer}": size for peer, size in self.sent_bytes.items()}
+        wrong = [f"{name} is {value}" for name, value in amounts.items() if not 0 <= value < math.inf]
+        losses = {"loss_sum": self.loss_sum, "evaluation_loss_sum": self.evaluation_loss_sum}
+        wrong += [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value or 0.0)]
+        if wrong:
+            raise ValueError(f"step {self.step}: {'; '.join(wrong)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterCall(OrderRequest[StageMeeting], name="meet_stages"):
+    """What a worker brings to a meeting outside of steps, where the run takes part in an outer optimizer."""
+
+    number: int
+    """Of the meeting."""
+    report: StageReport | None
+    """Of the first device of a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedCheckpoints:
+    """Steps whose checkpoints are not kept any longer: devices remove their own files."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFile(OrderRequest[DroppedCheckpoints], name="checkpoint_saved"):
+    """What a device tells the coordinator when its file is on the disk."""
+
+    step: int
+    """Steps done."""
+    name: str
+    file: StoredFile
+    scalars: Mapping[str, float]
+
+
+# Batches that a user's own loop gives (`runtime.coordinator.batches`).
+
+
+class NextStep(StrEnum):
+    """What the loop wants of all devices."""
+
+    WAIT = "wait"
+    GO = "go"
+    """Run the step: its batch is there."""
+    SAVE = "save"
+    """Write a checkpoint, then ask again."""
+    STOP = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextStepAnswer:
+    """What to do next."""
+
+    next: NextStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskNextStep(OrderRequest[NextStepAnswer], name="next_step"):
+    """Asks what to do before a step."""
+
+    step: int
+    saved: bool
+    """Whether a checkpoint was written before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPiece:
+    """Bytes of a safetensors file with rows of a batch."""
+
+    piece: bytes
+    total: int
+    """Bytes of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
+    """Asks for rows of a step's batch."""
+
+    step: int
+    part: str
+    """`inputs` or `labels`."""
+    lo: int
+    hi: int
+    offset: int
+    """Of the first byte that is wanted."""
+
+
+REQUESTS: tuple[type[Request[Any]], ...] = (
+    Introduction,
+    Goodbye,
+    Heartbeat,
+    ReadClock,
+    AskForOrder,
+    Progress,
+    Ready,
+    Begin,
+    FindMeetingPoint,
+    DeviceReport,
+    SavedFile,
+    OuterCall,
+    AskNextStep,
+    FetchRows,
+)
+"""All that a worker may ask."""

@@ -1,0 +1,70 @@
+"""What surrounds one device's part in a run: its device, and its ways to the coordinator and to the others."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spantrain.adaptation.registry import LocalAdapters
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.units import UnitGraph
+from spantrain.devices.base import ComputeDevice
+from spantrain.runtime.control.orders import PeerEntry
+from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.requests import ReadClock, Ready
+from spantrain.runtime.gradients.groups import StageGroups
+from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.work import Feed
+from spantrain.transport.mailbox.interface import MailboxLike
+
+OpenGroups = Callable[[Plan, int], StageGroups]
+"""(plan, stage) -> the groups of this device there, when all of its devices have met."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLinks:
+    """A device and how it reaches the others: by the coordinator, by messages, by groups."""
+
+    name: str
+    device: ComputeDevice
+    mailbox: MailboxLike
+    control: ControlPlane
+    check_abort: Callable[[], None]
+    """Raises when what is under way is over."""
+    open_groups: OpenGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """What one device has throughout a run, whichever plan runs."""
+
+    name: str
+    device: ComputeDevice
+    graph: UnitGraph
+    job: TrainJob
+    mailbox: MailboxLike
+    feed: Feed
+    recorder: StepRecorder
+    check_abort: Callable[[], None]
+    adapters: LocalAdapters
+    """What follows its links, plan after plan."""
+
+
+def admit(control: ControlPlane, mailbox: MailboxLike, generation: int, peers: Sequence[PeerEntry]) -> None:
+    """Admit the peers of an order, and dial them when they have done the same."""
+    mailbox.set_peers(generation, [peer.address for peer in peers], dial=False)
+    control.ask(Ready())
+    mailbox.dial()
+
+
+def clock_offset_s(control: ControlPlane) -> float:
+    """Return what is added to this machine's monotonic clock to get the coordinator's (best of five)."""
+    samples = []
+    for _ in range(5):
+        sent_s = time.monotonic()
+        now_s = control.ask(ReadClock()).now_s
+        received_s = time.monotonic()
+        samples.append((received_s - sent_s, now_s - (sent_s + received_s) / 2))
+    round_trip_s, offset_s = min(samples)
+    # Processes of one machine share the clock; an offset within the measuring error is none.
+    return 0.0 if abs(offset_s) <= round_trip_s else offset_s

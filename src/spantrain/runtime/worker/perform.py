@@ -1,0 +1,181 @@
+"""Carries out orders: measuring, training, another framework's steps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.distributed import Store
+
+from spantrain.core.plan import Plan
+from spantrain.devices.base import ComputeDevice
+from spantrain.devices.registry import open_device
+from spantrain.profiler.compute import Bench, measure_tasks, measure_units
+from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
+from spantrain.profiler.network_probes import warm_up_links
+from spantrain.runtime.comparison.order import FrameworkOrder
+from spantrain.runtime.comparison.session import FrameworkSession
+from spantrain.runtime.control.orders import (
+    ComputeOrder,
+    ComputeResult,
+    ConnectOrder,
+    EchoOrder,
+    LinkOrder,
+    LinkResult,
+    PeerEntry,
+    TrainOrder,
+)
+from spantrain.runtime.control.plane import ControlPlane
+from spantrain.runtime.control.requests import Done, FindMeetingPoint, MeetingPoint, Progress
+from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
+from spantrain.runtime.launch.launcher import WorkerSettings
+from spantrain.runtime.staleness.session import session_of
+from spantrain.runtime.step.emulation import law_of
+from spantrain.runtime.worker.context import WorkerLinks, admit
+from spantrain.runtime.worker.user_functions import with_own_functions
+from spantrain.runtime.worker.watch import Watch, connections, cut
+from spantrain.transport.mailbox.interface import MailboxLike
+
+_COLLECTIVE_TIMEOUT_S = 300.0
+"""How long a device waits for another of its stage that lives; the watch ends a wait for one that does not."""
+
+
+class OrderRunner:
+    """What one device does of each order."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: WorkerSettings,
+        *,
+        control: ControlPlane,
+        mailbox: MailboxLike,
+        check_abort: Callable[[], None],
+    ) -> None:
+        """Work as this device; `check_abort` raises when the order under way is over."""
+        self._name = name
+        self._settings = settings
+        self._control = control
+        self._mailbox = mailbox
+        self._check_abort = check_abort
+        self._software = Software(mailbox)
+        self._groups: list[StageGroups] = []
+        """Those that were opened for the order under way."""
+        self._before: frozenset[tuple[int, str]] | None = None
+        """Sockets from before the first of them, if any."""
+
+    def perform(self, order: object, watch: Watch) -> object:
+        """Carry out an order, which the watch is over; return its result."""
+        try:
+            return self._performed(self._with_own_functions(order), watch)
+        finally:
+            self._groups, self._before = [], None
+
+    def interrupt(self) -> None:
+        """End what waits inside of torch for devices of a stage, whose order is over; in any thread."""
+        while self._groups:
+            self._groups.pop().abort()
+        if self._before is not None:
+            cut(self._before)
+
+    def _with_own_functions(self, order: object) -> object:
+        own = self._settings.functions
+        match order:
+            case ComputeOrder() | FrameworkOrder():
+                return replace(order, model=with_own_functions(order.model, own))
+            case TrainOrder():
+                return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
+        return order
+
+    def _performed(self, order: object, watch: Watch) -> object:
+        match order:
+            case ComputeOrder():
+                return self._measure_compute(order)
+            case ConnectOrder():
+                self._admit(order.generation, order.peers)
+                warm_up_links(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
+                return Done()
+            case EchoOrder():
+                self._admit(order.generation, order.peers)
+                echo_probes(self._mailbox, should_stop=lambda: watch.cause() is not None, software=self._software)
+                return Done()
+            case LinkOrder():
+                return self._measure_link(order)
+            case FrameworkOrder():
+                return FrameworkSession(order, self._links(), meet=self._meet).run()
+            case TrainOrder():
+                return session_of(order, self._links()).run()
+        raise AssertionError(f"no such order: {order}")
+
+    def _admit(self, generation: int, peers: tuple[PeerEntry, ...]) -> None:
+        admit(self._control, self._mailbox, generation, peers)
+
+    def _links(self) -> WorkerLinks:
+        device = open_device(self._settings.backend)
+        return WorkerLinks(
+            name=self._name,
+            device=device,
+            mailbox=self._mailbox,
+            control=self._control,
+            check_abort=self._check_abort,
+            open_groups=lambda plan, stage_index: self._open_groups(plan, stage_index, device),
+        )
+
+    def _measure_compute(self, order: ComputeOrder) -> ComputeResult:
+        place = order.cluster.device_by_name[self._name]
+        device = open_device(self._settings.backend)
+        law = law_of(order.cluster, place.name, order.dtype)
+        bench = Bench(
+            device=device,
+            spec=order.model,
+            graph=order.graph,
+            kind=place.kind,
+            dtype=order.dtype,
+            emulate=law.seconds if law else None,
+        )
+        timings = measure_units(bench, order.sizes, on_progress=self._progress)
+        score = measure_tasks(device, name=place.name, law=law)
+        return ComputeResult(timings=timings, score=score, real_compute_ratio=device.real_compute_ratio)
+
+    def _measure_link(self, order: LinkOrder) -> LinkResult:
+        self._admit(order.generation, order.peers)
+        links = measure_both(
+            self._mailbox,
+            order.target,
+            max_payload_bytes=order.max_payload_bytes,
+            rounds=order.rounds,
+            expected_bytes_per_s=order.expected_bytes_per_s,
+            software=self._software,
+        )
+        dismiss_echo(self._mailbox, order.target)
+        return LinkResult(links=links)
+
+    def _progress(self, done: int, total: int, text: str) -> None:
+        self._control.ask(Progress(done=done, total=total, text=text))
+
+    def _open_groups(self, plan: Plan, stage_index: int, device: ComputeDevice) -> StageGroups:
+        """Meet the other devices of a stage, if it has any."""
+        stage, store = plan.stages[stage_index], None
+        if len(stage.devices) > 1:
+            store = self._meet(plan.generation, stage_index, stage.devices[0] == self._name)
+        groups = open_groups(
+            plan,
+            stage_index,
+            self._name,
+            store=store,
+            torch_device=device.torch_device,
+            timeout_s=_COLLECTIVE_TIMEOUT_S,
+        )
+        self._groups.append(groups)
+        return groups
+
+    def _meet(self, generation: int, stage: int, leads: bool) -> Store:
+        """Meet the other devices of a stage at a store that the first one holds."""
+        if self._before is None:
+            self._before = connections()
+        place = FindMeetingPoint(generation=generation, stage=stage)
+        if leads:
+            host = self._settings.data_address
+            store = hold_store(host)
+            self._control.ask(replace(place, opened=MeetingPoint(host=host, port=store.port)))
+            return store
+        found = self._control.ask(place)
+        return reach_store(found.host, found.port)
