@@ -8,7 +8,8 @@ import sys
 
 import torch
 
-from spantrain.profiler.network import echo_probes, measure_pair, measure_round_trip
+from spantrain.profiler.network import LatencyMeter, Software, echo_probes, measure_directions
+from spantrain.profiler.network_probes import Prober
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.mailbox.interface import PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
@@ -23,8 +24,10 @@ def main() -> None:
         echo_probes(mailbox, should_stop=lambda: False)
     for line in sys.stdin:
         order = json.loads(line)
-        felt_s = measure_round_trip(mailbox, setup["peer"]["name"], rounds=order["rounds"]).felt_s
-        link = measure_pair(mailbox, **order)
+        prober = Prober(mailbox, setup["peer"]["name"], Software(mailbox).round_trip_s)
+        felt_s = LatencyMeter(prober).sample().felt_s
+        directions = {order["source"] == mailbox.name: None}
+        (link,) = measure_directions(prober, directions, order["max_payload_bytes"], order["rounds"])
         print(json.dumps([vars(link), felt_s]), flush=True)
     mailbox.close()
 

@@ -15,18 +15,19 @@ from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
 from spantrain.profiler.network import (
+    LatencyMeter,
     Software,
     better,
     doubtful,
     echo_probes,
     expected_rates,
     measure_both,
-    measure_pair,
-    measure_round_trip,
+    measure_directions,
     pair_rounds,
     payload_cap_bytes,
     spread,
 )
+from spantrain.profiler.network_probes import Prober
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
 from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
@@ -237,13 +238,13 @@ def test_both_directions_are_measured_by_one_side(pair):
         assert 0 <= link.latency_s < inf
         assert 200_000 < link.payload_bytes <= 2_100_000
         assert link.rounds == 2
-    again = measure_pair(a, source="b", target="a", max_payload_bytes=1_000_000, rounds=1)
+    (again,) = measure_directions(Prober(a, "b", Software(a).round_trip_s), {False: None}, 1_000_000, 1)
     assert (again.source, again.target) == ("b", "a")
 
 
 def test_the_time_of_software_is_reported_beside_the_latency(pair):
     a, _ = pair
-    round_trip = measure_round_trip(a, "b", rounds=2)
+    round_trip = LatencyMeter(Prober(a, "b", Software(a).round_trip_s)).sample()
     assert 0 <= round_trip.latency_s <= round_trip.felt_s
     assert round_trip.software_s > 0
     assert round_trip.held_s >= 0
@@ -322,7 +323,7 @@ def loads_over(shaped, chunk_bytes=8948):
         begin_s, total, arrived, arrivals_s = clock_s[0], pieces * (piece_bytes + OVERHEAD_BYTES), 0, []
         sizes = [chunk_bytes] * (total // chunk_bytes) + [total % chunk_bytes]
         for size in filter(None, sizes):
-            while shaped.waiting_bytes > shaped.shape.queue_bytes - 2 * chunk_bytes:
+            while shaped.waiting_bytes > shaped.shape.room_bytes(shaped.shape.latency_s) - 2 * chunk_bytes:
                 take(shaped, arrivals_s)
             shaped.push(max(begin_s, arrivals_s[-1][0] if arrivals_s else 0.0), Packet(bytes(size), b"load", size))
         while shaped.next_event_s is not None:
@@ -336,7 +337,7 @@ def loads_over(shaped, chunk_bytes=8948):
 
     def take(shaped, arrivals_s):
         at_s = shaped.next_event_s
-        arrivals_s += [(at_s, len(data)) for data in shaped.collect(at_s)]
+        arrivals_s += [(at_s, len(packet.data)) for _, packet in shaped.take(at_s)]
 
     return load
 

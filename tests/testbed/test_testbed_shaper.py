@@ -20,10 +20,14 @@ def link(**fields: float) -> ShapedLink:
     return ShapedLink(LinkShape(**{"bandwidth_bytes_per_s": 1e6, "latency_s": 0.01, **fields}), Random(1))
 
 
+def collected(shaped: ShapedLink, now_s: float) -> list[bytes]:
+    return [packet.data for _, packet in shaped.take(now_s)]
+
+
 def drain(shaped: ShapedLink, until_s: float = 1e9) -> list[tuple[float, bytes]]:
     arrivals = []
     while (event_s := shaped.next_event_s) is not None and event_s <= until_s:
-        arrivals += [(event_s, data) for data in shaped.collect(event_s)]
+        arrivals += [(event_s, data) for data in collected(shaped, event_s)]
     return arrivals
 
 
@@ -41,9 +45,9 @@ def test_a_caller_that_wakes_late_loses_no_rate() -> None:
     shaped = link()
     for number in range(100):
         shaped.push(0.0, packet("a", number))
-    assert shaped.collect(0.005) == []
-    assert len(shaped.collect(0.0605)) == 50
-    assert len(shaped.collect(0.1105)) == 50
+    assert collected(shaped, 0.005) == []
+    assert len(collected(shaped, 0.0605)) == 50
+    assert len(collected(shaped, 0.1105)) == 50
 
 
 def test_a_small_flow_does_not_wait_behind_a_bulk_flow() -> None:
@@ -62,7 +66,7 @@ def test_a_ping_beside_bulk_waits_for_one_packet_whenever_it_comes(rate: float, 
     """Once the bulk flow has had its own first turn, which is a quantum."""
     for moment in range(25):
         shaped = link(bandwidth_bytes_per_s=rate)
-        for number in range(shaped.shape.queue_bytes // bulk_bytes):
+        for number in range(shaped.shape.room_bytes(shaped.shape.latency_s) // bulk_bytes):
             shaped.push(0.0, packet("bulk", number, bulk_bytes))
         served_bytes = QUANTUM_BYTES + bulk_bytes
         at_s = (served_bytes + moment / 25 * 0.9 * max(0, shaped.waiting_bytes - served_bytes)) / rate
@@ -124,7 +128,7 @@ def test_a_busy_machine_changes_no_time_but_that_of_handing_over(
     for rest_s in rests_s:
         now_s += rest_s
         arrived += drain(exact, now_s)
-        seen += late.collect(now_s)
+        seen += collected(late, now_s)
         assert seen == [data for _, data in arrived]
     arrived += drain(exact)
     least_s = size / rate + 0.01 - jitter_s - 1e-9
@@ -188,7 +192,7 @@ def test_loss_takes_its_share_and_is_counted() -> None:
     shaped = link(bandwidth_bytes_per_s=1e9, loss_ratio=0.1)
     for number in range(5000):
         shaped.push(number * 1e-3, packet("a", number))
-        shaped.collect(number * 1e-3)
+        collected(shaped, number * 1e-3)
     drain(shaped)
     assert shaped.counters.packets_lost == pytest.approx(500, rel=0.15)
     assert shaped.counters.packets_lost + shaped.counters.packets_sent == 5000
@@ -200,7 +204,7 @@ def test_a_full_queue_drops_from_the_flow_that_fills_it() -> None:
         shaped.push(0.0, packet("bulk", number))
         if number % 100 == 0:
             shaped.push(0.0, packet("small", number))
-    assert shaped.waiting_bytes <= shaped.shape.queue_bytes
+    assert shaped.waiting_bytes <= shaped.shape.room_bytes(shaped.shape.latency_s)
     assert shaped.counters.packets_dropped > 0
     arrived = [data for _, data in drain(shaped)]
     assert sum(data.startswith(b"small") for data in arrived) == 10

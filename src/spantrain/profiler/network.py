@@ -2,7 +2,7 @@
 
 Planning is pure: `pair_rounds` says which pairs measure at the same time, `doubtful` which are to be measured again,
 `spread` gives every pair of devices the figures of its hosts. Measuring has two sides: one runs `echo_probes`, the
-other `measure_pair` or `measure_both`, then `dismiss_echo`; before, all sides may `warm_up_links` to those that they
+other `measure_both`, then `dismiss_echo`; before, all sides may `warm_up_links` to those that they
 will measure with, so that connecting is over. No clock of one machine is compared with a clock of another.
 
 Latency: pings through the mailbox, less the time that the software of both ends takes by itself.
@@ -273,35 +273,6 @@ def _prober(mailbox: MailboxLike, peer: str, software: Software | None = None) -
     return Prober(mailbox, peer, (software or Software(mailbox)).round_trip_s)
 
 
-def measure_round_trip(mailbox: MailboxLike, peer: str, *, rounds: int) -> RoundTrip:
-    """Measure latency with five int32, five times a round and fifteen times at least; see `network_latency`."""
-    return LatencyMeter(_prober(mailbox, peer)).sample(rounds * _PINGS_PER_ROUND)
-
-
-def measure_pair(
-    mailbox: MailboxLike,
-    *,
-    source: str,
-    target: str,
-    max_payload_bytes: int,
-    rounds: int,
-) -> LinkMeasurement:
-    """Measure the path from `source` to `target`, of which this mailbox is one; the other must run `echo_probes`.
-
-    The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
-    `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
-    latency is the network's: half of the fastest of thirty round trips or more, before and after the loads, less what
-    the software of both ends takes by itself (`network_latency`), less the time that a ping's bytes take at that rate.
-
-    Raises:
-        PeerLostError: the other side does not answer.
-    """
-    forward = mailbox.name == source
-    assert forward or mailbox.name == target, f"{mailbox.name} takes no part in {source} -> {target}"
-    peer = target if forward else source
-    return _measure(_prober(mailbox, peer), {forward: None}, max_payload_bytes, rounds)[0]
-
-
 def measure_both(
     mailbox: MailboxLike,
     peer: str,
@@ -317,17 +288,26 @@ def measure_both(
     to be sent.
     """
     directions = dict(zip((True, False), expected_bytes_per_s, strict=True))
-    there, back = _measure(_prober(mailbox, peer, software), directions, max_payload_bytes, rounds)
+    there, back = measure_directions(_prober(mailbox, peer, software), directions, max_payload_bytes, rounds)
     return there, back
 
 
-def _measure(
+def measure_directions(
     prober: Prober,
     directions: Mapping[bool, float | None],
     max_payload_bytes: int,
     rounds: int,
 ) -> list[LinkMeasurement]:
-    """Measure directions (True: there), each with the rate expected of it, with pings before and after each load."""
+    """Measure directions (True: there), each with the rate expected of it; the other side must run `echo_probes`.
+
+    The payload is what takes about 0.15 s and a round trip at the speed seen in the warm-up, at most
+    `max_payload_bytes`. The rate is that of arrivals at the receiver (`arrival_rate`), the median of the rounds. The
+    latency is the network's: half of the fastest of thirty round trips or more, before and after the loads, less what
+    the software of both ends takes by itself, less the time that a ping's bytes take at that rate.
+
+    Raises:
+        PeerLostError: the other side does not answer.
+    """
     meter = LatencyMeter(prober)
     pings = rounds * _PINGS_PER_ROUND
     latency_s = meter.sample(pings).latency_s

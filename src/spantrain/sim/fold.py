@@ -16,28 +16,12 @@ from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span
 from spantrain.sim.costs import ProfileCosts, WrappedCosts
-from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.transfers import TransferCost
 
 _DIGITS = 9
 _FOLDED_FROM = 2
 """Pipelines of a sort, on average, from which on folding is worth its while."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldedResult:
-    """What a plan would do, of all of its devices."""
-
-    step_s: float
-    samples_per_s: float
-    bubble_ratio: Mapping[str, float]
-    """By leader: the part of the step in which it waits."""
-    utilisation: Mapping[str, float]
-    """By device: the part of the step in which it computes."""
-    link_bytes: Mapping[tuple[str, str], int]
-    """Samples that a device sends another in one step, in bytes."""
-    pipelines: int
-    """That were run; 0: the plan was run as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +52,8 @@ class _FoldedCosts(WrappedCosts):
         )
 
 
-def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> FoldedResult:
-    """Run a plan, folded if it can be.
+def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> SimulationResult:
+    """Run a plan, folded if it can be; `orders` and `peak_in_flight` are then of the pipelines that were run alone.
 
     Raises:
         PlanError: an in-flight limit is too small for a static order.
@@ -78,21 +62,13 @@ def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> Folded
     options = SimulationOptions(trace=False)
     folded = fold(plan, costs)
     if folded is None:
-        whole = simulate(plan, costs, steps=steps, options=options)
-        return FoldedResult(
-            step_s=whole.step_s,
-            samples_per_s=whole.samples_per_s,
-            bubble_ratio=whole.bubble_ratio,
-            utilisation=whole.utilisation,
-            link_bytes=whole.link_bytes,
-            pipelines=0,
-        )
+        return simulate(plan, costs, steps=steps, options=options)
     result = simulate(folded.plan, folded.costs, steps=steps, options=options)
     who = _stands_for(plan, folded)
     leaders = {stage.replicas[row[0]].devices[0]: row for stage in plan.stages for row in folded.alike}
     stage_of = {replica.devices[0]: stage for stage in plan.stages for replica in stage.replicas}
-    return FoldedResult(
-        step_s=result.step_s,
+    return replace(
+        result,
         samples_per_s=plan.global_batch / result.step_s,
         bubble_ratio={name: ratio for one, ratio in result.bubble_ratio.items() for name in who[one]},
         utilisation={name: ratio for one, ratio in result.utilisation.items() for name in who[one]},
@@ -101,7 +77,6 @@ def simulate_whole(plan: Plan, costs: ProfileCosts, *, steps: int = 1) -> Folded
             for (source, target), size_bytes in result.link_bytes.items()
             for number in leaders[source]
         },
-        pipelines=len(folded.alike),
     )
 
 

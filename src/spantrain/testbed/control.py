@@ -125,47 +125,42 @@ class HostStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapedLinkStatus:
-    """One direction between two sites: its shape now, and what has passed since the testbed came up."""
+class _CarrierStatus:
+    """What carries packets in one direction: its rate now, and what has passed since it was there."""
 
-    source: str
-    target: str
     bandwidth_bytes_per_s: float
-    latency_s: float
-    jitter_s: float
-    loss_ratio: float
     speed: float
     """The part of the bandwidth that there is now, by the trace that it follows; 1 without one."""
     bytes_sent: int
     """IP bytes, headers included."""
+    load_bytes_sent: int
+    """Of `bytes_sent`, those of `spantrain testbed load`."""
     packets_sent: int
     packets_dropped: int
     """For want of room in the queue."""
-    packets_lost: int
-    """By `loss_ratio`."""
-    load_bytes_sent: int
-    """Of `bytes_sent`, those of `spantrain testbed load`."""
     bytes_waiting: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineStatus:
-    """What all links of a site share, in one direction: its rate now, and what has passed since it was there."""
+class ShapedLinkStatus(_CarrierStatus):
+    """One direction between two sites."""
+
+    source: str
+    target: str
+    latency_s: float
+    jitter_s: float
+    loss_ratio: float
+    packets_lost: int
+    """By `loss_ratio`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineStatus(_CarrierStatus):
+    """What all links of a site share, in one direction."""
 
     site: str
     way: str
     """`up`: what leaves the site; `down`: what comes."""
-    bandwidth_bytes_per_s: float
-    speed: float
-    """The part of the bandwidth that there is now, by the trace that it follows; 1 without one."""
-    bytes_sent: int
-    """IP bytes, headers included."""
-    load_bytes_sent: int
-    """Of `bytes_sent`, those of `spantrain testbed load`."""
-    packets_sent: int
-    packets_dropped: int
-    """For want of room in the queue."""
-    bytes_waiting: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from spantrain.testbed.build import Built, NetworkLayout, build, fine_timers
 from spantrain.testbed.control import Answer, RequestServer, State, boot_id, mark_of
 from spantrain.testbed.forwarding import Forwarder
 from spantrain.testbed.namespace_processes import end_processes
-from spantrain.testbed.shaper import LinkShape
+from spantrain.testbed.shaper import ShapedLink
 
 _FIRST_LEAD_S, _MAX_LEAD_S = 60e-6, 200e-6
 _STEP_S = 2e-6
@@ -120,8 +121,7 @@ class PacketRouter:
         if link is None:
             pairs = ", ".join(f"{a} -> {b}" for a, b in known)
             raise TestbedError(f"no link {source} -> {target}; there are {pairs or 'none'}")
-        present = {name: getattr(link.shape, name) for name in LinkShape.__dataclass_fields__}
-        self._forwarder.reshape((source, target), LinkShape(**{**present, **changes}))
+        self._forwarder.reshape((source, target), replace(link.shape, **changes))
         return {}
 
     def _shape_line(self, *, site: str, way: str, bandwidth_bytes_per_s: float) -> Answer:
@@ -134,29 +134,11 @@ class PacketRouter:
 
     def _status(self) -> Answer:
         network = self._forwarder.network
-        links = [
-            {
-                "source": source,
-                "target": target,
-                **{name: getattr(link.shape, name) for name in LinkShape.__dataclass_fields__},
-                "speed": link.speed,
-                **vars(link.counters),
-                "bytes_waiting": link.waiting_bytes,
-            }
-            for (source, target), link in network.links.items()
-        ]
+        links = [{"source": a, "target": b, **_figures(link)} for (a, b), link in network.links.items()]
+        of_links_only = ("latency_s", "jitter_s", "loss_ratio", "packets_lost")
         lines = [
-            {
-                "site": site,
-                "way": way,
-                "bandwidth_bytes_per_s": line.shape.bandwidth_bytes_per_s,
-                "speed": line.speed,
-                "bytes_sent": line.counters.bytes_sent,
-                "load_bytes_sent": line.counters.load_bytes_sent,
-                "packets_sent": line.counters.packets_sent,
-                "packets_dropped": line.counters.packets_dropped,
-                "bytes_waiting": line.waiting_bytes,
-            }
+            {"site": site, "way": way}
+            | {name: value for name, value in _figures(line).items() if name not in of_links_only}
             for (site, way), line in network.lines.items()
         ]
         return {
@@ -166,6 +148,11 @@ class PacketRouter:
             "up_s": time.monotonic() - self._started_s,
             "router_cpu_s": time.process_time() - self._started_cpu_s,
         }
+
+
+def _figures(carrier: ShapedLink) -> Answer:
+    shape, counters = vars(carrier.shape), vars(carrier.counters)
+    return {**shape, **counters, "speed": carrier.speed, "bytes_waiting": carrier.waiting_bytes}
 
 
 def _write_state(directory: Path, layout: NetworkLayout, built: Built, keeper_pid: int) -> State:

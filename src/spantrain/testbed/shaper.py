@@ -38,11 +38,6 @@ class LinkShape:
         if not self.bandwidth_bytes_per_s or self.loss_ratio >= 1:
             raise ValueError(f"a link that carries nothing: {self}")
 
-    @property
-    def queue_bytes(self) -> int:
-        """Return what may wait where all of the way's delay is this one's own."""
-        return self.room_bytes(self.latency_s)
-
     def room_bytes(self, latency_s: float) -> int:
         """Return what may wait on a way of so long a delay: two round trips' worth and some.
 
@@ -179,7 +174,7 @@ class ShapedLink:
 
     @property
     def next_event_s(self) -> float | None:
-        """When `collect` should be called next; None while the link is empty.
+        """When `take` should be called next; None while the link is empty.
 
         The end of sending a packet has no effect until the packet arrives, so on a link with a delay it may be noticed
         a little late: that halves the number of wake-ups.
@@ -202,10 +197,6 @@ class ShapedLink:
         if self._sending is None:
             self._send_next(now_s)
         self._drop_what_is_too_much()
-
-    def collect(self, now_s: float) -> list[bytes]:
-        """Return the data of the packets that have arrived by now, in order of arrival."""
-        return [packet.data for _, packet in self.take(now_s)]
 
     def take(self, now_s: float) -> list[tuple[float, Packet]]:
         """Return the packets that have arrived by now and when each did, in order of arrival."""

@@ -15,7 +15,8 @@ from spantrain.planner.assembly.tuning import with_best_sums
 from spantrain.planner.engine.predict import costs_of
 from spantrain.planner.request import Evaluation, JobSpec
 from spantrain.sim.costs import ProfileCosts
-from spantrain.sim.fold import FoldedResult, simulate_whole
+from spantrain.sim.engine import SimulationResult
+from spantrain.sim.fold import simulate_whole
 
 _Key = tuple[tuple[Stage, ...], str, DispatchHints | None]
 _FEW = 64
@@ -149,7 +150,7 @@ def _round_trip_s(plan: Plan, network: NetworkCost) -> float:
     return 2 * max((network.link(a, b).latency_s for a in leaders for b in leaders if a != b), default=0.0)
 
 
-def _sent_bytes(result: FoldedResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
+def _sent_bytes(result: SimulationResult, costs: ProfileCosts) -> dict[tuple[str, str], int]:
     """Return what devices send each other in a step, sums at its end included."""
     sent = dict(result.link_bytes)
     for pair, size_bytes in costs.end_of_step_bytes().items():

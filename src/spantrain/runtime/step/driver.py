@@ -21,7 +21,7 @@ from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, Tensors
-from spantrain.schedule.dispatch.machine import DispatchPolicy
+from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.layout import Router
 from spantrain.transport.mailbox.interface import MailboxLike, Message
 
@@ -135,7 +135,7 @@ class StepDriver:
         self._step = 0
         self._loss_sum = 0.0
 
-    def run_step(self, step: int, policy: DispatchPolicy, final: NamesFinal | None = None) -> float | None:
+    def run_step(self, step: int, policy: Machine, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the last stage's loss sum (None on other stages).
 
         `final` is told which gradients are final, while the step's last backward runs here.
@@ -194,7 +194,7 @@ class StepDriver:
         while not self._mailbox.send(target, key, tensors, timeout_s=0.0):
             self._receive(_POLL_S)
 
-    def _next_action(self, policy: DispatchPolicy) -> Action | None:
+    def _next_action(self, policy: Machine) -> Action | None:
         """Tell the policy what has happened since; return what it wants run, if anything."""
         self._receive(0.0)
         self._note_sends()
@@ -205,7 +205,7 @@ class StepDriver:
         recut = self._local.recut(time.monotonic(), policy)
         return chosen if recut is None else self._tell(policy, [recut]) or chosen
 
-    def _tell(self, policy: DispatchPolicy, events: Iterable[Event]) -> Action | None:
+    def _tell(self, policy: Machine, events: Iterable[Event]) -> Action | None:
         chosen: Action | None = None
         for event in events:
             now_s = time.monotonic()

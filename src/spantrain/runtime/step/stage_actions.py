@@ -15,7 +15,7 @@ from spantrain.runtime.step.following import Follower, Followers
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
-from spantrain.schedule.dispatch.machine import DispatchPolicy
+from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.interface import MailboxLike
@@ -47,7 +47,7 @@ class StageActions:
         )
         clock = _clock(plan, name, member, device)
         group = member.groups.replica
-        self._leading: tuple[StepDriver, DispatchPolicy] | None = None
+        self._leading: tuple[StepDriver, Machine] | None = None
         if not member.leads:
             self._follower = Follower(
                 group=group,
@@ -102,7 +102,7 @@ class StageActions:
         return None
 
 
-def _deciding(plan: Plan, name: str, *, two: bool) -> tuple[DispatchPolicy, Callable[..., StepDriver]]:
+def _deciding(plan: Plan, name: str, *, two: bool) -> tuple[Machine, Callable[..., StepDriver]]:
     """Return a leader's decision machine, and what makes its driver: of one step, or of two at once."""
     stage_index, replica_index = plan.place(name)
     task = replica_tasks(plan)[stage_index][replica_index]

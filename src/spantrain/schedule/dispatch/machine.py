@@ -5,7 +5,6 @@ from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
 
 from spantrain.core.action import Action, Direction, Op, requires
 from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run
@@ -31,32 +30,6 @@ class ReplicaTask:
     """The static order, from the whole plan; empty: from its own micro-batches, as if all stages had the same ones."""
     planned: PlannedOrder | None = None
     """The order that `critical-path` follows; None: its plain rule."""
-
-
-class DispatchPolicy(Protocol):
-    """Decides what one replica does next."""
-
-    def on_event(self, now_s: float, event: Event) -> list[Command]:
-        """Take in what happened; return what to do."""
-
-    @property
-    def step_complete(self) -> bool:
-        """Whether all work of the step is done."""
-
-    def waiting_for(self) -> str:
-        """Say in a few words what an idle replica waits for."""
-
-    @property
-    def unbegun(self) -> tuple[Span, ...]:
-        """Own micro-batches that have not begun: those that may be cut otherwise."""
-
-    @property
-    def uncut(self) -> tuple[Span, ...]:
-        """The same samples in pieces as large as they may be: those of one micro-batch of the plan together."""
-
-    @property
-    def starved_of(self) -> tuple[Span, int] | None:
-        """What an idle replica waits for: its oldest micro-batch that has not come whole, and how much of it has."""
 
 
 class SpanProgress(IntEnum):
