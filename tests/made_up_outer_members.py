@@ -176,7 +176,7 @@ class MadeUpCluster:
         said = []
         for number, part in enumerate(self.parts):
             part.pulled = {}
-            said += self._do(number, part.client.registered(() if number else tuple(self.leases)))
+            said += self._do(number, part.client.registered(0.0, () if number else tuple(self.leases)))
         return said
 
     def train(self) -> list[Any]:
@@ -212,7 +212,7 @@ class MadeUpCluster:
             case do.EndRound():
                 ended = part.client.is_to_end(command)
                 return (self.ask(number) or self._do(number, part.client.keep_round())) if ended else []
-        said = self._do(number, part.client.on_command(command))
+        said = self._do(number, part.client.on_command(0.0, command))
         return said + (self.ask(number) if isinstance(command, do.Welcome) and command.version is None else [])
 
     def content(self, number: int, *, parameters: bool) -> Content:

@@ -103,9 +103,9 @@ class FakeCluster:
             self.moves[key] = transfer
             self.wire.expect(transfer.shard, key, self.supervisor.layout.layers[transfer.layer].parameters)
         elif isinstance(command, do.RegisterAgain):
-            self.say(self.client.registered())
+            self.say(self.client.registered(0.0))
         else:
-            self.say(self.client.on_command(command))
+            self.say(self.client.on_command(0.0, command))
 
     # From the wire's threads.
 
@@ -146,7 +146,7 @@ class LocalOuterRun(contextlib.ExitStack):
         for name in self.layout.shards:
             self.start_shard(name)
         for cluster in self.clusters.values():
-            cluster.say(cluster.client.registered())
+            cluster.say(cluster.client.registered(0.0))
 
     def start_shard(self, name: str, snapshots: SnapshotStore | None = None) -> None:
         assert self.folder is not None or snapshots is not None
@@ -166,7 +166,7 @@ class LocalOuterRun(contextlib.ExitStack):
         for link in list(self.links.values()):
             self._join(link)
         for cluster in self.clusters.values():
-            cluster.say(cluster.client.registered())
+            cluster.say(cluster.client.registered(0.0))
 
     def _join(self, link: FakeLink) -> None:
         self.links[link.name] = link

@@ -188,7 +188,7 @@ def _cluster(case: list[Any], _folder: Path) -> object:
                     one.commanded(decode_command(told))
                 except SpanTrainError as error:
                     refused.append(error)
-            session.take_news()
+            session.take_update()
     finally:
         session.close()
         stage.close()

@@ -73,11 +73,11 @@ class Loop:
     def is_refused(self) -> None:
         assert self.session.can_push
         self.session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
-        assert not self.session.refused
+        assert self.session.awaits
         self.session.commanded(do.RefusePush(cluster="a", push=None, reason="s1 is away"))
-        assert self.session.refused, "until the loop comes by: it has something to give again"
-        assert self.session.take_news().skipped
-        assert not self.session.refused
+        assert self.session.awaits, "until the loop comes by: it has something to give again"
+        assert self.session.take_update().skipped
+        assert not self.session.awaits
 
     def pause_s(self) -> float:
         """Return how long it does not ask; time stands there then."""
@@ -111,7 +111,7 @@ def test_a_push_that_is_asked_for_is_the_one_that_others_wanted(asked):
     loop.session.commanded(do.EndRound(cluster="a", reason="b has ended a round"))
     if asked == "after":
         loop.session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
-    assert loop.session.take_news().round_ended == (asked == "never")
+    assert loop.session.take_update().round_ended == (asked == "never")
     loop.session.close()
 
 

@@ -142,7 +142,7 @@ def test_what_it_waits_for_is_named():
     assert session.waits_for() == "the master's answer to a push"
     session.commanded(do.RefusePush(cluster="a", push=None, reason="not ready: s1"))
     assert session.waits_for() == "a push, which came to nothing: not ready: s1"
-    session.take_news()
+    session.take_update()
     loop.now_s += 10.0
     session.ask(TakenPush(start={}, now={}), tokens=1, took_s=0.0)
     session.commanded(do.StartPush(cluster="a", push=push, parameters=False, reason="ready"))

@@ -1,10 +1,11 @@
 """A cluster and a shard of a simulated run: the policies' own client, a body, and how long things take.
 
-A cluster asks for a push when it has taken H steps since the last one, and trains on while it is sent, while it waits
-for an update and while a version comes. What came whole it takes in between two steps.
+When a cluster pushes is decided by `outer.policy.pushes`, as where it trains; it trains on while a push is sent, while
+it waits for an update and while a version comes. What came whole it takes in between two steps.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,10 +14,127 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, SkipPush, UseVersion
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay, of_fragment
 from spantrain.errors import ProtocolError
-from spantrain.outer.policy.client import Said
+from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
+from spantrain.outer.policy.pushes import PushRounds
 from spantrain_studies.outer.bodies import ClusterBody, ShardBody
 from spantrain_studies.outer.case import OuterCase, SimulatedCluster, SimulatedShard
-from spantrain_studies.outer.rounds import ClusterRounds
+
+
+class ClusterRounds:
+    """The policies' own client and a body, and what came between two steps. Answers with what is to be said."""
+
+    def __init__(self, cluster: str, case: OuterCase, body: ClusterBody, number: int) -> None:
+        """`number`: of the fragment."""
+        self._client = OuterClient(cluster, {cluster: tuple(range(len(case.fragments[number].layers)))})
+        self._body, self._tokens_per_step = body, case.tokens_per_step
+        self.pushes = PushRounds(case.inner_steps, fragment=number, fragments=len(case.fragments))
+        self._round_ended = False
+        self._ahead = case.settings.ahead
+        self._came: deque[tuple[SkipPush | UseVersion, dict[int, Any]]] = deque()
+        self._arriving: dict[int, Any] = {}
+        self.begun = False
+        """Whether it has a version, or brings the first."""
+        self.rounds = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is to be taken in between two steps."""
+        return bool(self._came)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that was learned is decided on."""
+        return self._is_free and self._client.pull is None and not self._came and not self.pushes.has_some
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether no push is under way."""
+        return self._client.phase is ClientPhase.FREE
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether layers are on their way, or will be at once."""
+        return self._client.phase is ClientPhase.SENDING or self._client.pull is not None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
+        return not self._client.is_registered or self._is_free or not self.pushes.is_ahead(self._ahead)
+
+    def is_due(self, now_s: float, *, everything: bool = False) -> bool:
+        """Whether to push now, a round or whatever there is."""
+        return not self._came and self._client.may_ask(now_s) and self.pushes.is_due(everything=everything)
+
+    def registered(self, now_s: float) -> list[Said]:
+        """Begin a connection."""
+        return self._client.registered(now_s)
+
+    def cut_off(self) -> None:
+        """Lose the connection."""
+        self._client.disconnected()
+
+    def heard(self, now_s: float, command: OuterCommand) -> list[Said]:
+        """Take in what the master commands."""
+        if isinstance(command, do.StartPull):
+            self._arriving = {}
+        self._round_ended = self._round_ended or self._client.is_to_end(command)
+        return self._client.on_command(now_s, command)
+
+    def sent(self, transfer: LayerTransfer) -> list[Said]:
+        """Note that a layer has left."""
+        return self._client.sent(transfer)
+
+    def got(self, transfer: LayerTransfer, content: Any) -> list[Said]:
+        """Take in a layer of a version."""
+        if self._client.pull and self._client.pull.pull == transfer.ticket:
+            self._arriving[transfer.layer] = content
+        return self._client.arrived(transfer)
+
+    def came(self, one: SkipPush | UseVersion) -> None:
+        """Keep for the time between two steps what its client says."""
+        self._came.append((one, self._arriving if isinstance(one, UseVersion) else {}))
+
+    def content(self, command: do.SendLayer) -> Any:
+        """Return a layer that is to be sent."""
+        transfer = command.transfer
+        return self._body.layer(transfer.layer, transfer.wire_format, parameters=command.parameters)
+
+    # Steps.
+
+    def step(self) -> list[Said]:
+        """Count one."""
+        self.pushes.step(self._tokens_per_step)
+        return self._client.step()
+
+    def take_in(self) -> int:
+        """Take in what came; return how many versions that were."""
+        taken = 0
+        while self._came:
+            command, layers = self._came.popleft()
+            if isinstance(command, SkipPush):
+                self._body.skipped()
+                self.pushes.note(skipped=True)
+                continue
+            self._body.pulled(layers, counted=command.counted, left_out=command.left_out)
+            if command.counted:
+                self.rounds += 1
+                self.pushes.note(counted=True)
+            self.begun = True
+            taken += 1
+        return taken
+
+    def end_round(self) -> list[Said]:
+        """End a round that another cluster has ended for all; say so if there is too little for a push."""
+        ended, self._round_ended = self._round_ended, False
+        return self._client.keep_round() if ended and not self.pushes.end() else []
+
+    def ask(self) -> list[Said]:
+        """Ask for a push."""
+        assert self._is_free
+        self.begun = True
+        self._body.keep()
+        return self._client.ask(tokens=self.pushes.begin_push(), ends_round=self.pushes.ends_round)
+
 
 _UPDATE = (do.Measure, do.Combine, do.StageVersion, do.Commit)
 
@@ -67,7 +185,7 @@ class ClusterMember:
     @property
     def steps(self) -> int:
         """That were taken."""
-        return self._parts[0].steps
+        return self._parts[0].pushes.steps
 
     @property
     def rounds(self) -> int:
@@ -87,7 +205,7 @@ class ClusterMember:
     def registered(self) -> None:
         """Begin a connection."""
         for number, part in enumerate(self._parts):
-            self._say(number, part.registered())
+            self._say(number, part.registered(self._world.now_s))
 
     def cut_off(self) -> None:
         """Lose the connection to the master: nothing is waited for."""
@@ -103,7 +221,7 @@ class ClusterMember:
             self._world.connect(self._spec.name)
             return
         part = self._parts[number]
-        self._say(number, part.heard(command))
+        self._say(number, part.heard(self._world.now_s, command))
         if isinstance(command, do.Welcome) and command.version is None and not part.begun:
             self._say(number, part.ask())
             if not self._began:
@@ -174,7 +292,7 @@ class ClusterMember:
         for number, part in enumerate(self._parts):
             copies += part.take_in() * self._size(number)
             self._say(number, part.end_round())
-            if part.is_due:
+            if part.is_due(self._world.now_s):
                 self._say(number, part.ask())
                 copies += self._size(number)
         if copies and self._case.copy_s:
@@ -199,7 +317,7 @@ class ClusterMember:
     def _push_rest(self) -> None:
         """Ask for last pushes; again after a while, for as long as something is left."""
         for number, part in enumerate(self._parts):
-            if part.steps_left and part.is_free and not (part.has_news or part.refused):
+            if part.is_due(self._world.now_s, everything=True):
                 self._say(number, part.ask())
         if self.done:
             self._world.settled()
@@ -209,8 +327,6 @@ class ClusterMember:
 
     def _try_again(self) -> None:
         self._waiting = False
-        for part in self._parts:
-            part.refused = False
         if not self.dead and self.idle:
             self._push_rest()
 

@@ -19,7 +19,7 @@ def client_in(phase: ClientPhase) -> OuterClient:
     if phase is not ClientPhase.FREE:
         client.ask(tokens=1)
     if phase in (ClientPhase.SENDING, ClientPhase.SENT):
-        client.on_command(do.StartPush(cluster="a", push=PUSH, parameters=False, reason="test"))
+        client.on_command(0.0, do.StartPush(cluster="a", push=PUSH, parameters=False, reason="test"))
     if phase is ClientPhase.SENT:
         client.sent(layer(PUSH, 0))
         client.sent(layer(PUSH, 1))
@@ -28,7 +28,7 @@ def client_in(phase: ClientPhase) -> OuterClient:
 
 
 def pulled(client: OuterClient, counted: Ticket | None) -> list[do.UseVersion]:
-    client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=counted, reason="test"))
+    client.on_command(0.0, do.StartPull(cluster="a", pull=PULL, version=7, counted=counted, reason="test"))
     said = [one for number in (0, 1) for one in client.arrived(layer(PULL, number))]
     return [one for one in said if isinstance(one, do.UseVersion)]
 
@@ -36,7 +36,7 @@ def pulled(client: OuterClient, counted: Ticket | None) -> list[do.UseVersion]:
 def test_a_push_from_asking_to_the_version_with_it():
     client = client_in(ClientPhase.SENDING)
     move = do.Move(way=TransferWay.PUSH, transfer=layer(PUSH, 0), version=0, reason="test")
-    (send,) = client.on_command(move)
+    (send,) = client.on_command(0.0, move)
     assert send == do.SendLayer(transfer=layer(PUSH, 0), parameters=False, reason="test")
     assert client.sent(layer(PUSH, 0)) == []
     assert client.sent(layer(PUSH, 1)) == [on.PushSent(cluster="a", push=PUSH)]
@@ -48,7 +48,9 @@ def test_a_push_from_asking_to_the_version_with_it():
 @pytest.mark.parametrize("counted", [PUSH, Ticket(1, 0)])
 def test_only_of_the_push_that_waits_it_matters_that_it_was_left_out(counted):
     client = client_in(ClientPhase.SENT)
-    client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=counted, left_out=True, reason="test"))
+    client.on_command(
+        0.0, do.StartPull(cluster="a", pull=PULL, version=7, counted=counted, left_out=True, reason="test")
+    )
     client.arrived(layer(PULL, 0))
     (use,) = [one for one in client.arrived(layer(PULL, 1)) if isinstance(one, do.UseVersion)]
     assert use.counted == use.left_out == (counted == PUSH)
@@ -66,7 +68,7 @@ def test_a_version_that_comes_for_another_reason_leaves_the_push_waiting(counted
 @pytest.mark.parametrize("phase", list(ClientPhase))
 def test_a_lost_connection_asks_for_the_fate_of_what_was_sent_whole(phase):
     client = client_in(phase)
-    *skipped, registered = client.registered((3,))
+    *skipped, registered = client.registered(0.0, (3,))
     assert registered.unresolved == (PUSH if phase is ClientPhase.SENT else None)
     assert registered.leases == (3,)
     assert len(skipped) == (phase in (ClientPhase.ASKING, ClientPhase.SENDING))
@@ -79,8 +81,8 @@ def test_a_lost_connection_asks_for_the_fate_of_what_was_sent_whole(phase):
 ])  # fmt: skip
 def test_what_became_of_it_decides_whether_it_is_waited_for(fate, phase):
     client = client_in(ClientPhase.SENT)
-    client.registered()
-    said = client.on_command(do.Welcome(cluster="a", version=3, fate=fate, reason="test"))
+    client.registered(0.0)
+    said = client.on_command(0.0, do.Welcome(cluster="a", version=3, fate=fate, reason="test"))
     assert client.phase is phase
     assert [type(one) for one in said] == ([do.SkipPush] if fate is PushOutcome.SKIPPED else [])
 
@@ -94,7 +96,7 @@ def test_what_belongs_to_something_that_has_ended_changes_nothing(phase):
         do.Move(way=TransferWay.PUSH, transfer=layer(other, 0), version=0, reason="test"),
         do.EndPull(cluster="a", pull=other, reason="test"),
     ):
-        assert client.on_command(command) == []
+        assert client.on_command(0.0, command) == []
     assert client.sent(layer(other, 0)) == client.arrived(layer(other, 0)) == []
     assert client.phase is phase
 
@@ -115,8 +117,23 @@ def test_a_round_is_not_ended_by_what_a_push_has_crossed_on_its_way(phase):
 
 def test_a_pull_that_ended_is_asked_for_again_and_its_layers_are_not_used():
     client = client_in(ClientPhase.FREE)
-    client.on_command(do.StartPull(cluster="a", pull=PULL, version=7, counted=None, reason="test"))
+    client.on_command(0.0, do.StartPull(cluster="a", pull=PULL, version=7, counted=None, reason="test"))
     client.arrived(layer(PULL, 0))
-    assert client.on_command(do.EndPull(cluster="a", pull=PULL, reason="test")) == [on.PullAsked(cluster="a")]
+    assert client.on_command(0.0, do.EndPull(cluster="a", pull=PULL, reason="test")) == [on.PullAsked(cluster="a")]
     assert client.arrived(layer(PULL, 1)) == []
     assert client.version == 0
+
+
+def test_after_a_refusal_it_asks_again_after_a_pause_and_at_once_when_a_shard_comes():
+    client = OuterClient("a", {"a": (0, 1)})
+    client.registered(0.0)
+    client.on_command(0.0, do.Welcome(cluster="a", version=1, fate=None, reason="test"))
+    for pause_s in (0.25, 0.5, 1.0):
+        client.ask(tokens=1)
+        client.on_command(8.0, do.RefusePush(cluster="a", push=None, reason="s0 is away"))
+        assert not client.may_ask(8.0 + 0.99 * pause_s)
+        assert client.may_ask(8.0 + pause_s)
+    client.shards_changed()
+    assert client.may_ask(8.0)
+    client.disconnected()
+    assert not client.may_ask(99.0)

@@ -16,7 +16,7 @@ from spantrain.core.outer.layers import divide, fragment_layouts
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.pushes import RoundSteps
+from spantrain.outer.policy.pushes import PushRounds
 from spantrain.outer.policy.settings import MasterState, OuterSettings
 
 
@@ -42,18 +42,18 @@ def test_each_layer_is_in_one_fragment_and_each_shard_has_some_of_each(sizes, sh
 def test_a_fragment_is_pushed_at_its_own_steps(inner_steps, fragments, data):
     """At f H / F and every H steps from there, also if a push now and then must wait a little."""
     number = data.draw(st.integers(0, fragments - 1))
-    steps = RoundSteps(inner_steps, fragment=number, fragments=fragments)
+    steps = PushRounds(inner_steps, fragment=number, fragments=fragments)
     steps.begin_push()
     offset, near = number * inner_steps // fragments, inner_steps / fragments / 2
     waits = 0
     for _ in range(5 * inner_steps):
-        steps.step()
-        if steps.is_over and not waits:
+        steps.step(1)
+        if steps.is_due() and not waits:
             late = (steps.steps - offset) % inner_steps
             assert late < max(1.0, near) or fragments == 1
             steps.begin_push()
             waits = data.draw(st.integers(0, max(0, math.ceil(near) - 1))) if fragments > 1 else 0
-        elif steps.is_over:
+        elif steps.is_due():
             waits -= 1
 
 

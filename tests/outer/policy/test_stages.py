@@ -13,7 +13,7 @@ NOTHING = StageOrder()
 
 def after(rounds: StageRounds, steps: int, tokens: int = 10) -> StageRounds:
     for _ in range(steps):
-        rounds.step(tokens)
+        rounds.pushes.step(tokens)
     return rounds
 
 
@@ -89,7 +89,7 @@ def test_tokens_are_asked_for_once(turns):
     """Each token is in a push that counted, in one under way, or waits for the next."""
     rounds, trained, counted, under_way = StageRounds([], inner_steps=2), 0, 0, None
     for tokens, ends, comes_to_nothing in turns:
-        rounds.step(tokens)
+        rounds.pushes.step(tokens)
         trained += tokens
         skipped = ends and under_way is not None and comes_to_nothing
         settled = ends and under_way is not None and not comes_to_nothing

@@ -1,4 +1,4 @@
-"""One thread that does what a cluster's process decided: it tells the master, expects and sends layers, in order.
+"""What a cluster's process decided is done by one thread: it tells the master, expects and sends layers, in order.
 
 It has the ways to the master and to the shards, for a plain loop's session and for a pipeline's stage. Those decide
 under their lock, which the link's and the wire's threads, and the training loop, wait for. Nothing is called under it
@@ -9,13 +9,16 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from spantrain.core.outer.events import OuterEvent, Ticket
-from spantrain.core.outer.layers import ParameterSpec
-from spantrain.errors import SpanTrainError
+from spantrain.core.outer import events as on
+from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
+from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
+from spantrain.errors import ProtocolError, SpanTrainError
+from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.link.link import LinkLike
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.layers.interface import LayerKey
@@ -142,3 +145,86 @@ class ActionQueue:
                 _LOG.warning("outer optimizer: %s; training goes on", error)
             except Exception:  # noqa: BLE001 - the outermost loop of this thread: training goes on, whatever it was
                 _LOG.exception("outer optimizer: a fault of its own; training goes on")
+
+
+class LayerMover:
+    """A process of a cluster that moves layers as the master says; it hears its link and its wire, under one lock.
+
+    What both kinds of them share: the session of a cluster's leader, and a further stage of a pipeline.
+    """
+
+    def __init__(self, name: str, layers: tuple[Layer, ...], *, beside: "LayerMover | None" = None) -> None:
+        """Begin without a connection; `layers`: of the whole model; `beside`: with whom lock and queue are shared."""
+        self.name, self._layers = name, layers
+        self.changed: threading.Condition = beside.changed if beside else threading.Condition()
+        """Held for all below; notified whenever something was heard."""
+        self._actions: ActionQueue = beside._actions if beside else ActionQueue(name)
+        self.heard = 0
+        """How often that was."""
+        self._moves: dict[LayerKey, LayerTransfer] = {}
+
+    def connect(self, link: LinkLike, wire: WireLike) -> None:
+        """Talk by these from now on."""
+        self._actions.use(link, wire)
+
+    def close(self) -> None:
+        """End; link and wire are closed here."""
+        self._actions.close()
+
+    def wait(self, heard: int, limit_s: float) -> None:
+        """Wait until something was heard since `heard` was read, or the time is over."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
+
+    def beat(self) -> tuple[OuterEvent, ...]:
+        """Return nothing: a cluster's leader says that it lives."""
+        return ()
+
+    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
+        """Return nothing: the layers are known here."""
+        return ()
+
+    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
+        """Pass on where shards listen."""
+        self._actions.dial(peers)
+
+    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
+        """Tell the master that a layer did not come, or could not be sent: it ends the push or pull."""
+        with self.changed:
+            transfer = self._moves.pop(key, None)
+            if transfer is not None:
+                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
+
+    def _expect(self, transfer: LayerTransfer) -> None:
+        """Take in a layer of a version."""
+        key, specs = self._moving(TransferWay.PULL, transfer)
+        self._actions.expect(transfer.shard, key, specs, lost=self.lost)
+
+    def _send(self, transfer: LayerTransfer, taken: TakenPush, *, parameters: bool) -> None:
+        """Send a layer of a push, which is made when it is its turn."""
+        key, specs = self._moving(TransferWay.PUSH, transfer)
+        make = partial(taken.tensors, specs, transfer.wire_format, parameters=parameters)
+        self._actions.send(transfer.shard, key, make, lost=self.lost)
+
+    def _moving(self, way: TransferWay, transfer: LayerTransfer) -> tuple[LayerKey, tuple[ParameterSpec, ...]]:
+        if transfer.layer >= len(self._layers):
+            raise ProtocolError(f"the master moves layer {transfer.layer}; {self.name} has no such layer")
+        key = LayerKey(ticket=transfer.ticket, way=way, layer=transfer.layer)
+        self._moves[key] = transfer
+        return key, self._layers[transfer.layer].parameters
+
+    def _forget(self, ticket: Ticket | None) -> None:
+        if ticket is not None:
+            self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
+            self._actions.forget(ticket)
+
+    def _forget_moves(self) -> None:
+        for ticket in {key.ticket for key in self._moves}:
+            self._forget(ticket)
+
+    def _tell(self, event: OuterEvent) -> None:
+        self._actions.tell(event)
+
+    def _notify(self) -> None:
+        self.heard += 1
+        self.changed.notify_all()

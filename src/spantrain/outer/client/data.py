@@ -87,9 +87,10 @@ class LeasedBatches:
 
     def _decide(self) -> tuple[int, int]:
         assert self._session
-        self._session.ask_for_chunks()
+        leading = self._session.leading
+        leading.ask_for_chunks()
         with self._session.changed:
-            welcome, chunks, here = self._session.data, self._session.chunks, self._session.registered
+            welcome, chunks, here = leading.data, leading.chunks, leading.registered
             if welcome and welcome.samples != self._samples:
                 return _Next.NO_DATA, 0
             if chunks.left >= self._batch or (chunks.left and not (here and chunks.asked)):
@@ -98,7 +99,7 @@ class LeasedBatches:
             nothing_free = here and not chunks.asked and chunks.untrained > 0
             if chunks.finished or nothing_free:
                 return _Next.END, 0
-            alone = self._session.missed_s >= self._patience_s
+            alone = leading.missed_s >= self._patience_s
             return (_Next.UNCOUNTED, self._batch) if alone else (_Next.WAIT, 0)
 
     def _shared(self, what: int, count: int) -> list[int]:
@@ -119,9 +120,9 @@ class LeasedBatches:
     def _leased(self, count: int) -> list[int]:
         assert self._session
         with self._session.changed:
-            spans = self._session.chunks.hand_out(count)
-            assert self._session.data
-            chunks = self._session.data.chunks
+            spans, welcome = self._session.chunks.hand_out(count), self._session.leading.data
+            assert welcome
+            chunks = welcome.chunks
         if self._order is None:
             self._order = ChunkOrder(self._samples, chunks, seed=self._seed)
         return self._order.indices(spans)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.outer.stages import StageOrder
 from spantrain.errors import ProtocolError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.parameters import LiveParameters, ModelParameters
@@ -143,6 +144,25 @@ class ClusterCopy:
         elif self._pushed is not None:
             self._pushed = {name: new + (self._pushed[name] - self._start[name]) for name, new in version.items()}
         self._start = version
+
+    def follow(self, order: StageOrder, version: Tensors) -> TakenPush | None:
+        """Do what all stages of a pipeline do behind the same step; return what was taken, if the order is to push.
+
+        `version` is this stage's tensors of what the order's pull brought; devices but the stage's first have none.
+
+        >>> import torch
+        >>> from spantrain.core.outer.events import Ticket
+        >>> weight = torch.tensor([3.0])
+        >>> copy = ClusterCopy({"weight": weight})
+        >>> copy.follow(StageOrder(pull=Ticket(1, 1), version=5), {"weight": torch.tensor([7.0])})
+        >>> weight
+        tensor([7.])
+        """
+        if order.skipped:
+            self.skipped()
+        if order.pull is not None:
+            self.pulled(version, counted=order.counted, left_out=order.left_out)
+        return self.take() if order.push else None
 
     def _keep_rest(self, *, left_out: bool) -> None:
         """Keep what the push that ends has left over, in the place of what was left over before it."""

@@ -11,7 +11,6 @@ lost nothing is said.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from spantrain.core.outer.layers import Layer, fragment_layers
 from spantrain.outer.client.metrics import ClientMeter, FragmentMeter
@@ -21,7 +20,7 @@ from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.client.session import ClientSession, SessionUpdate
 from spantrain.outer.client.sessions import FragmentSessions
 from spantrain.outer.policy.liveness import Overdue
-from spantrain.outer.policy.pushes import RoundSteps
+from spantrain.outer.policy.pushes import PushRounds
 from spantrain.outer.policy.settings import OuterSettings
 
 _LOG = logging.getLogger(__name__)
@@ -79,45 +78,24 @@ _LOOKS_IN_A_ROUND = 16
 round at most, and agreeing costs a sixteenth of what it would at every step. One process looks at every step."""
 
 
-@dataclass(kw_only=True)
-class _Tokens:
-    """Trained on, and not known to be counted."""
-
-    own: int = 0
-    """Of this process, since the last push."""
-    steps: int = 0
-    """Since the last push: other processes may have tokens where this one has none."""
-    waiting: int = 0
-    """Of all, from pushes that came to nothing."""
-    pushed: int = 0
-    """Of all, in a push that has not ended."""
-
-    @property
-    def some(self) -> bool:
-        return self.steps > 0 or self.waiting > 0
-
-
 class ClientRounds:
     """Counts steps, asks for pushes, takes versions."""
 
     def __init__(
-        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, steps: RoundSteps
+        self, copy: ClusterCopy, ranks: Ranks, session: ClientSession | None, meter: ClientMeter, *, pushes: PushRounds
     ) -> None:
-        """Begin a round; `session`: of the first process; `steps`: when to push."""
+        """Begin a round; `session`: of the first process; `pushes`: says when to push."""
         self._copy, self.ranks, self.session, self.meter = copy, ranks, session, meter
-        self._steps = steps
-        self._look_every = 1 if ranks.size == 1 else max(1, steps.inner_steps // _LOOKS_IN_A_ROUND)
-        self._tokens = _Tokens()
+        self.pushes = pushes
+        self._look_every = 1 if ranks.size == 1 else max(1, pushes.inner_steps // _LOOKS_IN_A_ROUND)
         self._gave_up = False
-        self._watch = VersionWatch(session, inner_steps=steps.inner_steps) if session else None
+        self._watch = VersionWatch(session, inner_steps=pushes.inner_steps) if session else None
 
     def count(self, tokens: int) -> None:
         """Count a step."""
-        self._steps.step()
+        self.pushes.step(tokens)
         self.meter.inner_steps += 1
         self.meter.tokens += tokens
-        self._tokens.own += tokens
-        self._tokens.steps += 1
         if self.session and self._watch:
             self.session.stepped()
             self._watch.step()
@@ -134,63 +112,51 @@ class ClientRounds:
 
     def look(self, *, everything: bool = False) -> bool:
         """Take what has come, and push if it is time, or whatever there is to give; return whether a push began."""
-        news, push = self._decided(everything)
-        has = news.version is not None
-        told = self.ranks.agree([news.skipped, has, news.version or 0, news.counted, push])
-        self._take(news, skipped=bool(told[0]), version=told[2] if told[1] else None, counted=bool(told[3]))
+        update, push = self._decided(everything)
+        has = update.version is not None
+        told = self.ranks.agree([update.skipped, has, update.version or 0, update.counted, push])
+        self._take(update, skipped=bool(told[0]), version=told[2] if told[1] else None, counted=bool(told[3]))
         if told[4]:
             self._push()
         return bool(told[4])
 
     def _decided(self, everything: bool) -> tuple[SessionUpdate, bool]:
-        if self.session is None:
+        session = self.session
+        if session is None:
             return SessionUpdate(), False
-        news = self.session.take_news()
-        if news.skipped:
-            self._steps.come_to_nothing()
-        if news.round_ended and not self._steps.end():
-            self.session.keep_round()
-        is_time = self._steps.is_over or everything
-        some = self._tokens.some or (news.skipped and self._tokens.pushed > 0)
-        return news, self.session.can_push and (self.session.wants_first or (is_time and some))
+        update = session.take_update()
+        self.pushes.note(skipped=update.skipped, counted=update.counted)
+        if update.round_ended and not self.pushes.end():
+            session.keep_round()
+        return update, session.can_push and self.pushes.is_due(first=session.wants_first, everything=everything)
 
-    def _take(self, news: SessionUpdate, *, skipped: bool, version: int | None, counted: bool) -> None:
+    def _take(self, update: SessionUpdate, *, skipped: bool, version: int | None, counted: bool) -> None:
+        if self.session is None:
+            self.pushes.note(skipped=skipped, counted=counted)
         if skipped:
             self._copy.skipped()
-            self._tokens.waiting, self._tokens.pushed = self._tokens.waiting + self._tokens.pushed, 0
         if version is not None:
-            self._copy.pulled(news.tensors or {}, counted=counted, left_out=news.left_out)
+            self._copy.pulled(update.tensors or {}, counted=counted, left_out=update.left_out)
             self.meter.version = version
             if self._watch:
                 self._watch.came(version)
-        if counted:
-            self._tokens.pushed = 0
 
     def _push(self) -> None:
         begun_s = time.monotonic()
         taken, self._gave_up = self._copy.take(), False
-        total = self.ranks.total(self._tokens.own)
-        self.meter.tokens += total - self._tokens.own
-        self._tokens = _Tokens(pushed=self._tokens.waiting + total)
-        ends_round = self._steps.begin_push()
+        own = self.pushes.tokens
+        total = self.ranks.total(own)
+        self.meter.tokens += total - own
+        tokens = self.pushes.begin_push(total)
         if self.session:
             took_s = time.monotonic() - begun_s
-            self.session.ask(taken, tokens=self._tokens.pushed, took_s=took_s, ends_round=ends_round)
-
-    def part(
-        self, copy: ClusterCopy, session: ClientSession | None, meter: ClientMeter, steps: RoundSteps
-    ) -> "ClientRounds":
-        """Return the rounds of a fragment of what these are of, where nothing was pushed yet."""
-        part = ClientRounds(copy, self.ranks, session, meter, steps=steps)
-        part._tokens = replace(self._tokens)
-        return part
+            self.session.ask(taken, tokens=tokens, took_s=took_s, ends_round=self.pushes.ends_round)
 
     # What may be waited for; asked in the first process.
 
     def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
-        session = self.session
-        return self.meter.version > 0 or (session is not None and session.brings_first and session.pushing)
+        return self.session is not None and self.session.has_begun
 
     def may_go_on(self) -> bool:
         """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
@@ -199,7 +165,7 @@ class ClientRounds:
             return True
         with session.changed:
             waits = session.registered and session.awaits
-        return not (waits and self._steps.is_ahead(session.ahead))
+        return not (waits and self.pushes.is_ahead(session.ahead))
 
     def give_up(self) -> None:
         """Wait for the present push no longer."""
@@ -207,10 +173,7 @@ class ClientRounds:
 
     def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        session = self.session
-        if session is None or not session.registered or self._tokens.some:
-            return False
-        return not (session.pushing or session.pulling or session.refused or session.wants_first)
+        return self.session is not None and self.session.is_idle and not self.pushes.has_some
 
 
 _SLICE_S = 0.25
@@ -226,10 +189,9 @@ class FragmentRounds:
         """Begin; `session`: of the first process, `layers`: of the whole model."""
         self._live, self._layers, self.ranks, self.session, self.meter = live, tuple(layers), ranks, session, meter
         self._copy = ClusterCopy(live)
-        self._inner_steps = inner_steps
         self._settled = False
         first = session.sessions[0] if session else None
-        self._rounds = [ClientRounds(self._copy, ranks, first, meter, steps=RoundSteps(inner_steps))]
+        self._rounds = [ClientRounds(self._copy, ranks, first, meter, pushes=PushRounds(inner_steps))]
 
     def count(self, tokens: int) -> None:
         """Count a step."""
@@ -266,9 +228,8 @@ class FragmentRounds:
         session = self.session.sessions[number] if self.session else None
         meter = (session.meter if session else FragmentMeter(self.meter, number)) if number else self.meter
         copy = self._copy.part(self._live.part(names), names)
-        return self._rounds[0].part(
-            copy, session, meter, RoundSteps(self._inner_steps, fragment=number, fragments=count)
-        )
+        pushes = self._rounds[0].pushes.part(number, count)
+        return ClientRounds(copy, self.ranks, session, meter, pushes=pushes)
 
     # Waiting, where it was asked for.
 

@@ -6,31 +6,26 @@ ask for a push. Nobody waits here for the network but the loop, where it asks to
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand, SendLayer, SkipPush, UseVersion
-from spantrain.core.outer.events import ChunkProgress, LayerTransfer, OuterEvent, Ticket, TransferWay
-from spantrain.core.outer.layers import Layer, ShardLayout
-from spantrain.errors import ProtocolError
-from spantrain.outer.client.action_queue import ActionQueue, WireLike
+from spantrain.core.outer.events import ChunkProgress, OuterEvent, Ticket, TransferWay, of_fragment
+from spantrain.core.outer.layers import Layer
+from spantrain.outer.client.action_queue import LayerMover
 from spantrain.outer.client.leases import LeasedChunks
-from spantrain.outer.client.metrics import ClientMeter
+from spantrain.outer.client.metrics import ClientMeter, FragmentMeter
 from spantrain.outer.client.replica import TakenPush
-from spantrain.outer.link.link import LinkLike, MasterWelcome
+from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
-_PAUSE_S = 0.25
-_LONGEST_PAUSE_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,57 +44,57 @@ class SessionUpdate:
     """Whether another cluster has ended the round of all."""
 
 
-class ClientSession:
+class ClientSession(LayerMover):
     """Hears link and wire (`LinkListener`, `WireListener`), and the training loop."""
 
     def __init__(
         self, cluster: str, layers: tuple[Layer, ...], *, workers: Mapping[str, tuple[int, ...]] | None = None,
-        clock: Callable[[], float] = time.monotonic, changed: threading.Condition | None = None,
-        chunks: LeasedChunks | None = None, meter: ClientMeter | None = None,
+        clock: Callable[[], float] = time.monotonic, fragment: int = 0, beside: "ClientSession | None" = None,
     ) -> None:  # fmt: skip
-        """Begin without a connection; `workers`: who sends and gets which layers, by default the leader all.
+        """Begin without a connection.
 
-        Where several sessions of a cluster have a fragment of the layers each, they share the rest.
+        Args:
+            cluster: its name
+            layers: of the model, or of a fragment of it
+            workers: who sends and gets which layers, by default the leader all
+            clock: in seconds
+            fragment: of the model; the first has what is there once: connection, leases of data, where shards are
+            beside: the session before this one of the first fragment, with which lock, queue and counts are shared
         """
-        self.name = self._cluster = cluster
-        self._layers, self._clock = layers, clock
+        super().__init__(cluster, layers, beside=beside)
+        self._clock, self._fragment = clock, fragment
         self._client = OuterClient(cluster, workers or {cluster: tuple(range(len(layers)))})
-        self._actions = ActionQueue(cluster)
-        self.changed = changed or threading.Condition()
-        """Held for all below; notified whenever something was heard."""
-        self.heard = 0
-        """How often that was."""
-        self.chunks = chunks or LeasedChunks()
-        self.meter = meter or ClientMeter(clock)
+        shared: ClientMeter = beside.meter if beside else ClientMeter(clock)
+        self.meter: ClientMeter = FragmentMeter(shared, fragment) if fragment else shared
+        self.chunks: LeasedChunks = beside.chunks if beside and not fragment else LeasedChunks()
         self.data: MasterWelcome | None = None
         """The last welcome."""
-        self.registered = False
         self.cut_off = ""
         """By which fault of this side, for good; empty as long as there is none."""
         self.brings_first = False
         """Whether the push under way brings the first parameters."""
-        self._wants_first = False
+        self.wants_first = False
+        """Whether nobody has brought parameters yet, as far as is known here."""
         self._taken: TakenPush | None = None
         self._told: tuple[ChunkProgress, ...] = ()
         self._base_version = 0
         self._coming: dict[int, Tensors] = {}
-        self._moves: dict[LayerKey, LayerTransfer] = {}
-        self._news = SessionUpdate()
-        self._pause_s, self._again_s = _PAUSE_S, 0.0
+        self._update = SessionUpdate()
         self._gone_s, self._gone = clock(), "there was none yet"
         """When the last connection ended, and why."""
         self._warned: set[str] = set()
 
-    def connect(self, link: LinkLike, wire: WireLike) -> None:
-        """Talk by these from now on."""
-        self._actions.use(link, wire)
+    @property
+    def registered(self) -> bool:
+        """Whether the master knows this cluster."""
+        return self._client.is_registered
 
     def close(self) -> None:
         """Say goodbye, and end; link and wire are closed here."""
         with self.changed:
             if self.registered:
-                self._tell(on.ClusterLeft(cluster=self._cluster))
-        self._actions.close()
+                self._tell(on.ClusterLeft(cluster=self.name))
+        super().close()
 
     # From the loop.
 
@@ -115,29 +110,18 @@ class ClientSession:
                 return f"a connection to the master ({self._gone})"
             return self._client.waits_for(self.data.layout.shard_of)
 
-    def take_news(self) -> SessionUpdate:
+    def take_update(self) -> SessionUpdate:
         """Return what has come since the last call."""
         with self.changed:
-            news, self._news = self._news, SessionUpdate()
-            if news.version is not None:
-                self.meter.version = news.version
-            return news
-
-    def wait(self, heard: int, limit_s: float) -> None:
-        """Wait until something was heard since `heard` was read, or the time is over."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
+            update, self._update = self._update, SessionUpdate()
+            if update.version is not None:
+                self.meter.version = update.version
+            return update
 
     @property
     def can_push(self) -> bool:
-        """Whether to ask for a push now is of use: connected, none under way, and none refused a moment ago."""
-        free = self._client.phase is ClientPhase.FREE and self._news.version is None and not self._news.skipped
-        return self.registered and free and self._clock() >= self._again_s
-
-    @property
-    def wants_first(self) -> bool:
-        """Whether nobody has brought parameters yet, as far as is known here."""
-        return self._wants_first
+        """Whether to ask for a push now is of use, as the client says, and the loop knows all that has come."""
+        return self._update.version is None and not self._update.skipped and self._client.may_ask(self._clock())
 
     @property
     def pushing(self) -> bool:
@@ -147,7 +131,7 @@ class ClientSession:
     @property
     def awaits(self) -> bool:
         """Whether a push has not ended, or the loop has not come by for what ended it."""
-        return self.pushing or self._news.skipped or self._news.version is not None
+        return self.pushing or self._update.skipped or self._update.version is not None
 
     @property
     def ahead(self) -> float | None:
@@ -155,25 +139,22 @@ class ClientSession:
         return self.data.settings.ahead if self.data else None
 
     @property
-    def refused(self) -> bool:
-        """Whether a push came to nothing, and the loop has not come by since."""
-        return self._news.skipped
+    def has_begun(self) -> bool:
+        """Whether a version is here, or this cluster brings the first."""
+        return self.meter.version > 0 or (self.brings_first and self.pushing)
 
     @property
-    def pulling(self) -> bool:
-        """Whether a version is coming, or there and not yet taken."""
-        return self._client.pull is not None or self._news.version is not None
+    def is_idle(self) -> bool:
+        """Whether it is connected, and nothing is under way or has come that the loop does not know."""
+        return self.registered and not (self.awaits or self._client.pull is not None or self.wants_first)
 
     def ask(self, taken: TakenPush, *, tokens: int, took_s: float, ends_round: bool = False) -> None:
-        """Ask to push what was taken.
-
-        `took_s`: how long that took, no shorter is the pause after a refusal; `ends_round`: of the other clusters too.
-        """
+        """Ask to push what was taken; `took_s`: how long that took, `ends_round`: of the other clusters too."""
         with self.changed:
             self._taken, self._told = taken, self.chunks.progress
-            self._pause_s = max(self._pause_s, 10 * took_s)
-            self._news = replace(self._news, round_ended=False)
-            self._carry_out(self._client.ask(tokens=tokens, progress=self._told, ends_round=ends_round))
+            self._update = replace(self._update, round_ended=False)
+            said = self._client.ask(tokens=tokens, progress=self._told, ends_round=ends_round, took_s=took_s)
+            self._carry_out(said)
 
     def keep_round(self) -> None:
         """Say that there is too little to push now."""
@@ -184,7 +165,7 @@ class ClientSession:
         """Ask for data, if little is left and nobody has asked."""
         with self.changed:
             if self.registered and self.data and self.data.samples and self.chunks.ask(self._clock()):
-                self._tell(on.ChunkAsked(cluster=self._cluster))
+                self._tell(on.ChunkAsked(cluster=self.name))
 
     @property
     def missed_s(self) -> float:
@@ -197,7 +178,8 @@ class ClientSession:
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection; return the event to register with."""
         with self.changed:
-            self._actions.connect()
+            if not self._fragment:
+                self._actions.connect()
             self._forget_all()
             self.data = welcome
             if self.cut_off:
@@ -205,68 +187,66 @@ class ClientSession:
             if welcome.layout is None or welcome.layout.layers != self._layers:
                 self._warn("the master's model has other layers than this cluster's; give all clusters one model")
                 return ()
-            self._actions.dial_anew(welcome.peers)
+            if not self._fragment:
+                self._actions.dial_anew(welcome.peers)
             self.chunks.connect()
-            said = self._client.registered(self.chunks.numbers)
-            self._carry_out(said[:-1])
-            registration = said[-1]
+            *ended, registration = self._client.registered(self._clock(), self.chunks.numbers)
+            self._carry_out(ended)
             assert isinstance(registration, on.ClusterRegistered)
-            return (registration,)
+            return (of_fragment(self._fragment, registration),)
 
     def beat(self) -> tuple[OuterEvent, ...]:
         """Return a sign of life."""
-        return (on.ClusterBeat(cluster=self._cluster),)
+        return (on.ClusterBeat(cluster=self.name),)
 
     def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
         """Pass on where shards listen; one that has come is a reason to ask soon for what was refused without it."""
         with self.changed:
-            self._actions.dial(peers)
-            self._pause_s, self._again_s = _PAUSE_S, 0.0
+            if not self._fragment:
+                super().peers_changed(peers)
+            self._client.shards_changed()
             self._notify()
-
-    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
-        """Register with nothing: a cluster told its layers when it joined."""
-        return ()
 
     def disconnected(self, reason: str) -> None:
         """Train on: nothing is pushed until there is a connection again."""
         with self.changed:
-            self.registered, self._gone_s, self._gone = False, self._clock(), reason
+            self._client.disconnected()
+            self._gone_s, self._gone = self._clock(), reason
             self._notify()
 
     def died(self, fault: str) -> None:
         """Say that this cluster takes no part any more: the user's own loop trains on."""
         with self.changed:
             if self.registered:
-                self._tell(on.ClusterLeft(cluster=self._cluster))
-            self.cut_off, self.registered = fault, False
+                self._tell(on.ClusterLeft(cluster=self.name))
+            self._client.disconnected()
+            self.cut_off = fault
             told = "cluster %s is cut off from all others until it is started again, and trains on alone: %s"
-            _LOG.error(told, self._cluster, fault)
+            _LOG.error(told, self.name, fault)
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:
         """Take a command."""
         with self.changed:
             self._note(command)
-            self._carry_out(self._client.on_command(command))
+            self._carry_out(self._client.on_command(self._clock(), command))
             self._notify()
 
     def _note(self, command: OuterCommand) -> None:
         match command:
             case do.Welcome():
-                self.registered, self._wants_first = True, command.version is None
+                self.wants_first = command.version is None
                 self.chunks.keep(command.leases)
-                self._again_s = 0.0
             case do.StartPush():
-                self._pause_s, self.brings_first = _PAUSE_S, command.parameters
+                self.brings_first = command.parameters
                 self.meter.begin("push")
             case do.RefusePush(push=Ticket() as push) | do.SkipRound(push=push):
                 self._forget(push)
             case do.EndRound():
-                ended = self._news.round_ended or self._client.is_to_end(command)
-                self._news = replace(self._news, round_ended=ended)
+                ended = self._update.round_ended or self._client.is_to_end(command)
+                self._update = replace(self._update, round_ended=ended)
             case do.StartPull():
-                self._wants_first = False
+                self.wants_first = False
                 self._coming = {}
                 self.meter.begin("pull")
             case do.EndPull():
@@ -278,21 +258,9 @@ class ClientSession:
             case do.LeaseNothing():
                 self.chunks.nothing(self._clock(), finished=command.finished)
             case do.Move(way=TransferWay.PULL):
-                self._expect(command.transfer)
-
-    def _expect(self, transfer: LayerTransfer) -> None:
-        pull = self._client.pull
-        if transfer.worker != self._cluster or pull is None or transfer.ticket != pull.pull:
-            return
-        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PULL, layer=transfer.layer)
-        parameters = self._layer(transfer).parameters
-        self._moves[key] = transfer
-        self._actions.expect(transfer.shard, key, parameters, lost=self.lost)
-
-    def _layer(self, transfer: LayerTransfer) -> Layer:
-        if transfer.layer >= len(self._layers):
-            raise ProtocolError(f"the master moves layer {transfer.layer}; cluster {self._cluster} has no such layer")
-        return self._layers[transfer.layer]
+                pull = self._client.pull
+                if command.transfer.worker == self.name and pull and command.transfer.ticket == pull.pull:
+                    self._expect(command.transfer)
 
     # From the wire.
 
@@ -313,24 +281,14 @@ class ClientSession:
             if transfer:
                 self._carry_out(self._client.sent(transfer))
 
-    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
-        """Tell the master that a layer did not come, or could not be sent."""
-        with self.changed:
-            transfer = self._moves.pop(key, None)
-            if transfer:
-                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
-
-    def _notify(self) -> None:
-        self.heard += 1
-        self.changed.notify_all()
-
     # What was decided.
 
     def _carry_out(self, said: list[Said]) -> None:
         for one in said:
             match one:
                 case SendLayer():
-                    self._send(one)
+                    if one.transfer.worker == self.name and self._taken is not None:
+                        self._send(one.transfer, self._taken, parameters=one.parameters)
                 case SkipPush():
                     self._skip(one.reason)
                 case UseVersion():
@@ -342,23 +300,11 @@ class ClientSession:
                     if isinstance(one, on.PushAsked):
                         self._base_version = one.base_version
 
-    def _send(self, command: SendLayer) -> None:
-        transfer, taken = command.transfer, self._taken
-        if transfer.worker != self._cluster or taken is None:
-            return
-        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PUSH, layer=transfer.layer)
-        specs = self._layer(transfer).parameters
-        self._moves[key] = transfer
-        make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
-        self._actions.send(transfer.shard, key, make, lost=self.lost)
-
     def _skip(self, reason: str) -> None:
         self.meter.end("push")
         self.meter.skip(reason)
-        self._news = replace(self._news, skipped=True, counted=False, left_out=False)
+        self._update = replace(self._update, skipped=True, counted=False, left_out=False)
         self._taken, self.brings_first = None, False
-        self._again_s = self._clock() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE_S, self._pause_s))
 
     def _use(self, command: UseVersion) -> None:
         self.meter.end("pull")
@@ -367,8 +313,8 @@ class ClientSession:
             self.chunks.count(self._told)
             self._taken, self.brings_first = None, False
         tensors = {name: one for layer in self._coming.values() for name, one in layer.items()}
-        before, self._coming = self._news, {}
-        self._news = replace(
+        before, self._coming = self._update, {}
+        self._update = replace(
             before,
             version=command.version,
             tensors=tensors,
@@ -376,22 +322,17 @@ class ClientSession:
             left_out=command.left_out or before.left_out,
         )
 
-    def _forget(self, ticket: Ticket) -> None:
-        self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-        self._actions.forget(ticket)
-
     def _forget_all(self) -> None:
         self._coming = {}
-        self.registered = False
+        self._client.disconnected()
         self.meter.end("push")
         self.meter.end("pull")
-        for ticket in {key.ticket for key in self._moves}:
-            self._forget(ticket)
+        self._forget_moves()
 
     def _tell(self, event: OuterEvent) -> None:
-        self._actions.tell(event)
+        super()._tell(of_fragment(self._fragment, event))
 
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 20:
             self._warned.add(text)
-            _LOG.warning("cluster %s: %s", self._cluster, text)
+            _LOG.warning("cluster %s: %s", self.name, text)

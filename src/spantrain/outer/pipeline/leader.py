@@ -19,7 +19,6 @@ from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.client.rounds import VersionWatch
 from spantrain.outer.client.session import ClientSession, SessionUpdate
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.pipeline.copy import carry_out
 from spantrain.outer.policy.client import Said
 from spantrain.outer.policy.pushes import StageRounds
 
@@ -37,12 +36,11 @@ class LeaderSession(ClientSession):
         """`workers`: which layers each moves; the leader is named as the cluster."""
         super().__init__(cluster, layers, workers=workers, clock=clock)
         self._of_workers = dict(workers)
-        self._now_s = clock
         self._pull_due_s: float | None = None
         self.pull: Ticket | None = None
         """The last pull that began."""
-        self.news_pull: Ticket | None = None
-        """The pull that brought the version in the news."""
+        self.update_pull: Ticket | None = None
+        """The pull that brought the version of the last update."""
 
     def heard_of(self, worker: str, report: StageReport) -> None:
         """Take in how far another stage is."""
@@ -59,14 +57,14 @@ class LeaderSession(ClientSession):
                 self._notify()
 
     def _transfer(self, worker: str, ticket: Ticket, layer: int) -> LayerTransfer:
-        return LayerTransfer(ticket=ticket, cluster=self._cluster, worker=worker, layer=layer, shard="", size_bytes=0)
+        return LayerTransfer(ticket=ticket, cluster=self.name, worker=worker, layer=layer, shard="", size_bytes=0)
 
     def pull_if_due(self) -> None:
         """Ask for a pull again that was broken off a while ago."""
         with self.changed:
-            if self._pull_due_s is not None and self._now_s() >= self._pull_due_s:
+            if self._pull_due_s is not None and self._clock() >= self._pull_due_s:
                 self._pull_due_s = None
-                super()._tell(on.PullAsked(cluster=self._cluster))
+                super()._tell(on.PullAsked(cluster=self.name))
 
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection; return the event to register with."""
@@ -88,11 +86,11 @@ class LeaderSession(ClientSession):
 
     def _use(self, command: UseVersion) -> None:
         super()._use(command)
-        self.news_pull = self.pull
+        self.update_pull = self.pull
 
     def _tell(self, event: OuterEvent) -> None:
         if isinstance(event, on.PullAsked):
-            self._pull_due_s = self._now_s() + _PULL_PAUSE_S
+            self._pull_due_s = self._clock() + _PULL_PAUSE_S
         else:
             super()._tell(event)
 
@@ -117,13 +115,13 @@ class StageLeader:
         self._rounds = StageRounds(workers, inner_steps=inner_steps)
         self._watch = VersionWatch(session, inner_steps=inner_steps)
         self._start, self._started = start, False
-        self._news = SessionUpdate()
+        self._update = SessionUpdate()
         self._taken: TakenPush | None = None
         self._took_s = 0.0
 
     def step(self, tokens: int) -> None:
         """Count a step that all stages have done, or are about to end."""
-        self._rounds.step(tokens)
+        self._rounds.pushes.step(tokens)
         self.session.stepped()
         self._watch.step()
         self.session.meter.inner_steps += 1
@@ -139,17 +137,17 @@ class StageLeader:
         with session.changed:
             if session.cut_off:
                 raise ProtocolError(f"the cluster is cut off from master and shards: {session.cut_off}")
-            news = self._news = session.take_news()
-            if news.version is not None:
-                self._watch.came(news.version)
-            if news.round_ended and not self._rounds.end_round():
+            update = self._update = session.take_update()
+            if update.version is not None:
+                self._watch.came(update.version)
+            if update.round_ended and not self._rounds.end_round():
                 session.keep_round()
             known = StageOrder(
-                skipped=news.skipped,
-                pull=None if news.version is None else session.news_pull,
-                version=news.version or 0,
-                counted=news.counted,
-                left_out=news.left_out,
+                skipped=update.skipped,
+                pull=None if update.version is None else session.update_pull,
+                version=update.version or 0,
+                counted=update.counted,
+                left_out=update.left_out,
                 over=over,
                 floor=session.pull,
             )
@@ -161,10 +159,10 @@ class StageLeader:
     def follow(self, meeting: StageMeeting) -> None:
         """Do what was ordered; hear how far the others are."""
         begun_s = time.monotonic()
-        taken = carry_out(self._copy, meeting.order, self._news.tensors or {})
+        taken = self._copy.follow(meeting.order, self._update.tensors or {})
         if taken is not None:
             self._taken, self._took_s = taken, time.monotonic() - begun_s
-        self._news = SessionUpdate()
+        self._update = SessionUpdate()
         others = {name: meeting.reports[name] for name in self._workers}
         if not self._started and all(report.connected for report in others.values()):
             self._started = True
@@ -173,7 +171,7 @@ class StageLeader:
             self.session.heard_of(self._workers[name], report)
         tokens = self._rounds.to_ask(others)
         if tokens is not None and self._taken is not None:
-            ends_round = self._rounds.ends_round
+            ends_round = self._rounds.pushes.ends_round
             self.session.ask(self._taken, tokens=tokens, took_s=self._took_s, ends_round=ends_round)
             self._taken = None
         self.session.pull_if_due()
@@ -190,15 +188,12 @@ class StageLeader:
     @property
     def has_begun(self) -> bool:
         """Whether a version is here, or this cluster brings the first."""
-        session = self.session
-        return session.meter.version > 0 or (session.brings_first and session.pushing)
+        return self.session.has_begun
 
     @property
     def has_given_all(self) -> bool:
         """Whether nothing is under way, and nothing left to give."""
-        session = self.session
-        under_way = session.pushing or session.pulling or session.wants_first
-        return session.registered and not (under_way or self._rounds.some_left)
+        return self.session.is_idle and not self._rounds.some_left
 
     def close(self) -> None:
         """Say goodbye, and end."""

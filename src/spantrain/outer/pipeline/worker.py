@@ -6,10 +6,8 @@ will; what is sent is the copy of the last push that was ordered, which the mast
 have theirs. A worker answers for its layers to the master itself, so that the next ones need not wait for a step's end.
 """
 
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 
 from torch import Tensor
 
@@ -17,39 +15,31 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, TransferWay
-from spantrain.core.outer.layers import Layer, ShardLayout
+from spantrain.core.outer.layers import Layer
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.errors import ProtocolError
-from spantrain.outer.client.action_queue import ActionQueue, WireLike
+from spantrain.outer.client.action_queue import LayerMover
 from spantrain.outer.client.connect import NetworkConnector
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
-from spantrain.outer.link.link import LinkLike, MasterLink, MasterWelcome, MemberFacts
-from spantrain.outer.pipeline.copy import carry_out
+from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
 from spantrain.outer.shard.numerics import Tensors
 from spantrain.transport.connection.keys import KeyPair
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 
-class StageWorker:
+class StageWorker(LayerMover):
     """Hears link and wire (`LinkListener`, `WireListener`), and the boundaries of steps."""
 
     def __init__(self, name: str, layers: tuple[Layer, ...], own: tuple[int, ...], copy: ClusterCopy) -> None:
         """Begin without a connection; `layers`: of the whole model, `own`: those that it moves."""
-        self.name = name
-        self._layers, self._own, self._copy = layers, frozenset(own), copy
-        self._actions = ActionQueue(name)
-        self._changed = threading.Condition()
-        """Held for all below; notified whenever something was heard."""
-        self.heard = 0
-        """How often that was."""
+        super().__init__(name, layers)
+        self._own, self._copy = frozenset(own), copy
         self._connected = False
         self._fault = ""
         self._number = 0
         self._taken: TakenPush | None = None
-        self._moves: dict[LayerKey, LayerTransfer] = {}
         self._push: Ticket | None = None
         self._unsent: set[int] = set()
         self._sent: Ticket | None = None
@@ -59,14 +49,6 @@ class StageWorker:
         self._whole: dict[Ticket, Tensors] = {}
         self._last_whole: Ticket | None = None
 
-    def connect(self, link: LinkLike, wire: WireLike) -> None:
-        """Talk by these from now on."""
-        self._actions.use(link, wire)
-
-    def close(self) -> None:
-        """End; link and wire are closed here."""
-        self._actions.close()
-
     # At the boundaries of steps.
 
     def report(self) -> StageReport:
@@ -75,7 +57,7 @@ class StageWorker:
         Raises:
             ProtocolError: a fault of its own has cut it off.
         """
-        with self._changed:
+        with self.changed:
             if self._fault:
                 raise ProtocolError(f"{self.name} is cut off from master and shards: {self._fault}")
             return StageReport(connected=self._connected, taken=self._number, sent=self._sent, whole=self._last_whole)
@@ -87,97 +69,72 @@ class StageWorker:
             ProtocolError: it orders a version that is not here.
         """
         order = meeting.order
-        with self._changed:
+        with self.changed:
             version = self._whole.pop(order.pull, None) if order.pull is not None else {}
             if order.floor is not None:
                 self._whole = {pull: one for pull, one in self._whole.items() if pull >= order.floor}
         if version is None:
             raise ProtocolError(f"{self.name}: the leader orders version {order.version}, which did not come here")
-        taken = carry_out(self._copy, order, version)
-        with self._changed:
+        taken = self._copy.follow(order, version)
+        with self.changed:
             if taken is not None:
                 self._taken, self._number = taken, order.push
-
-    def wait(self, heard: int, limit_s: float) -> None:
-        """Wait until something was heard since `heard` was read, or the time is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.heard != heard, timeout=limit_s)
 
     # From the link.
 
     def joined(self, welcome: MasterWelcome) -> tuple[OuterEvent, ...]:
         """Take note of a new connection: what was moving has ended; a worker does not register."""
-        with self._changed:
+        with self.changed:
             self._actions.connect()
-            for ticket in {key.ticket for key in self._moves}:
-                self._forget(ticket)
+            self._forget_moves()
             self._actions.dial_anew(welcome.peers)
             self._connected = True
             self._notify()
         return ()
 
-    def beat(self) -> tuple[OuterEvent, ...]:
-        """Return nothing: the leader says that the cluster lives."""
-        return ()
-
-    def peers_changed(self, peers: tuple[PeerAddress, ...]) -> None:
-        """Pass on where shards listen."""
-        self._actions.dial(peers)
-
-    def layout_known(self, layout: ShardLayout) -> tuple[OuterEvent, ...]:  # noqa: ARG002
-        """Return nothing: the layers are known here."""
-        return ()
-
     def disconnected(self, reason: str) -> None:  # noqa: ARG002 - the link says it
         """Train on: nothing moves until there is a connection again."""
-        with self._changed:
+        with self.changed:
             self._connected = False
             self._notify()
 
     def died(self, fault: str) -> None:
         """Have the run end at the next boundary: a stage that moves nothing would hold up all others."""
-        with self._changed:
+        with self.changed:
             self._fault = fault
             self._notify()
 
     def commanded(self, command: OuterCommand) -> None:
         """Move a layer; a worker is told nothing else."""
         if isinstance(command, do.Move) and command.transfer.layer in self._own:
-            with self._changed:
+            with self.changed:
                 if command.way is TransferWay.PUSH:
-                    self._send(command)
+                    self._push_layer(command)
                 else:
-                    self._expect(command)
+                    self._pull_layer(command.transfer)
 
-    def _send(self, command: do.Move) -> None:
+    def _push_layer(self, command: do.Move) -> None:
         transfer, taken = command.transfer, self._taken
         if taken is None or (self._push is not None and transfer.ticket < self._push):
             return
         if transfer.ticket != self._push:
             self._forget(self._push)
             self._push, self._unsent = transfer.ticket, set(self._own)
-        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PUSH, layer=transfer.layer)
-        self._moves[key] = transfer
-        specs = self._layers[transfer.layer].parameters
-        make = partial(taken.tensors, specs, transfer.wire_format, parameters=command.parameters)
-        self._actions.send(transfer.shard, key, make, lost=self.lost)
+        self._send(transfer, taken, parameters=command.parameters)
 
-    def _expect(self, command: do.Move) -> None:
-        transfer = command.transfer
+    def _pull_layer(self, transfer: LayerTransfer) -> None:
         if self._pull is not None and transfer.ticket < self._pull:
             return
         if transfer.ticket != self._pull:
             self._forget(self._pull)
             self._pull, self._missing, self._coming = transfer.ticket, set(self._own), {}
-        key = LayerKey(ticket=transfer.ticket, way=TransferWay.PULL, layer=transfer.layer)
-        self._moves[key] = transfer
-        self._actions.expect(transfer.shard, key, self._layers[transfer.layer].parameters, lost=self.lost)
+        self._expect(transfer)
 
     # From the wire.
 
     def arrived(self, peer: str, key: LayerKey, tensors: Tensors) -> None:  # noqa: ARG002
         """Take a layer of a version."""
-        with self._changed:
+        with self.changed:
             transfer = self._moves.pop(key, None)
             if transfer is None or key.ticket != self._pull:
                 return
@@ -191,32 +148,13 @@ class StageWorker:
 
     def sent(self, peer: str, key: LayerKey) -> None:  # noqa: ARG002
         """Note that a layer of a push has left."""
-        with self._changed:
+        with self.changed:
             if self._moves.pop(key, None) is None or key.ticket != self._push:
                 return
             self._unsent.discard(key.layer)
             if not self._unsent:
                 self._sent = key.ticket
             self._notify()
-
-    def lost(self, peer: str, key: LayerKey, reason: str) -> None:  # noqa: ARG002
-        """Tell the master that a layer did not come, or could not be sent: it ends the push or pull for all stages."""
-        with self._changed:
-            transfer = self._moves.pop(key, None)
-            if transfer is not None:
-                self._tell(on.TransferLost(way=key.way, transfer=transfer, reason=reason))
-
-    def _forget(self, ticket: Ticket | None) -> None:
-        if ticket is not None:
-            self._moves = {key: one for key, one in self._moves.items() if key.ticket != ticket}
-            self._actions.forget(ticket)
-
-    def _tell(self, event: OuterEvent) -> None:
-        self._actions.tell(event)
-
-    def _notify(self) -> None:
-        self.heard += 1
-        self._changed.notify_all()
 
 
 def worker_name(cluster: str, stage: int) -> str:

@@ -3,7 +3,8 @@
 Di-PS, 3.2 and 4.2. Kept: a cluster asks, sends what it is told to, says when all is sent, and goes on from the version
 that it gets; after any fault it skips the round and trains on. Decided here: while a push waits the cluster trains on;
 a pull tells which of its pushes it counts, so that a version that comes for another reason is not taken for the answer;
-after a lost connection the cluster asks for the fate of a push that it had sent, and forgets one that it had not.
+after a lost connection the cluster asks what became of a push that it had sent, and forgets one that it had not; after
+a push that came to nothing it asks again after a pause, which is twice as long each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +14,9 @@ from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import ClusterCommand, OuterCommand, SendLayer, SkipPush, UseVersion
 from spantrain.core.outer.events import ChunkProgress, LayerTransfer, OuterEvent, PushOutcome, Ticket, TransferWay
+
+_PAUSE_S = 0.25
+_MAX_PAUSE_S = 8.0
 
 Said = OuterEvent | ClusterCommand
 """To the master, or to the cluster's own processes."""
@@ -36,7 +40,7 @@ class OuterClient:
     (100, 'asking')
     >>> client.ask(tokens=200)
     []
-    >>> [type(said).__name__ for said in client.on_command(do.RefusePush(cluster="a", push=None, reason="s0 is away"))]
+    >>> [type(said).__name__ for said in client.on_command(0.0, do.RefusePush(cluster="a", push=None, reason="away"))]
     ['SkipPush']
     """
 
@@ -50,7 +54,8 @@ class OuterClient:
         self._pull: do.StartPull | None = None
         self._missing: set[int] = set()
         self.phase = ClientPhase.FREE
-        self._registered = self._told_training = False
+        self.is_registered = self._told_training = False
+        self._pause_s, self._again_s = _PAUSE_S, 0.0
         self._refused = ""
         """Why the last push came to nothing."""
         self.version = 0
@@ -76,13 +81,25 @@ class OuterClient:
                 return "an update with its push, which the shards have; `spantrain outer status` says what keeps it"
         return f"a push, which came to nothing: {self._refused}" if self._refused else "its round to end"
 
-    def registered(self, leases: tuple[int, ...] = ()) -> list[Said]:
+    def may_ask(self, now_s: float) -> bool:
+        """Whether to ask for a push now is of use: registered, none under way, and none refused a moment ago."""
+        return self.is_registered and self.phase is ClientPhase.FREE and now_s >= self._again_s
+
+    def shards_changed(self) -> None:
+        """Note that a shard has come, perhaps: a reason to ask soon for what was refused without it."""
+        self._pause_s, self._again_s = _PAUSE_S, 0.0
+
+    def disconnected(self) -> None:
+        """Note that the connection has ended."""
+        self.is_registered = False
+
+    def registered(self, now_s: float, leases: tuple[int, ...] = ()) -> list[Said]:
         """Begin a connection: what was not sent whole has come to nothing."""
         said: list[Said] = []
         if self.phase in (ClientPhase.ASKING, ClientPhase.SENDING):
-            said += self._skip("the connection was lost")
+            said += self._skip(now_s, "the connection was lost")
         self._pull = None
-        self._registered = self._told_training = False
+        self.is_registered = self._told_training = False
         return [
             *said,
             on.ClusterRegistered(cluster=self._cluster, workers=self._workers, unresolved=self._push, leases=leases),
@@ -90,16 +107,22 @@ class OuterClient:
 
     def step(self) -> list[Said]:
         """Note an inner step; the first one on a connection is told."""
-        if self._told_training or not self._registered:
+        if self._told_training or not self.is_registered:
             return []
         self._told_training = True
         return [on.TrainingBegun(cluster=self._cluster)]
 
-    def ask(self, *, tokens: int, progress: tuple[ChunkProgress, ...] = (), ends_round: bool = False) -> list[Said]:
-        """Ask to push what was learned up to now; nothing while an earlier push has not ended."""
+    def ask(
+        self, *, tokens: int, progress: tuple[ChunkProgress, ...] = (), ends_round: bool = False, took_s: float = 0.0
+    ) -> list[Said]:
+        """Ask to push what was learned up to now; nothing while an earlier push has not ended.
+
+        `took_s`: how long it took to copy that; the pause after a refusal is ten times as long at least.
+        """
         if self.phase is not ClientPhase.FREE:
             return []
         self.phase = ClientPhase.ASKING
+        self._pause_s = max(self._pause_s, 10 * took_s)
         return [
             on.PushAsked(
                 cluster=self._cluster,
@@ -121,19 +144,19 @@ class OuterClient:
         """
         return isinstance(command, do.EndRound) and self.phase is not ClientPhase.ASKING
 
-    def on_command(self, command: OuterCommand) -> list[Said]:
+    def on_command(self, now_s: float, command: OuterCommand) -> list[Said]:
         """Take in what the master commands; what belongs to a push or a pull that has ended changes nothing."""
-        self._registered = self._registered or isinstance(command, do.Welcome)
         match command:
-            case do.Welcome(fate=PushOutcome.SKIPPED):
-                return self._skip("it was in no version")
+            case do.Welcome():
+                self.is_registered, self._again_s = True, 0.0
+                return self._skip(now_s, "it was in no version") if command.fate is PushOutcome.SKIPPED else []
             case do.StartPush() if self.phase is ClientPhase.ASKING:
                 self.phase, self._push, self._parameters = ClientPhase.SENDING, command.push, command.parameters
-                self._unsent, self._refused = set(self._layers), ""
+                self._unsent, self._refused, self._pause_s = set(self._layers), "", _PAUSE_S
             case do.RefusePush() if self.phase is not ClientPhase.FREE and command.push == self._push:
-                return self._skip(command.reason)
+                return self._skip(now_s, command.reason)
             case do.SkipRound() if command.push == self._push:
-                return self._skip(command.reason)
+                return self._skip(now_s, command.reason)
             case do.StartPull():
                 self._pull, self._missing = command, set(self._layers)
             case do.EndPull() if self._pull and command.pull == self._pull.pull:
@@ -143,8 +166,10 @@ class OuterClient:
                 return [SendLayer(transfer=command.transfer, parameters=self._parameters, reason=command.reason)]
         return []
 
-    def _skip(self, reason: str) -> list[Said]:
+    def _skip(self, now_s: float, reason: str) -> list[Said]:
         self.phase, self._push, self._refused = ClientPhase.FREE, None, reason
+        self._again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, max(_MAX_PAUSE_S, self._pause_s))
         return [SkipPush(reason=reason)]
 
     def sent(self, transfer: LayerTransfer) -> list[Said]:

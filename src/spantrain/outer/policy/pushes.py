@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from spantrain.core.outer.events import ChunkProgress, Ticket
 from spantrain.core.outer.stages import StageOrder, StageReport
 
-_LEAST_PART = 16
+_MIN_PART = 16
 """A round that has fewer than this part of its steps is not ended by others: a push costs as much after few."""
 
 
@@ -38,24 +38,27 @@ class Push:
     """Whether it brings parameters rather than a pseudo-gradient."""
 
 
-class RoundSteps:
-    """Counts a cluster's steps; says when a round is over.
+class PushRounds:
+    """Counts a cluster's steps and tokens; says when a round is over, and what its push brings.
 
-    >>> steps = RoundSteps(32)
+    >>> rounds = PushRounds(32)
     >>> for _ in range(5):
-    ...     steps.step()
-    >>> steps.is_over, steps.end(), steps.is_over
+    ...     rounds.step(10)
+    >>> rounds.is_due(), rounds.end(), rounds.is_due()
     (False, True, True)
-    >>> steps.begin_push(), steps.is_over, steps.end()
-    (False, False, False)
-    >>> last = RoundSteps(32, fragment=3, fragments=4)
+    >>> rounds.begin_push(), rounds.ends_round, rounds.is_due(), rounds.end()
+    (50, False, False, False)
+    >>> rounds.note(skipped=True)
+    >>> rounds.is_due(), rounds.begin_push()
+    (True, 50)
+    >>> last = PushRounds(32, fragment=3, fragments=4)
     >>> pushed = []
     >>> for _ in range(90):
-    ...     last.step()
-    ...     if last.is_over:
-    ...         pushed.append((last.steps, last.begin_push()))
+    ...     last.step(1)
+    ...     if last.is_due():
+    ...         pushed.append((last.steps, last.begin_push(), last.ends_round))
     >>> pushed
-    [(24, True), (56, True), (88, True)]
+    [(24, 24, True), (56, 32, True), (88, 32, True)]
     """
 
     def __init__(self, inner_steps: int, *, fragment: int = 0, fragments: int = 1) -> None:
@@ -65,48 +68,80 @@ class RoundSteps:
         self.inner_steps = inner_steps
         self._offset, self._fragments = fragment * inner_steps // fragments, fragments
         self._over_at = self._offset or inner_steps
-        self._least = max(1, inner_steps // _LEAST_PART)
+        self._least = max(1, inner_steps // _MIN_PART)
         self._begun_at = 0
-        self._ended = self._again = False
+        self._ended = self._again = self._stepped = False
+        self.ends_round = False
+        """Whether the last push that began ends the round of the other clusters: it came after all steps of a round."""
         self.steps = 0
+        self.tokens = 0
+        """Trained on here since the last push; other processes may have some where this one has none."""
+        self._waiting = self._pushed = 0
+        """Tokens of pushes that came to nothing, and of one that has not ended."""
+
+    def part(self, fragment: int, fragments: int) -> "PushRounds":
+        """Return the rounds of a fragment, where nothing was pushed yet: what was trained on counts in each."""
+        part = PushRounds(self.inner_steps, fragment=fragment, fragments=fragments)
+        part.tokens, part._stepped = self.tokens, self._stepped
+        return part
 
     @property
-    def is_over(self) -> bool:
-        """Whether to push."""
+    def has_some(self) -> bool:
+        """Whether there is something to push, beside what is under way."""
+        return self._stepped or self._waiting > 0
+
+    @property
+    def _is_over(self) -> bool:
         return self._ended or self._again or self.steps >= self._over_at
+
+    def is_due(self, *, first: bool = False, everything: bool = False) -> bool:
+        """Whether to push; `first`: nobody has brought parameters yet; `everything`: whatever there is."""
+        return first or ((self._is_over or everything) and self.has_some)
 
     def is_ahead(self, ahead: float | None) -> bool:
         """Whether as many steps as may be were taken since the last push began; `ahead`: see `OuterSettings`.
 
-        >>> steps = RoundSteps(8)
-        >>> steps.is_ahead(0.25), steps.is_ahead(0.0), steps.is_ahead(None)
+        >>> rounds = PushRounds(8)
+        >>> rounds.is_ahead(0.25), rounds.is_ahead(0.0), rounds.is_ahead(None)
         (False, True, False)
-        >>> steps.step()
-        >>> steps.step()
-        >>> steps.is_ahead(0.25)
+        >>> rounds.step(1)
+        >>> rounds.step(1)
+        >>> rounds.is_ahead(0.25)
         True
         """
         return ahead is not None and self.steps - self._begun_at >= ahead * self.inner_steps
 
-    def step(self) -> None:
-        """Count one."""
+    def step(self, tokens: int) -> None:
+        """Count a step."""
         self.steps += 1
+        self.tokens += tokens
+        self._stepped = True
 
     def end(self) -> bool:
         """Note that another cluster has ended the round of all; return whether there is enough to push."""
         self._ended = self._ended or self.steps - self._begun_at >= self._least
         return self._ended
 
-    def come_to_nothing(self) -> None:
-        """Note that the last push has: it is made again as soon as may be."""
-        self._again = True
+    def note(self, *, skipped: bool = False, counted: bool = False) -> None:
+        """Note what became of the last push: what came to nothing is given again as soon as may be."""
+        if skipped:
+            self._again = self._again or self._pushed > 0
+            self._waiting, self._pushed = self._waiting + self._pushed, 0
+        if counted:
+            self._pushed = 0
 
-    def begin_push(self) -> bool:
-        """Begin the next round; return whether all steps of this one were taken, so that it ends that of the others."""
-        whole = not (self._ended or self._again) and self.steps >= self._over_at
-        self._begun_at, self._over_at = self.steps, self._next(was_over=self.is_over)
-        self._ended = self._again = False
-        return whole
+    def begin_push(self, tokens: int | None = None) -> int:
+        """Begin the next round; return the tokens of a push of all that there is.
+
+        `tokens`: of all processes since the last push, where this is not the only one.
+        """
+        over = self._is_over
+        self.ends_round = not (self._ended or self._again) and self.steps >= self._over_at
+        self._begun_at, self._over_at = self.steps, self._next(was_over=over)
+        self._ended = self._again = self._stepped = False
+        self._pushed = self._waiting + (self.tokens if tokens is None else tokens)
+        self._waiting = self.tokens = 0
+        return self._pushed
 
     def _next(self, *, was_over: bool) -> int:
         """Return the end of the round that begins; one of several fragments keeps its place among the others.
@@ -122,13 +157,13 @@ class RoundSteps:
 
 
 class StageRounds:
-    """Counts steps and tokens; says what all stages do, and when to ask the master.
+    """The rounds of a pipeline: what all stages do, and when to ask the master.
 
     >>> rounds = StageRounds(["w1"], inner_steps=2)
-    >>> rounds.step(10)
+    >>> rounds.pushes.step(10)
     >>> rounds.order(StageOrder(), can_push=True).push
     0
-    >>> rounds.step(10)
+    >>> rounds.pushes.step(10)
     >>> rounds.order(StageOrder(), can_push=True).push
     1
     >>> rounds.to_ask({"w1": StageReport(taken=0)}), rounds.to_ask({"w1": StageReport(taken=1)})
@@ -138,41 +173,22 @@ class StageRounds:
     def __init__(self, others: Collection[str], *, inner_steps: int) -> None:
         """Begin a round; `others`: devices that move layers beside the leader."""
         self._others = tuple(others)
-        self._steps = RoundSteps(inner_steps)
-        self.ends_round = False
-        """Whether the last push that was ordered ends the round of other clusters."""
-        self._number = 0
+        self.pushes = PushRounds(inner_steps)
+        self._number = self._tokens = 0
+        """Of the last push that was ordered."""
         self._unasked = False
-        """Whether the last push was ordered, and not asked for."""
+        """Whether that was not asked for yet."""
         self._open = False
         """Whether it is not known what became of it."""
-        self._own = 0
-        """Tokens since the last push."""
-        self._begun = False
-        """Whether there was a step since."""
-        self._waiting = 0
-        """Tokens of pushes that came to nothing."""
-        self._pushed = 0
-        """Tokens of a push that has not ended."""
 
     @property
     def some_left(self) -> bool:
         """Whether anything was learned that is in no version, as far as is known here."""
-        return self._to_push or self._open
-
-    @property
-    def _to_push(self) -> bool:
-        return self._begun or self._waiting > 0
-
-    def step(self, tokens: int) -> None:
-        """Count a step."""
-        self._steps.step()
-        self._own += tokens
-        self._begun = True
+        return self.pushes.has_some or self._open
 
     def end_round(self) -> bool:
         """Note that another cluster has ended the round of all; return whether there is a push to come."""
-        return self._unasked or self._steps.end()
+        return self._unasked or self.pushes.end()
 
     def order(
         self, known: StageOrder, *, can_push: bool, wants_first: bool = False, everything: bool = False
@@ -185,29 +201,19 @@ class StageRounds:
             wants_first: nobody has brought parameters
             everything: push whatever there is, however few steps
         """
-        if known.skipped:
-            self._waiting, self._pushed = self._waiting + self._pushed, 0
-            self._steps.come_to_nothing()
-        if known.counted:
-            self._pushed = 0
+        self.pushes.note(skipped=known.skipped, counted=known.counted)
         self._open = self._open and not (known.skipped or known.counted)
-        due = self._steps.is_over or everything
-        push = can_push and not self._unasked and not known.over and (wants_first or (due and self._to_push))
+        due = self.pushes.is_due(first=wants_first, everything=everything)
+        push = can_push and due and not (self._unasked or known.over)
         if push:
-            self._begin_push()
+            self._number += 1
+            self._unasked = self._open = True
+            self._tokens = self.pushes.begin_push()
         return replace(known, push=self._number if push else 0)
-
-    def _begin_push(self) -> None:
-        self._number += 1
-        self._unasked = self._open = True
-        self._pushed = self._waiting + self._own
-        self._waiting = self._own = 0
-        self._begun = False
-        self.ends_round = self._steps.begin_push()
 
     def to_ask(self, reports: Mapping[str, StageReport]) -> int | None:
         """Return the tokens to ask for a push with, once all stages have copied their parameters for it."""
         if not self._unasked or any(reports[name].taken < self._number for name in self._others):
             return None
         self._unasked = False
-        return self._pushed
+        return self._tokens

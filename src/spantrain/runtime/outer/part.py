@@ -31,7 +31,6 @@ from spantrain.models.units import parameter_names
 from spantrain.outer.client.grouping import group_layers, spec_of
 from spantrain.outer.client.parameters import empty_copy
 from spantrain.outer.client.replica import ClusterCopy
-from spantrain.outer.pipeline.copy import carry_out
 from spantrain.outer.pipeline.leader import StageLeader
 from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_stage, worker_name
 from spantrain.runtime.checkpoint.holding import first_names
@@ -300,7 +299,7 @@ class OuterPart:
         if self._end:
             self._end.follow(meeting)
         else:
-            carry_out(self._copy, meeting.order, {})
+            self._copy.follow(meeting.order, {})
 
     # Outside of steps.
 
