@@ -14,7 +14,7 @@ from spantrain.core.units import TensorSpec, Unit, UnitGraph
 from spantrain.errors import InfeasiblePlanError, SpanTrainError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal, Strategy
 from spantrain.planner.strategies.registry import strategies
 
@@ -127,7 +127,7 @@ class Contest:
     def _ours(self) -> Answer:
         started_s = time.process_time()
         try:
-            outcome = make_plan(self.profile, self.job, PlanWishes(constraints=self.constraints))
+            outcome = make_plan(self.profile, self.job, PlanOptions(constraints=self.constraints))
         except InfeasiblePlanError as error:
             return Answer(reason=str(error), search_s=time.process_time() - started_s)
         answer = self.simulated(outcome.plan)

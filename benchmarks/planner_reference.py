@@ -21,7 +21,7 @@ from typing import Any
 
 from spantrain.errors import SpanTrainError
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.costs import Member, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
 from spantrain_studies.reference.folder import read_reference
 from spantrain_studies.reference.plan import ReferenceFigures, ReferencePlanner
 from spantrain_studies.reference.platform import load_platform
@@ -99,16 +99,16 @@ def their_plan(plan: dict[str, Any], planner: ReferencePlanner, global_batch: in
     stages = []
     if "stages" in plan:
         for stage in plan["stages"]:
-            members: list[Member] = []
+            members: list[PoolReplica] = []
             for name, count in stage["replicas"].items():
                 kind, _, rest = name.partition("@")
                 zone, _, degree = rest.partition(":tp")
-                members += [Member(pools[kind, zone], int(degree))] * count
+                members += [PoolReplica(pools[kind, zone], int(degree))] * count
             first, last = stage["layers"]
             stages.append(PoolStage(units=range(first, last + 1), members=tuple(members)))
     else:
         for kind, degree, first, end in plan["stages_[gpu,tp,first_layer,end_layer)"]:
-            row = (Member(pools[kind, PLAIN_ZONE], degree),) * plan["dp"]
+            row = (PoolReplica(pools[kind, PLAIN_ZONE], degree),) * plan["dp"]
             stages.append(PoolStage(units=range(first, end), members=row))
     width = len(stages[0].members)
     return PoolPlan(

@@ -29,7 +29,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Evaluation, JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from worker_pool import follow_parent
@@ -206,7 +206,7 @@ def _commanded(case: Case, source: Path, target: Path) -> Timed:
     marks, processor_s = [time.perf_counter()], time.process_time()
     profile = read_profile(source)
     marks.append(time.perf_counter())
-    outcome = plan_file(profile, source, JobSpec(global_batch=case.global_batch), PlanWishes(), target)
+    outcome = plan_file(profile, source, JobSpec(global_batch=case.global_batch), PlanOptions(), target)
     marks.append(time.perf_counter())
     return Timed(
         name=case.name,

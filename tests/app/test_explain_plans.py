@@ -10,7 +10,7 @@ from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.request import JobSpec
 
@@ -18,7 +18,7 @@ from spantrain.planner.request import JobSpec
 @pytest.fixture(scope="module")
 def case():
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    plan = make_plan(profile, JobSpec(global_batch=32), PlanWishes(strategies=("spantrain-dp",))).plan
+    plan = make_plan(profile, JobSpec(global_batch=32), PlanOptions(strategies=("spantrain-dp",))).plan
     return plan, profile
 
 

@@ -12,7 +12,7 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes, not_trained_yet, only_to_compare
+from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet, only_to_compare
 from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=128)
@@ -26,7 +26,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def compared(profile):
-    return make_plan(profile, JOB, PlanWishes(strategies=BOTH))
+    return make_plan(profile, JOB, PlanOptions(strategies=BOTH))
 
 
 def test_a_plan_that_divides_tensors_can_be_trained_and_is_chosen(compared):
@@ -39,7 +39,7 @@ def test_a_plan_that_divides_tensors_can_be_trained_and_is_chosen(compared):
 
 
 def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
-    found = make_plan(profile, JOB, PlanWishes(strategies=("fsdp",)))
+    found = make_plan(profile, JOB, PlanOptions(strategies=("fsdp",)))
     assert found.chosen == "fsdp"
     assert any("for comparison" in reason and "state" in reason for reason in found.report.reasons)
     assert "state" in only_to_compare(found.plan, Constraints())
@@ -47,6 +47,6 @@ def test_a_strategy_asked_for_alone_is_chosen_and_says_so(profile):
 
 def test_training_refuses_it_with_the_stages_named(profile, tmp_path):
     out = tmp_path / "plan.json"
-    plan_file(profile, None, replace(JOB, global_batch=64), PlanWishes(strategies=("zero2",)), out)
+    plan_file(profile, None, replace(JOB, global_batch=64), PlanOptions(strategies=("zero2",)), out)
     with pytest.raises(PlanError, match=r"stage 0: its state is sharded \(zero2\)"):
         new_run(out, TrainJob(steps=1), tmp_path / "run", functions=())

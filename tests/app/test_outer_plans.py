@@ -13,7 +13,7 @@ from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=32)
@@ -53,7 +53,7 @@ def test_each_slow_boundary_has_all_three_ways(shown):
 
 def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
     out = tmp_path / "plan.json"
-    outcome = plan_file(profile, None, JOB, PlanWishes(allow_outer=True), out)
+    outcome = plan_file(profile, None, JOB, PlanOptions(allow_outer=True), out)
     assert outcome.chosen == "outer"
     whole = read_plan(out)
     assert whole.outer == outcome.outer
@@ -85,7 +85,7 @@ def near_and_far():
 def test_groups_are_by_network_not_by_site(tmp_path):
     profile = described_profile(near_and_far(), resolve_model("gpt2-tiny"))
     out = tmp_path / "plan.json"
-    outcome = plan_file(profile, None, JOB, PlanWishes(strategies=("ddp",), allow_outer=True), out)
+    outcome = plan_file(profile, None, JOB, PlanOptions(strategies=("ddp",), allow_outer=True), out)
     assert {group.name for group in outcome.outer.groups} == {"lab#1", "lab#2", "office+home"}
     assert (tmp_path / "plan.office+home.json").exists()
     (site,) = {
@@ -101,11 +101,11 @@ def test_groups_are_by_network_not_by_site(tmp_path):
 
 
 def test_rare_exchanges_are_better_and_limits_hold(profile):
-    often = make_plan(profile, JOB, PlanWishes(outer_every=1)).outer
-    rarely = make_plan(profile, JOB, PlanWishes(outer_every=1000)).outer
+    often = make_plan(profile, JOB, PlanOptions(outer_every=1)).outer
+    rarely = make_plan(profile, JOB, PlanOptions(outer_every=1000)).outer
     assert often.samples_per_s < rarely.samples_per_s
     constraints = Constraints(max_usd_per_step=1.0)
-    limited = make_plan(profile, JOB, PlanWishes(allow_outer=True, constraints=constraints))
+    limited = make_plan(profile, JOB, PlanOptions(allow_outer=True, constraints=constraints))
     assert limited.chosen != "outer"
     assert "money" in limited.outer.reason
 
@@ -113,8 +113,8 @@ def test_rare_exchanges_are_better_and_limits_hold(profile):
 def test_one_site_has_no_outer_optimizer(profile):
     cluster = profile.cluster
     constraints = Constraints(leave_out=tuple(site.name for site in cluster.sites[1:]))
-    outcome = make_plan(profile, JOB, PlanWishes(constraints=constraints))
+    outcome = make_plan(profile, JOB, PlanOptions(constraints=constraints))
     assert outcome.outer is None
     assert not [reason for reason in outcome.report.reasons if " | " in reason]
     with pytest.raises(PlanError, match="at least 1 inner step"):
-        replace(PlanWishes(), outer_every=0)
+        replace(PlanOptions(), outer_every=0)

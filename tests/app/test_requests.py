@@ -21,7 +21,7 @@ from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.sources import factory_spec
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 from spantrain.runtime.checkpoint.manifest import Manifest, write_manifest, write_marker
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
@@ -38,7 +38,7 @@ def profile(law_profile) -> Profile:
 
 @pytest.fixture
 def plan_path(profile, tmp_path) -> Path:
-    wishes = PlanWishes(strategies=("single-device",))
+    wishes = PlanOptions(strategies=("single-device",))
     plan_file(profile, None, JobSpec(global_batch=8), wishes, tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
@@ -117,7 +117,7 @@ def test_looking_at_a_plan_calls_nothing(evil_plan, tmp_path):
     run_simulation(SimulateRequest(plan=plan, profile=profile, schedules=("1f1b",)))
     explain_plan(plan, profile)
     show_plan("1f1b", evil_plan)
-    make_plan(profile, JobSpec(global_batch=8), PlanWishes(strategies=("single-device",)))
+    make_plan(profile, JobSpec(global_batch=8), PlanOptions(strategies=("single-device",)))
     assert not (tmp_path / "mark").exists()
 
 

@@ -10,11 +10,11 @@ from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Quota, Restriction
 from spantrain.planner.strategies.auto.strategy import auto
 
-MEGATRON = PlanWishes(restriction=Restriction.MEGATRON)
+MEGATRON = PlanOptions(restriction=Restriction.MEGATRON)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_limits_hold_for_restricted_plans_too(many):
     free = make_plan(many, job, MEGATRON)
     kind = many.cluster.kinds[0].name
     limits = Constraints(quotas=(Quota(kind=kind, count=8),), leave_out=("far",), max_step_s=4 * free.step_s_predicted)
-    wishes = PlanWishes(objective=Objective.COST, constraints=limits, restriction=Restriction.MEGATRON)
+    wishes = PlanOptions(objective=Objective.COST, constraints=limits, restriction=Restriction.MEGATRON)
     cheap = make_plan(many, job, wishes)
     check_form(cheap.plan)
     used = [many.cluster.device_by_name[name] for name in cheap.plan.devices]
@@ -99,15 +99,15 @@ def test_limits_hold_for_restricted_plans_too(many):
 
 def test_a_restriction_is_for_auto_alone():
     with pytest.raises(PlanError, match="strategies ddp cannot be asked for too"):
-        PlanWishes(strategies=("ddp",), restriction=Restriction.MEGATRON)
+        PlanOptions(strategies=("ddp",), restriction=Restriction.MEGATRON)
     with pytest.raises(PlanError, match="every schedule cannot be asked for too"):
-        PlanWishes(any_schedule=True, restriction=Restriction.MEGATRON)
+        PlanOptions(any_schedule=True, restriction=Restriction.MEGATRON)
 
 
 def test_a_model_that_fits_nowhere_is_refused():
     profile = described_profile(load_preset("asteroid-c-100"), resolve_model("gpt2-xl"))
     first, *others = (device.name for device in profile.cluster.devices)
-    alone = PlanWishes(
+    alone = PlanOptions(
         restriction=Restriction.MEGATRON, constraints=Constraints(leave_out=tuple(others), keep=(first,))
     )
     with pytest.raises(InfeasiblePlanError, match="nothing that --restrict megatron allows fits"):
@@ -123,5 +123,5 @@ def test_many_devices_are_searched_by_counts(many):
     assert best.plan.schedule == "critical-path"
     assert all(evaluate(other.plan).step_s >= found.step_s for other in others)
     assert all(len(replica.devices) == 1 for stage in best.plan.stages for replica in stage.replicas)
-    single = make_plan(many, job, PlanWishes(strategies=("single-device",)))
+    single = make_plan(many, job, PlanOptions(strategies=("single-device",)))
     assert found.step_s < single.step_s_predicted / 4

@@ -12,7 +12,7 @@ from spantrain.core.profile import Profile
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=64)
@@ -23,7 +23,7 @@ def profile_of(model: str) -> Profile:
 
 
 def planned(model: str, strategy: str, *, slices: bool) -> PlanOutcome:
-    wishes = PlanWishes(strategies=(strategy,), constraints=Constraints(sequence_parallel=slices))
+    wishes = PlanOptions(strategies=(strategy,), constraints=Constraints(sequence_parallel=slices))
     return make_plan(profile_of(model), JOB, wishes)
 
 

@@ -13,7 +13,7 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.request import JobSpec
 
@@ -28,7 +28,7 @@ def profile():
 @pytest.fixture(scope="module")
 def plan(profile) -> Plan:
     """Its first stage may hold all of a step, the others less."""
-    wishes = PlanWishes(strategies=("pipedream",))
+    wishes = PlanOptions(strategies=("pipedream",))
     found = make_plan(profile, JobSpec(global_batch=48, schedule="1f1b"), wishes).plan
     first = found.stages[0]
     replicas = tuple(

@@ -11,7 +11,7 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster.cluster_file import load_preset
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 
 CLUSTER = """\
@@ -330,7 +330,7 @@ def planned(tmp_path_factory) -> dict:
     """A plan of several stages, beside its profile."""
     folder = tmp_path_factory.mktemp("planned")
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    wishes = PlanWishes(strategies=("1f1b",))
+    wishes = PlanOptions(strategies=("1f1b",))
     plan_file(profile, None, JobSpec(global_batch=64), wishes, folder / "plan.json")
     return {"folder": folder, "text": (folder / "plan.json").read_text()}
 

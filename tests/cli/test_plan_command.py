@@ -10,7 +10,7 @@ from spantrain.config.artefacts import read_plan
 from spantrain.core.plan import Replica
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 
 KEYS = {
@@ -77,7 +77,7 @@ def test_the_picture_says_what_is_divided(spantrain):
 
 
 def test_the_picture_names_parts_of_tensors_and_rounded_cuts(laptop_profile):
-    outcome = make_plan(laptop_profile, JobSpec(global_batch=32), PlanWishes(strategies=("gpipe",)))
+    outcome = make_plan(laptop_profile, JobSpec(global_batch=32), PlanOptions(strategies=("gpipe",)))
     first, second = outcome.plan.stages[:2]
     pair = Replica(devices=("lab-0", "lab-1"), sample_share=1.0, in_flight_limit=32, tp_shares=(2.0, 1.0))
     alone = Replica(devices=("office-nx",), sample_share=1.0, in_flight_limit=32)

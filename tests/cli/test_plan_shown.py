@@ -13,7 +13,7 @@ from spantrain.core.outer.groups import OuterGroup
 from spantrain.core.plan import PlanReport
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 
 COLUMNS = ("strategy", "samples/s", "s/step", "estimate", "bubble", "memory", "USD/step", "J/sample", "devices", "fits")
@@ -22,7 +22,7 @@ COLUMNS = ("strategy", "samples/s", "s/step", "estimate", "bubble", "memory", "U
 @pytest.fixture(scope="module")
 def outcome():
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    wishes = PlanWishes(strategies=("ddp", "fsdp", "gpipe", "single-device"))
+    wishes = PlanOptions(strategies=("ddp", "fsdp", "gpipe", "single-device"))
     return make_plan(profile, JobSpec(global_batch=32), wishes)
 
 

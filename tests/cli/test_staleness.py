@@ -8,13 +8,13 @@ import pytest
 
 from spantrain.config.artefacts import reference_to_profile, write_plan
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
 
 
 @pytest.fixture(scope="module")
 def plan(laptop_profile):
-    wishes = PlanWishes(strategies=("pipedream",))
+    wishes = PlanOptions(strategies=("pipedream",))
     return make_plan(laptop_profile, JobSpec(global_batch=48, schedule="1f1b"), wishes).plan
 
 

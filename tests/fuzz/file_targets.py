@@ -36,7 +36,7 @@ from spantrain.models.data.choice import vocabulary_size
 from spantrain.models.data.text import ByteEncoder, document_parts
 from spantrain.outer.master.files import MasterFiles
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.groups import group_devices
 from spantrain.planner.request import JobSpec
 from spantrain.schedule.render.text import format_orders
@@ -108,7 +108,7 @@ def run_cluster(folder: Path) -> None:
     if len(cluster.devices) <= _SMALL:
         found = analytic_profile(cluster, profile().model, profile().graph, most_samples=8)
         group_devices(found)
-        make_plan(found, JobSpec(global_batch=8), PlanWishes(strategies=("single-device",)))
+        make_plan(found, JobSpec(global_batch=8), PlanOptions(strategies=("single-device",)))
 
 
 def run_changes(folder: Path) -> None:
@@ -199,7 +199,7 @@ def run_asked_for(folder: Path) -> None:
 def run_planned(folder: Path) -> None:
     found = read_profile(folder / "profile.json")
     group_devices(found)
-    make_plan(found, JobSpec(global_batch=8), PlanWishes(strategies=("single-device", "gpipe")))
+    make_plan(found, JobSpec(global_batch=8), PlanOptions(strategies=("single-device", "gpipe")))
 
 
 # Runs and checkpoints

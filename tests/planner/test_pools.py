@@ -12,15 +12,15 @@ from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.costs import Goal, Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import DevicePool, Goal, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
-from spantrain.planner.strategies.pools.recipes import Candidate, least_bottleneck, least_sum
+from spantrain.planner.strategies.pools.recipes import StageChain, least_bottleneck, least_sum
 from spantrain.planner.strategies.pools.search import neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 
 SECONDS = st.integers(0, 20).map(lambda value: value / 10)
-NEAR, FAR = Member(0, 1), Member(1, 2)
+NEAR, FAR = PoolReplica(0, 1), PoolReplica(1, 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,14 +81,17 @@ def test_cuts_are_the_best_of_all(stages, values, factors):
 
 
 def test_groups_do_not_span_hosts():
-    pools = (Pool(kind="fast", site="here", count=8, host_size=4), Pool(kind="slow", site="here", count=4, host_size=2))
+    pools = (
+        DevicePool(kind="fast", site="here", count=8, host_size=4),
+        DevicePool(kind="slow", site="here", count=4, host_size=2),
+    )
     plan = PoolPlan(
         micro_batch=1,
         micro_batches=1,
         stages=(
-            PoolStage(units=range(2), members=(Member(0, 1), Member(0, 1))),
-            PoolStage(units=range(2, 3), members=(Member(0, 2), Member(0, 4))),
-            PoolStage(units=range(3, 4), members=(Member(1, 2), Member(1, 2))),
+            PoolStage(units=range(2), members=(PoolReplica(0, 1), PoolReplica(0, 1))),
+            PoolStage(units=range(2, 3), members=(PoolReplica(0, 2), PoolReplica(0, 4))),
+            PoolStage(units=range(3, 4), members=(PoolReplica(1, 2), PoolReplica(1, 2))),
         ),
     )
     (a, b), (pair, four), slow = plan.hosts(pools)
@@ -100,7 +103,7 @@ def test_groups_do_not_span_hosts():
 
 
 def test_neighbours_use_what_there_is():
-    start = Candidate(size=1, width=4, micro_batches=8, recipes=(((NEAR, 4),), ((FAR, 4),)))
+    start = StageChain(size=1, width=4, micro_batches=8, recipes=(((NEAR, 4),), ((FAR, 4),)))
     available, degrees = {0: 9, 1: 12}, {0: (1, 2), 1: (1, 2)}
     found = list(neighbours(start, available, degrees, units=5))
     assert len(set(found)) > 10
@@ -123,4 +126,4 @@ def test_goal_counts_what_is_broken_first():
 
 def test_a_pool_needs_devices():
     with pytest.raises(ValueError, match="counts must be positive"):
-        Pool(kind="fast", site="here", count=0, host_size=4)
+        DevicePool(kind="fast", site="here", count=0, host_size=4)

@@ -17,7 +17,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.assembly.recompute import proposals_of, recompute_reasons, with_recomputation
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.engine.predict import over_time, predict
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Proposal
 
@@ -166,12 +166,12 @@ def test_the_planner_says_what_is_computed_again(profile) -> None:
     small = {device.name.replace("-", "_"): 300 * 2**20 + 6_000_000 for device in profile.cluster.devices}
     tight = with_memory(profile, **small)
     job = JobSpec(global_batch=64, micro_batches=(8,))
-    with_it = make_plan(tight, job, PlanWishes(strategies=("spantrain-dp",)))
+    with_it = make_plan(tight, job, PlanOptions(strategies=("spantrain-dp",)))
     assert any(stage.recompute for stage in with_it.plan.stages)
     assert any("computed again" in reason for reason in with_it.report.reasons)
     constraints = Constraints(recompute=False)
     with pytest.raises(InfeasiblePlanError):
-        make_plan(tight, job, PlanWishes(strategies=("spantrain-dp",), constraints=constraints))
+        make_plan(tight, job, PlanOptions(strategies=("spantrain-dp",), constraints=constraints))
 
 
 def test_room_is_kept_for_what_is_held_while_w_is_put_off(profile) -> None:

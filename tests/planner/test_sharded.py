@@ -11,10 +11,10 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.cuts import Cutter
-from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.score import weights_of
-from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder
+from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import fsdp, zero2
 
@@ -91,11 +91,14 @@ def test_no_simulation_is_under_the_bound(
     units = len(request.profile.graph.units)
     costs = PartCosts(request, weights, range(units + 1), exact_sums=True, state_sharding=sharding)
     cutter, builder = Cutter(costs), ShapeBuilder(request, costs, "auto")
-    wide = Part(("a0", "a1", "a2"), (size - 2 * (size // 3 or 1), *(size // 3 or 1,) * 2))
-    two = Part(("a1", "a2"), (size // 2, size - size // 2))
-    shapes = [Shape(size=size, parts=(Part(("a0",), (size,)), two), begins=(0, cut, units)) for cut in range(1, units)]
+    wide = PipelinePart(("a0", "a1", "a2"), (size - 2 * (size // 3 or 1), *(size // 3 or 1,) * 2))
+    two = PipelinePart(("a1", "a2"), (size // 2, size - size // 2))
+    shapes = [
+        PlanShape(size=size, parts=(PipelinePart(("a0",), (size,)), two), begins=(0, cut, units))
+        for cut in range(1, units)
+    ]
     if min(wide.samples) > 0:
-        shapes.append(Shape(size=size, parts=(wide,), begins=(0, units)))
+        shapes.append(PlanShape(size=size, parts=(wide,), begins=(0, units)))
     for shape in shapes:
         (found,) = cutter.bounded([shape])
         plan = builder.plan(shape)
@@ -109,7 +112,7 @@ def test_of_few_cuts_the_best_is_taken(profile: Callable[[float], Profile]) -> N
     weights = weights_of(request.profile.cluster, Objective.THROUGHPUT, JOB.global_batch)
     units = len(request.profile.graph.units)
     cutter = Cutter(PartCosts(request, weights, range(units + 1), exact_sums=True))
-    parts = (Part(("a0",), (4,)), Part(("a1", "a2"), (2, 2)))
+    parts = (PipelinePart(("a0",), (4,)), PipelinePart(("a1", "a2"), (2, 2)))
     (found,) = cutter.solved(4, [parts])
-    others = cutter.bounded([Shape(size=4, parts=parts, begins=(0, cut, units)) for cut in range(1, units)])
+    others = cutter.bounded([PlanShape(size=4, parts=parts, begins=(0, cut, units)) for cut in range(1, units)])
     assert found.expected_s == pytest.approx(min(other.expected_s for other in others))

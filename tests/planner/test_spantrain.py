@@ -10,7 +10,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.planner.groups import group_devices
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.baselines import single_device, single_site
-from spantrain.planner.strategies.spantrain_dp.search import Candidate
+from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate
 from spantrain.planner.strategies.spantrain_dp.strategy import build_plan, candidates, spantrain_dp
 from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
@@ -103,7 +103,7 @@ def test_replicas_share_samples_by_capacity(make_cluster, make_graph, make_profi
     profile = make_profile(make_cluster({"lab": {"fast": 0.03, "slow": 0.01}}), make_graph(4))
     tables = SlotTables(profile, JobSpec(global_batch=32))
     assert tables.shares(("fast", "slow"), range(6), 16) == (12, 4)
-    candidate = Candidate(order=("lab",), slots=(("fast", "slow"),), size=16, bound_s=0, begins=(0, 6))
+    candidate = DomainCandidate(order=("lab",), slots=(("fast", "slow"),), size=16, bound_s=0, begins=(0, 6))
     plan, _ = build_plan(tables, candidate)
     assert [replica.sample_share for replica in plan.stages[0].replicas] == [12.0, 4.0]
     assert [span.size for span in plan.stages[0].replica_spans(1)] == [4, 4]
@@ -175,7 +175,7 @@ def test_the_chosen_cuts_are_near_the_best_of_all(make_cluster, make_graph, make
     size = chosen.plan.stages[0].micro_batches[0].size
     best = min(
         cost.estimate(
-            build_plan(tables, Candidate(order=(), slots=slots, size=size, bound_s=0, begins=begins))[0]
+            build_plan(tables, DomainCandidate(order=(), slots=slots, size=size, bound_s=0, begins=begins))[0]
         ).step_s
         for begins in ((0, *cuts, 8) for cuts in combinations(range(1, 8), len(slots) - 1))
     )

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.groups import Group
+from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain, spantrain_proposals
 from spantrain.planner.strategies.spantrain.tables import WayTables
-from spantrain.planner.strategies.spantrain.ways import Beam, Member, Slot, symmetric_ways, ways_of
+from spantrain.planner.strategies.spantrain.ways import Beam, Slot, SlotMember, symmetric_ways, ways_of
 
 
 def divisible(graph):
@@ -24,13 +24,13 @@ def divisible(graph):
 
 
 def alone(*names):
-    return tuple(Member(devices=(name,), tp_shares=(1.0,)) for name in names)
+    return tuple(SlotMember(devices=(name,), tp_shares=(1.0,)) for name in names)
 
 
 def group_of(*parts):
     devices = tuple(name for part in parts for name in part)
-    subgroups = tuple(Group(name=f"g.{number}", devices=part) for number, part in enumerate(parts))
-    return Group(name="g", devices=devices, subgroups=subgroups)
+    subgroups = tuple(DeviceGroup(name=f"g.{number}", devices=part) for number, part in enumerate(parts))
+    return DeviceGroup(name="g", devices=devices, subgroups=subgroups)
 
 
 def ways_in(make_cluster, make_graph, make_profile, speeds, *parts, **options):
@@ -65,8 +65,8 @@ def test_figure_7c_capacities_of_1_2_2_4_make_a_grid(make_cluster, make_graph, m
     speeds = {"one": 0.01, "two": 0.02, "too": 0.02, "four": 0.04}
     found = ways_in(make_cluster, make_graph, make_profile, speeds, ("four",), ("two", "too"), ("one",))
     rows = (
-        Member(devices=("four", "two"), tp_shares=(2.0, 1.0)),
-        Member(devices=("too", "one"), tp_shares=(2.0, 1.0)),
+        SlotMember(devices=("four", "two"), tp_shares=(2.0, 1.0)),
+        SlotMember(devices=("too", "one"), tp_shares=(2.0, 1.0)),
     )
     assert (Slot(members=rows, even=False),) in found
     without = ways_in(
@@ -86,7 +86,7 @@ def test_a_grid_halves_what_figure_7c_divides(make_cluster, make_graph, make_pro
     speeds = {"one": 0.001, "two": 0.002, "too": 0.002, "four": 0.004}
     profile = make_profile(make_cluster({"here": speeds}, latency_s=0.0), divisible(make_graph(6)))
     tables = WayTables(profile, JobSpec(global_batch=48))
-    rows = tuple(Member(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
+    rows = tuple(SlotMember(devices=devices, tp_shares=(2.0, 1.0)) for devices in (("four", "two"), ("too", "one")))
     counts = tables.counts(Slot(members=rows, even=False), range(1, 7), 24)
     assert counts == pytest.approx((16, 8), abs=1)
 
@@ -191,7 +191,7 @@ def test_a_far_site_is_left_out_unless_it_is_to_be_kept(make_cluster, make_graph
     profile, job = make_profile(cluster, make_graph(6)), JobSpec(global_batch=16)
     best = spantrain(request_of(profile, job))[0]
     assert set(best.plan.devices) <= {"a", "b"}
-    assert any(reason.startswith("Group far is left out") for reason in best.reasons)
+    assert any(reason.startswith("DeviceGroup far is left out") for reason in best.reasons)
     for name in ("far", "c"):
         for proposal in spantrain(request_of(profile, job, keep=(name,))):
             assert "c" in proposal.plan.devices

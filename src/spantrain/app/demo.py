@@ -20,7 +20,7 @@ from spantrain.core.profile import Profile
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOutcome
-from spantrain.planner.groups import Groups, group_devices
+from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec
 
 _MARK = "demo.txt"
@@ -70,7 +70,7 @@ class DemoSummary:
 class DemoListener(Reporter, Protocol):
     """A reporter that also shows what each part found."""
 
-    def show_groups(self, groups: Groups, profile: Profile) -> None:
+    def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
         """Show the two levels of groups."""
 
     def show_plan(self, outcome: PlanOutcome) -> None:

@@ -85,7 +85,7 @@ class _Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hop:
+class _StageHop:
     """Seconds between a stage and the next: one micro-batch, and how long the busiest link is busy in a step."""
 
     first_up: float
@@ -111,7 +111,7 @@ class StepCost:
         """Return the seconds of one step of a plan, with all terms."""
         times = [self._stage_times(stage) for stage in plan.stages]
         hops = self._hops(plan)
-        bounds = _Bounds(times, hops)
+        bounds = _PipelineSums(times, hops)
         terms = tuple(_all_terms(plan, bounds))
         worst = max(terms, key=lambda term: term.seconds)
         paper_s = max(worst.seconds, _paper_seconds(bounds))
@@ -162,7 +162,7 @@ class StepCost:
             first, last, run, run_without_w, forward_but_last, run_input, window, self.sync_seconds(stage)
         )
 
-    def _hops(self, plan: Plan) -> list[_Hop]:
+    def _hops(self, plan: Plan) -> list[_StageHop]:
         units = self._profile.graph.units
         cuts = [_cut(units[stage.end_unit - 1], stage.wire_format) for stage in plan.stages[:-1]]
         pairs = list(zip(plan.stages[:-1], plan.stages[1:], strict=True))
@@ -179,7 +179,7 @@ class StepCost:
             back_first, back_last = b.micro_batches[0].size, b.micro_batches[-1].size
             link_up, link_down = _busiest(up_path, busy), _busiest(down_path, busy)
             hops.append(
-                _Hop(
+                _StageHop(
                     first_up=up_path.seconds(first * cut.up_bytes),
                     last_up=up_path.seconds(last * cut.up_bytes),
                     first_down=down_path.seconds(back_first * cut.down_bytes),
@@ -207,10 +207,10 @@ class StepCost:
         return any(shared in self._profile.graph.units[unit].shared for unit in stage.units)
 
 
-class _Bounds:
+class _PipelineSums:
     """Sums along the pipeline that all terms are made of."""
 
-    def __init__(self, times: list[_StageTimes], hops: list[_Hop]) -> None:
+    def __init__(self, times: list[_StageTimes], hops: list[_StageHop]) -> None:
         self.times, self.hops = times, hops
         count = len(times)
         self.arrival = [0.0] * count
@@ -238,7 +238,7 @@ class _Bounds:
         return back + time.first[Op.BACKWARD_INPUT] + time.first[Op.BACKWARD_WEIGHT]
 
 
-def _all_terms(plan: Plan, bounds: _Bounds) -> Iterator[Term]:
+def _all_terms(plan: Plan, bounds: _PipelineSums) -> Iterator[Term]:
     for index, (stage, time) in enumerate(zip(plan.stages, bounds.times, strict=True)):
         yield Term(name=_stage_name(index, stage), seconds=_stage_bound(bounds, index))
         if time.window > 0:
@@ -254,7 +254,7 @@ def _all_terms(plan: Plan, bounds: _Bounds) -> Iterator[Term]:
         yield Term(name=f"link {hop.link_down}", seconds=down + bounds.end)
 
 
-def _paper_seconds(bounds: _Bounds) -> float:
+def _paper_seconds(bounds: _PipelineSums) -> float:
     """Return equation 1: what a micro-batch passes before the critical stage or link, both ways, and its run there."""
     seconds = [
         arrival + time.run + time.sync + up
@@ -266,7 +266,7 @@ def _paper_seconds(bounds: _Bounds) -> float:
     return max(seconds)
 
 
-def _stage_bound(bounds: _Bounds, s: int) -> float:
+def _stage_bound(bounds: _PipelineSums, s: int) -> float:
     time = bounds.times[s]
     return max(
         bounds.arrival[s] + time.run + time.sync,

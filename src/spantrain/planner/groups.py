@@ -15,19 +15,19 @@ _SAME = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class DeviceGroup:
     """Devices that belong together; `subgroups` are its second-level groups (empty inside those)."""
 
     name: str
     devices: tuple[str, ...]
-    subgroups: tuple["Group", ...] = ()
+    subgroups: tuple["DeviceGroup", ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Groups:
+class DeviceGroups:
     """First-level groups, and the message size at which their network was compared."""
 
-    first_level: tuple[Group, ...]
+    first_level: tuple[DeviceGroup, ...]
     message_bytes: int
 
 
@@ -60,7 +60,7 @@ def group_devices(
     network_ratio: float = 1.25,
     compute_ratio: float = 1.2,
     wan_latency_s: float = 2e-3,
-) -> Groups:
+) -> DeviceGroups:
     """Group devices by network, and inside each group by compute score and memory.
 
     First level: every device begins alone; the pair of groups with the shortest mean message time is taken from
@@ -78,7 +78,7 @@ def group_devices(
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
     first = _merge(names, *_network_rules(profile, names, message_bytes, network_ratio, wan_latency_s))
     groups = tuple(_with_subgroups(profile, members, compute_ratio) for members in first)
-    return Groups(first_level=_unique_names(groups), message_bytes=message_bytes)
+    return DeviceGroups(first_level=_unique_names(groups), message_bytes=message_bytes)
 
 
 Members = tuple[str, ...]
@@ -147,7 +147,7 @@ def _lone_references(
     return found
 
 
-def _with_subgroups(profile: Profile, members: Members, ratio: float) -> Group:
+def _with_subgroups(profile: Profile, members: Members, ratio: float) -> DeviceGroup:
     memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
@@ -157,10 +157,10 @@ def _with_subgroups(profile: Profile, members: Members, ratio: float) -> Group:
     subgroups = _merge(members, distance, lambda _a, _b, value: value <= ratio + _SAME)
     subgroups.sort(key=lambda part: -_mean([score[name] for name in part]))
     name = _site_name(profile, members)
-    return Group(
+    return DeviceGroup(
         name=name,
         devices=members,
-        subgroups=tuple(Group(name=f"{name}.{index}", devices=part) for index, part in enumerate(subgroups)),
+        subgroups=tuple(DeviceGroup(name=f"{name}.{index}", devices=part) for index, part in enumerate(subgroups)),
     )
 
 
@@ -171,7 +171,7 @@ def _site_name(profile: Profile, members: Members) -> str:
     return "+".join(sites)
 
 
-def _unique_names(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+def _unique_names(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     """Number the groups of a site that came out in several pieces."""
     seen: dict[str, int] = {}
     named = []
@@ -182,9 +182,9 @@ def _unique_names(groups: tuple[Group, ...]) -> tuple[Group, ...]:
             seen[name] = seen.get(name, 0) + 1
             name = f"{name}#{seen[name]}"
         subgroups = tuple(
-            Group(name=f"{name}.{index}", devices=part.devices) for index, part in enumerate(group.subgroups)
+            DeviceGroup(name=f"{name}.{index}", devices=part.devices) for index, part in enumerate(group.subgroups)
         )
-        named.append(Group(name=name, devices=group.devices, subgroups=subgroups))
+        named.append(DeviceGroup(name=name, devices=group.devices, subgroups=subgroups))
     return tuple(named)
 
 
@@ -196,7 +196,7 @@ def _ratio(a: float, b: float) -> float:
     return max(a, b) / max(min(a, b), 1e-30)
 
 
-def tree_lines(groups: Groups, profile: Profile) -> list[str]:
+def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:
     """Return the tree of groups: first level, second level, devices, with the metrics that grouped them."""
     metric = message_seconds(profile, groups.message_bytes)
     lines = [f"{profile.cluster.name}: {format_bytes(groups.message_bytes)} message, one way, mean of both directions"]
@@ -209,7 +209,7 @@ def tree_lines(groups: Groups, profile: Profile) -> list[str]:
     return lines
 
 
-def _distances(group: Group, groups: Groups, metric: dict[tuple[str, str], float]) -> str:
+def _distances(group: DeviceGroup, groups: DeviceGroups, metric: dict[tuple[str, str], float]) -> str:
     parts = []
     for other in groups.first_level:
         between = [metric[a, b] for a in group.devices for b in other.devices if (a, b) in metric]
@@ -218,7 +218,7 @@ def _distances(group: Group, groups: Groups, metric: dict[tuple[str, str], float
     return "".join(f", {part}" for part in parts)
 
 
-def _subgroup_lines(group: Group, profile: Profile) -> list[str]:
+def _subgroup_lines(group: DeviceGroup, profile: Profile) -> list[str]:
     lines = []
     for index, subgroup in enumerate(group.subgroups):
         last = index == len(group.subgroups) - 1

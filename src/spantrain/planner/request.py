@@ -17,7 +17,7 @@ from spantrain.errors import PlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 
-_MOST_MICRO_BATCHES = 256
+_MAX_MICRO_BATCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class JobSpec:
         powers = [2**k for k in range(total.bit_length())]
         triples = [3 * size for size in powers if total % (3 * size) == 0]
         sizes = {size for size in (*powers, *triples, total) if size <= total}
-        return tuple(sorted(size for size in sizes if total <= size * _MOST_MICRO_BATCHES))
+        return tuple(sorted(size for size in sizes if total <= size * _MAX_MICRO_BATCHES))
 
 
 class Objective(StrEnum):

@@ -20,7 +20,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 
-_MOST_PLACES = 1000
+_MAX_PLACES = 1000
 _SIZES = 2
 """Micro-batch sizes that are planned for: the largest that leave several micro-batches; smaller ones if none fits."""
 
@@ -31,7 +31,7 @@ Ends = tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StepPart:
     """A stage, or a transfer between two."""
 
     forward_s: float
@@ -48,9 +48,9 @@ def dapple(request: PlanRequest) -> tuple[Proposal, ...]:
     assembler = Assembler(request, SumModel.TORCH_DDP)
     hosts = _hosts(request)
     places = len(hosts) * assembler.units
-    if places > _MOST_PLACES:
+    if places > _MAX_PLACES:
         raise InfeasiblePlanError(
-            f"goes through splits of units and hosts, {_MOST_PLACES} places at most, got {len(hosts)} hosts with "
+            f"goes through splits of units and hosts, {_MAX_PLACES} places at most, got {len(hosts)} hosts with "
             f"{assembler.units} units"
         )
     sizes = request.job.micro_batch_sizes()
@@ -83,13 +83,13 @@ def _options(
         # Larger ones only if those leave a device without a sample whatever the stages.
         if found and size not in wanted:
             return
-        latency_s, shapes = _Search(assembler, hosts, size).run()
+        latency_s, shapes = _DappleSearch(assembler, hosts, size).run()
         if latency_s < float("inf"):
             found += 1
             yield shapes, size, latency_s
 
 
-class _Search:
+class _DappleSearch:
     """The search of section 4.3 for one micro-batch size."""
 
     def __init__(self, assembler: Assembler, hosts: list[tuple[str, ...]], size: int) -> None:
@@ -143,7 +143,7 @@ class _Search:
         stages = pairwise(((0, 0), *ends))
         if any(len(self.devices(before, used)) > self._size for (_, before), (_, used) in stages):
             return float("inf")
-        parts: list[_Part] = []
+        parts: list[_StepPart] = []
         for index, (before, here) in enumerate(pairwise(((0, 0), *ends))):
             if index > 0:
                 parts.append(self.transfer(ends[index - 1]))
@@ -172,14 +172,14 @@ class _Search:
     def _shape(self, before: Place, here: Place) -> StageShape:
         return StageShape(units=range(before[0], here[0]), devices=self.devices(before[1], here[1]))
 
-    def _part(self, before: Place, here: Place) -> _Part:
+    def _part(self, before: Place, here: Place) -> _StepPart:
         devices, units = self.devices(before[1], here[1]), range(before[0], here[0])
         samples = max(1, round(self._size / len(devices)))
         compute = self._assembler.spans.compute
         kinds = self.kinds(before[1], here[1])
         sums = self._assembler.parameter_sums
         gradients = float(sums[units.stop] - sums[units.start])
-        return _Part(
+        return _StepPart(
             forward_s=max(compute.kind_seconds(units, kind, Op.FORWARD, samples) for kind in kinds),
             backward_s=max(compute.kind_seconds(units, kind, Op.BACKWARD, samples) for kind in kinds),
             sum_s=self._ring_s(before[1], here[1], gradients),
@@ -198,12 +198,12 @@ class _Search:
         slowest = min(link.bandwidth_bytes_per_s for link in links)
         return turns * max(link.latency_s for link in links), turns / len(devices) / slowest
 
-    def _transfer(self, before: Place) -> _Part:
+    def _transfer(self, before: Place) -> _StepPart:
         """Return the way from the last host before a place to the first behind it, the narrowest of the cut."""
         source, target = self._hosts[before[1] - 1][-1], self._hosts[before[1]][0]
         link = self._assembler.spans.network.link(source, target)
         cut = self._assembler.profile.graph.units[before[0] - 1]
-        return _Part(
+        return _StepPart(
             forward_s=link.latency_s + self._size * cut.cut_bytes_per_sample / link.bandwidth_bytes_per_s,
             backward_s=link.latency_s + self._size * cut.gradient_bytes_per_sample / link.bandwidth_bytes_per_s,
         )

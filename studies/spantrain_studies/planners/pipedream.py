@@ -19,7 +19,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 
-_MOST_DEVICES = 256
+_MAX_DEVICES = 256
 
 
 def pipedream(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -29,8 +29,8 @@ def pipedream(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: no partition fits, or there are more devices than its programme can go through.
     """
     devices = request.devices_within_quotas
-    if len(devices) > _MOST_DEVICES:
-        raise InfeasiblePlanError(f"goes through counts of devices, {_MOST_DEVICES} at most, got {len(devices)}")
+    if len(devices) > _MAX_DEVICES:
+        raise InfeasiblePlanError(f"goes through counts of devices, {_MAX_DEVICES} at most, got {len(devices)}")
     assembler = Assembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request, devices), "1f1b")
 

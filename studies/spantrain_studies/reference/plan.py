@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import Constraints, Objective
-from spantrain.planner.strategies.pools.costs import Goal, Pool, PoolPlan
+from spantrain.planner.strategies.pools.costs import DevicePool, Goal, PoolPlan
 from spantrain.planner.strategies.pools.search import PoolSearch
 from spantrain_studies.reference.costs import predict_plan
 from spantrain_studies.reference.platform import Platform
@@ -64,7 +64,7 @@ class ReferencePlanner:
     ) -> None:
         """Keep them; devices are counted by kind and zone."""
         self._reference, self._platform, self._model, self._batch = reference, platform, model, global_batch
-        self.pools: tuple[Pool, ...] = pools_of(reference, available)
+        self.pools: tuple[DevicePool, ...] = pools_of(reference, available)
         self._costs = ReferencePools(reference, model, global_batch, self.pools, platform)
 
     def plan(

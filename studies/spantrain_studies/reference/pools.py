@@ -8,7 +8,7 @@ import numpy as np
 
 from spantrain.cost.span_tables import Array
 from spantrain.errors import PlanError, ProfileError
-from spantrain.planner.strategies.pools.costs import Hop, Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
 from spantrain_studies.reference.layers import LayerCosts
 from spantrain_studies.reference.network import ReferenceNetwork
 from spantrain_studies.reference.platform import Platform
@@ -25,7 +25,7 @@ _MESSAGES_HELD = 2
 """Of each neighbour at once: one at work, one that came early."""
 
 
-def pools_of(reference: Reference, available: Mapping[tuple[str, str], int]) -> tuple[Pool, ...]:
+def pools_of(reference: Reference, available: Mapping[tuple[str, str], int]) -> tuple[DevicePool, ...]:
     """Return the pools of so many devices by kind and zone.
 
     Raises:
@@ -38,13 +38,13 @@ def pools_of(reference: Reference, available: Mapping[tuple[str, str], int]) -> 
         if count < 0:
             raise PlanError(f"{kind} in {zone}: the number of devices must not be negative, got {count}")
     return tuple(
-        Pool(kind=kind, site=zone, count=count, host_size=reference.devices_per_host[kind])
+        DevicePool(kind=kind, site=zone, count=count, host_size=reference.devices_per_host[kind])
         for (kind, zone), count in available.items()
         if count
     )
 
 
-def reference_plan(model: str, global_batch: int, plan: PoolPlan, pools: tuple[Pool, ...]) -> ReferencePlan:
+def reference_plan(model: str, global_batch: int, plan: PoolPlan, pools: tuple[DevicePool, ...]) -> ReferencePlan:
     """Return a plan by pools in the form that `spantrain_studies.reference.costs` takes."""
     return ReferencePlan(
         model=model,
@@ -58,7 +58,7 @@ def reference_plan(model: str, global_batch: int, plan: PoolPlan, pools: tuple[P
     )
 
 
-def _replica(pools: tuple[Pool, ...], member: Member) -> ReferenceReplica:
+def _replica(pools: tuple[DevicePool, ...], member: PoolReplica) -> ReferenceReplica:
     pool = pools[member.pool]
     return ReferenceReplica(kind=pool.kind, zone=pool.site, tp_degree=member.tp_degree)
 
@@ -71,7 +71,7 @@ class ReferencePools:
     """Links were measured with all devices of a host sending at once."""
 
     def __init__(
-        self, reference: Reference, model: str, global_batch: int, pools: tuple[Pool, ...], platform: Platform
+        self, reference: Reference, model: str, global_batch: int, pools: tuple[DevicePool, ...], platform: Platform
     ) -> None:
         """Keep them.
 
@@ -110,15 +110,15 @@ class ReferencePools:
         """Return that pipelines may span hosts."""
         return True
 
-    def forward_s(self, member: Member, size: int) -> Array:
+    def forward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over layers."""
         return self._running(lambda layer: self._layers.forward_s(layer, self._of(member), size))
 
-    def backward_s(self, member: Member, size: int) -> Array:
+    def backward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over layers."""
         return self._running(lambda layer: self._layers.backward_s(layer, self._of(member), size))
 
-    def need_bytes(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
+    def need_bytes(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return the more of what our model says and of what that framework's own planner counts."""
         tp, kind = member.tp_degree, self.pools[member.pool].kind
         parameters = _between(self._parameters(tp))
@@ -130,7 +130,7 @@ class ReferencePools:
         ours = ours + _MESSAGES_HELD * (cuts[:, None] + cuts[None, :])
         return np.maximum(ours, self.counted_bytes(member, size, left))
 
-    def counted_bytes(self, member: Member, size: int, left: int) -> Array:
+    def counted_bytes(self, member: PoolReplica, size: int, left: int) -> Array:
         """Return what that framework's own planner counts for layers i to j-1, as [i, j] (Sailor, section 4.3).
 
         Parameters, as many micro-batches of activations as stages are left, and a constant.
@@ -146,7 +146,7 @@ class ReferencePools:
         """Return what a device has."""
         return self._reference.memory_bytes[self.pools[pool].kind]
 
-    def hop(self, lower: Member, upper: Member, size: int, width: int) -> Hop:  # noqa: ARG002 - measured so
+    def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:  # noqa: ARG002 - measured so
         """Return what messages take: receivers are kept for all of it, senders for what the transport does not take."""
         a, b = self._of(lower), self._of(upper)
         cuts = self._cut_bytes(lower.tp_degree) * size
@@ -155,14 +155,14 @@ class ReferencePools:
             down = self._by_size(cuts, lambda size_bytes: self._network.transfer_s((b, 1), (a, 0), size_bytes))
         except ProfileError:
             # Nobody measured that way, so nothing is sent on it.
-            return Hop(*[np.full_like(cuts, np.inf)] * len(Hop._fields))
+            return HopSeconds(*[np.full_like(cuts, np.inf)] * len(HopSeconds._fields))
         wait, nothing = self._platform.receive_wait_s, np.zeros_like(cuts)
 
         def held(seconds: Array, tp_degree: int) -> Array:
             pairs = zip(seconds.tolist(), (cuts / tp_degree).tolist(), strict=True)
             return np.array([self._platform.send_hold_s(*pair) for pair in pairs])
 
-        return Hop(
+        return HopSeconds(
             lower_forward_s=held(up, a.tp_degree),
             upper_forward_s=up + wait,
             upper_backward_s=held(down, b.tp_degree),
@@ -200,7 +200,7 @@ class ReferencePools:
         """Return the seconds of the slowest update."""
         return max(self._layers.update_s(stage.units, self._of(member), size) for member in set(stage.members))
 
-    def sums_s(self, member: Member, width: int) -> Array:
+    def sums_s(self, member: PoolReplica, width: int) -> Array:
         """Return what summing takes over hosts of one pool, by the bytes of the layers."""
         return self._sums(member, width)
 
@@ -226,10 +226,10 @@ class ReferencePools:
             total += cut * sum(self._usd_per_byte(a, b) + self._usd_per_byte(b, a) for a, b in pairs)
         return total
 
-    def _usd_per_byte(self, a: Member, b: Member) -> float:
+    def _usd_per_byte(self, a: PoolReplica, b: PoolReplica) -> float:
         return self._prices.usd_per_byte.get((self.pools[a.pool].site, self.pools[b.pool].site), 0.0)
 
-    def _of(self, member: Member) -> ReferenceReplica:
+    def _of(self, member: PoolReplica) -> ReferenceReplica:
         return _replica(self.pools, member)
 
     def _running(self, of_layer: Callable[[range], float]) -> Array:
@@ -243,7 +243,7 @@ class ReferencePools:
         values = [self._layers.activation_bytes(layer, tp_degree) for layer in range(self.units)]
         return _between(_sums(values)), _largest_between(np.array(values))
 
-    def _gradient_sums(self, member: Member, width: int) -> Array:
+    def _gradient_sums(self, member: PoolReplica, width: int) -> Array:
         sums = self._parameters(member.tp_degree)
         whole = FLOAT_BYTES * member.tp_degree * float(sums[-1])
         per_host = self.pools[member.pool].host_size // member.tp_degree

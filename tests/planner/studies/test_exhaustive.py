@@ -12,7 +12,7 @@ from spantrain.planner.request import Constraints, JobSpec, Objective, PlanReque
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain_studies.planners.exhaustive.space import Space, ordered_partitions, twins
+from spantrain_studies.planners.exhaustive.space import PlanSpace, ordered_partitions, twins
 from spantrain_studies.planners.exhaustive.strategy import exhaustive
 
 MIB = 2**20
@@ -50,7 +50,7 @@ def test_simulation_is_never_under_the_bound(
     builder, rng = ShapeBuilder(request, costs, "test"), random.Random(1)
     checked = 0
     for size in job.micro_batch_sizes():
-        for group in Space(costs, profile, request.devices).candidates(size, 1e9):
+        for group in PlanSpace(costs, profile, request.devices).candidates(size, 1e9):
             for index in rng.sample(range(len(group.where)), min(6, len(group.where))):
                 plan = builder.plan(group.shape(index))
                 assert plan is not None, "what has a bound fits"
@@ -71,7 +71,7 @@ def test_bounds_prune_nothing_that_is_best(case: Callable[..., Profile]) -> None
     costs = PartCosts(request, weights, range(len(profile.graph.units) + 1), exact_sums=True)
     builder = ShapeBuilder(request, costs, "test")
     steps = []
-    for group in Space(costs, profile, request.devices).candidates(2):
+    for group in PlanSpace(costs, profile, request.devices).candidates(2):
         for index in range(len(group.where)):
             plan = builder.plan(group.shape(index))
             steps += [request.evaluate(plan).step_s] if plan is not None else []

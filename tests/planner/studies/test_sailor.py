@@ -12,9 +12,9 @@ from spantrain.core.units import UnitGraph
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Quota
-from spantrain_studies.planners.sailor.place import Layout, estimate, named
+from spantrain_studies.planners.sailor.place import StageLayout, estimate, named
 from spantrain_studies.planners.sailor.programme import Task, solve
-from spantrain_studies.planners.sailor.space import Space, supplies_of
+from spantrain_studies.planners.sailor.space import SupplySpace, supplies_of
 from spantrain_studies.planners.sailor.strategy import sailor
 
 
@@ -108,7 +108,7 @@ def test_supplies_are_kinds_in_sites_with_kept_and_full_hosts_first():
 def test_memory_sets_the_least_tensor_degree(make_graph, make_profile):
     graph = divisible(make_graph(4, hidden=512))
     cluster = cluster_of_hosts({"s": [("k", 4)]}, speed={"k": 1}, memory_bytes=450 * 2**20)
-    space = Space(request_for(make_profile(cluster, graph)))
+    space = SupplySpace(request_for(make_profile(cluster, graph)))
     whole = [need_of(space, degree) for degree in (1, 2, 4)]
     least = next(degree for degree, need in zip((1, 2, 4), whole, strict=True) if need <= 450 * 2**20)
     assert whole == sorted(whole, reverse=True)
@@ -156,10 +156,10 @@ def test_no_bound_hides_a_better_plan(make_graph, make_profile, between, bandwid
         bandwidth=bandwidth,
     )
     request = request_for(make_profile(cluster, make_graph(5)), batch=32, sizes=(8,))
-    space, step_s = Space(request), []
+    space, step_s = SupplySpace(request), []
     for width, stages in product((1, 2, 4), (1, 2, 3, 4)):
         for choice in product(range(len(space.supplies)), repeat=stages):
-            layout = Layout(
+            layout = StageLayout(
                 samples=8 // width,
                 width=width,
                 taken=tuple(((supply, width),) for supply in choice),

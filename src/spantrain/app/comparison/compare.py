@@ -45,7 +45,7 @@ from spantrain.cost.compute import ComputeCost
 from spantrain.errors import ConfigError, InternalError, PeerLostError, PlanError, UsageError, WorkerError
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.engine.outcome import PlanWishes, not_trained_yet
+from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
 from spantrain.planner.engine.predict import costs_of, optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
@@ -293,7 +293,7 @@ class _Comparison:
         self._listener.phase(f"Planning: {method.name}")
         # The default is what `spantrain plan` chooses when it is free to, which may be the best site's plan.
         asked = () if method.strategy == DEFAULT_STRATEGY else (method.strategy,)
-        outcome = make_plan(self._profile, self._spec, PlanWishes(strategies=asked))
+        outcome = make_plan(self._profile, self._spec, PlanOptions(strategies=asked))
         if problems := not_trained_yet(outcome.plan):
             raise PlanError(f"its plan cannot be trained: {'; '.join(problems)}")
         self._planned[method.strategy] = outcome.plan, outcome.step_s_predicted

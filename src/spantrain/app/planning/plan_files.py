@@ -22,7 +22,7 @@ from spantrain.errors import PlanError, UsageError
 from spantrain.models.catalog.catalog import CATALOG_FAMILIES, unit_names
 from spantrain.models.sources import hf_configuration
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 from spantrain.planner.engine.predict import optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.schedule.registry import check_schedule
@@ -195,7 +195,7 @@ def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanWishes, out: Path) -> PlanOutcome:
+def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanOptions, out: Path) -> PlanOutcome:
     """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
 
     Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.

@@ -20,7 +20,7 @@ from spantrain.core.profile import BandwidthCurve, LinkMeasurement, Profile
 from spantrain.errors import SpanTrainError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
-from spantrain.planner.engine.outcome import PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec
 
 _LIMIT_S = 60.0
@@ -73,7 +73,7 @@ def plan_again(profile: Profile, base: Plan, optimizer: str, allowed: Sequence[W
         tensor_parallel=groups,
     )
     job = JobSpec(global_batch=base.global_batch, optimizer=optimizer, dtype=base.dtype, schedule=base.schedule)
-    return make_plan(profile, job, PlanWishes(constraints=constraints, strategies=("auto",))).plan
+    return make_plan(profile, job, PlanOptions(constraints=constraints, strategies=("auto",))).plan
 
 
 class BackgroundPlanner:

@@ -28,7 +28,7 @@ from spantrain.errors import UsageError
 from spantrain.models.build import unit_names
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import open_dataset
-from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 from spantrain.planner.engine.predict import optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.version import VERSION
@@ -152,7 +152,7 @@ def _planned(profile: Profile, request: ScratchRequest, listener: ScratchListene
         dtype=request.dtype,
         schedule=request.schedule,
     )
-    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, PlanWishes(), request.out / _PLAN_FILE)
+    planned = plan_file(profile, request.out / _PROFILE_FILE, spec, PlanOptions(), request.out / _PLAN_FILE)
     listener.show_plan(planned)
     functions = user_functions(request.model)
     run = new_run(

@@ -30,7 +30,7 @@ from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.core.profile import Profile
-    from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes
+    from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 
 _EITHER = "give either a profile, or --preset NAME or --cluster FILE together with --model"
 _NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
@@ -110,15 +110,15 @@ class PlanArguments:
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
         )
 
-    def wishes(self) -> "PlanWishes":
+    def wishes(self) -> "PlanOptions":
         """Return what a plan is to be like.
 
         Raises:
             PlanError: a value makes no sense, or two contradict each other.
         """
-        from spantrain.planner.engine.outcome import PlanWishes
+        from spantrain.planner.engine.outcome import PlanOptions
 
-        return PlanWishes(
+        return PlanOptions(
             objective=self.objective,
             constraints=self._constraints(),
             strategies=_strategies(self.strategy),

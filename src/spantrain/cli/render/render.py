@@ -15,7 +15,7 @@ from spantrain.cli.render.text import console_for_people
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bandwidth, format_bytes, format_seconds
-from spantrain.planner.groups import Groups, tree_lines
+from spantrain.planner.groups import DeviceGroups, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
@@ -80,7 +80,7 @@ class TerminalReporter:
         """Print something that stays."""
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def show_groups(self, groups: Groups, profile: Profile) -> None:
+    def show_groups(self, groups: DeviceGroups, profile: Profile) -> None:
         """Print the two levels of groups."""
         self._output.print(Text("Groups (by network; within, by compute and memory)", style="bold"))
         for line in tree_lines(groups, profile):

@@ -19,14 +19,14 @@ from spantrain.cost.memory import Division, MemoryCost, divisions_of
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy
 
-_MOST_ROUNDS = 12
-_MOST_DEVICES = 32
+_MAX_ROUNDS = 12
+_MAX_DEVICES = 32
 """Plans of more are not changed one stage at a time: each simulation is slow."""
 _PARTS_OF_LIMITS = (1.0, 0.5, 0.25, 0.0)
 """Of its in-flight limits, at which a plan that does not fit is tried; never under one micro-batch."""
 _IMPROVED = 2
 """Of the plans that fit, so many are tried."""
-_LEAST_GAIN = 1e-3
+_MIN_GAIN = 1e-3
 """A change must make the objective's value smaller by this part of it."""
 
 
@@ -36,7 +36,7 @@ def with_recomputation(request: PlanRequest, proposal: Proposal) -> Proposal | N
     In-flight limits rise where that makes room, and fall where nothing else lets a plan fit; cuts, devices and
     micro-batches stay. An order of work that was found for other limits is dropped.
     """
-    search = _Search(request)
+    search = _RecomputeSearch(request)
     base = search.evaluated(proposal.plan)
     if base is not None and base.fits:
         found = search.improved(proposal.plan, base)
@@ -70,7 +70,7 @@ def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = F
         return light
     if not request.constraints.recompute:
         return proposals
-    search = _Search(request)
+    search = _RecomputeSearch(request)
     done = [search.evaluated(proposal.plan) for proposal in proposals]
     over = [proposal for proposal, found in zip(proposals, done, strict=True) if found and not found.fits]
     fitting = [proposal for proposal, found in zip(proposals, done, strict=True) if found and found.fits]
@@ -81,7 +81,7 @@ def proposals_of(strategy: Strategy, request: PlanRequest, *, improves: bool = F
 
 def _planned_light(strategy: Strategy, request: PlanRequest) -> tuple[Proposal, ...]:
     """Return what a strategy proposes for light units that fits with units really computed again."""
-    search, graph = _Search(request), request.profile.graph
+    search, graph = _RecomputeSearch(request), request.profile.graph
     units = tuple(
         replace(
             unit,
@@ -213,7 +213,7 @@ def _largest(stage: Stage, number: int) -> int:
     return max((span.size for span in stage.replica_spans(number)), default=0)
 
 
-class _Search:
+class _RecomputeSearch:
     """Tries out units of stages, each change simulated."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -230,7 +230,7 @@ class _Search:
     def is_better(self, evaluation: Evaluation, than: Evaluation) -> bool:
         """Whether the objective says so."""
         objective = self._request.objective
-        return evaluation.fits and evaluation.value(objective) < (1 - _LEAST_GAIN) * than.value(objective)
+        return evaluation.fits and evaluation.value(objective) < (1 - _MIN_GAIN) * than.value(objective)
 
     def evaluate_fitted(self, plan: Plan) -> Evaluation:
         """Return what a plan would do with the units computed again that it needs; if none help, what it does."""
@@ -255,7 +255,7 @@ class _Search:
 
     def improved(self, plan: Plan, best: Evaluation) -> tuple[Plan, Evaluation]:
         """Return the plan with room for more samples in flight, as long as that pays."""
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             tried = [(trial, found) for trial in self._steps(plan) if (found := self.evaluated(trial)) is not None]
             better = [entry for entry in tried if self.is_better(entry[1], best)]
             if not better:
@@ -270,9 +270,9 @@ class _Search:
             step = self._step(plan, index)
             if step is not None:
                 together, count = _changed(together, index, *step), count + 1
-                if len(plan.devices) <= _MOST_DEVICES:
+                if len(plan.devices) <= _MAX_DEVICES:
                     yield _changed(plan, index, *step)
-        if count > 1 or (count and len(plan.devices) > _MOST_DEVICES):
+        if count > 1 or (count and len(plan.devices) > _MAX_DEVICES):
             yield together
 
     def _step(self, plan: Plan, index: int) -> tuple[tuple[int, ...], list[int]] | None:

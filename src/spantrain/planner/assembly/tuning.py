@@ -57,7 +57,7 @@ def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class _AlikeReplicas:
     """What replicas of one sort do in a step."""
 
     replica: Replica
@@ -68,9 +68,9 @@ class _Work:
     """Of the last micro-batch's backward."""
 
 
-def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_Work]:
+def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_AlikeReplicas]:
     """Return the work of each sort of replicas: of the same kinds of devices, with as many samples."""
-    found: dict[object, _Work] = {}
+    found: dict[object, _AlikeReplicas] = {}
     for number, replica in enumerate(stage.replicas):
         sizes = tuple(span.size for span in stage.replica_spans(number))
         key = (costs.groups.kinds(replica), replica.tp_shares, sizes)
@@ -80,11 +80,11 @@ def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_Work]:
                 count * (seconds(Op.FORWARD, size) + seconds(Op.BACKWARD, size))
                 for size, count in Counter(sizes).items()
             )
-            found[key] = _Work(replica=replica, samples=sizes[-1], all_s=all_s, last_s=seconds(op, sizes[-1]))
+            found[key] = _AlikeReplicas(replica=replica, samples=sizes[-1], all_s=all_s, last_s=seconds(op, sizes[-1]))
     return list(found.values())
 
 
-def _summed_s(stage: Stage, op: Op, works: Sequence[_Work], costs: ReplicaCost) -> float:
+def _summed_s(stage: Stage, op: Op, works: Sequence[_AlikeReplicas], costs: ReplicaCost) -> float:
     """Return when the sum ends if replicas wait for nobody and end with their last micro-batch's backward."""
     buckets, seconds = costs.buckets_beside(stage), costs.end_of_step_s(stage)
     ready_s = [0.0] * len(seconds)

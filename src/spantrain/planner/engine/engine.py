@@ -11,7 +11,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.assembly.tuning import check_sequence, slicing
 from spantrain.planner.engine.evaluate import Evaluator, check_kinds
-from spantrain.planner.engine.outcome import PlanOutcome, PlanWishes, StrategyFigures, only_to_compare
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome, StrategyFigures, only_to_compare
 from spantrain.planner.engine.outer import LocalPlans, join_groups, local_plans, pair_rates, slow_boundaries
 from spantrain.planner.engine.predict import over_time, with_best_spans
 from spantrain.planner.engine.reasons import (
@@ -31,7 +31,7 @@ _BOUNDARIES = 6
 """Of more slow boundaries than that, the slowest are told of."""
 _METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
-"""How many of a strategy's best are tried with other schedules, where that is wished."""
+"""How many of a strategy's best are tried with other schedules, where that is asked for."""
 _COMPARED = ("single-site", "single-device")
 """What every plan is shown beside (DESIGN idea 6)."""
 _COMPARED_UP_TO = 32
@@ -48,7 +48,7 @@ _EFFORT_MORE = SearchEffort(most_runs=12, most_actions=12_000)
 """For the order of these."""
 
 
-def make_plan(profile: Profile, job: JobSpec, wishes: PlanWishes | None = None) -> PlanOutcome:
+def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None) -> PlanOutcome:
     """Ask the strategies, evaluate what they propose, choose the best.
 
     Raises:
@@ -57,7 +57,7 @@ def make_plan(profile: Profile, job: JobSpec, wishes: PlanWishes | None = None) 
         ProfileError: the profile lacks a kind of device, or a link.
         InfeasiblePlanError: nothing fits, or nothing keeps the constraints; the closest misses are in the message.
     """
-    return _Planning(profile, job, wishes or PlanWishes()).run()
+    return _Planning(profile, job, options or PlanOptions()).run()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,24 +74,24 @@ class _Answer:
 
 
 class _Planning:
-    def __init__(self, profile: Profile, job: JobSpec, wishes: PlanWishes) -> None:
+    def __init__(self, profile: Profile, job: JobSpec, options: PlanOptions) -> None:
         self._started_s = time.perf_counter()
-        self._profile, self._job, self._wishes = profile, job, wishes
+        self._profile, self._job, self._options = profile, job, options
         self._evaluator = Evaluator(profile, job)
         self._orders: dict[tuple[tuple[Stage, ...], str], Plan] = {}
         self._request = PlanRequest(
             profile=profile,
             job=job,
-            objective=wishes.objective,
-            constraints=wishes.constraints,
-            restriction=wishes.restriction,
+            objective=options.objective,
+            constraints=options.constraints,
+            restriction=options.restriction,
             evaluate=self._evaluator,
         )
 
     def run(self) -> PlanOutcome:
-        asked = strategies_named(self._wishes.strategies or (DEFAULT_STRATEGY,))
+        asked = strategies_named(self._options.strategies or (DEFAULT_STRATEGY,))
         check_kinds(self._profile, self._request.devices, self._job)
-        if self._wishes.constraints.sequence_parallel:
+        if self._options.constraints.sequence_parallel:
             check_sequence(self._profile)
         small = len(self._request.devices) <= _COMPARED_UP_TO
         answers = {
@@ -99,7 +99,7 @@ class _Planning:
         }
         answers[_COMPARED[0]] = self._best_in_one_site(answers.get(_COMPARED[0]))
         answers = self._with_orders(answers)
-        free = not self._wishes.strategies and self._wishes.restriction is Restriction.NONE
+        free = not self._options.strategies and self._options.restriction is Restriction.NONE
         competing = answers if free else {name: answers[name] for name in asked}
         chosen = self._best(competing)
         return self._outcome(chosen, answers, tuple(competing))
@@ -108,7 +108,7 @@ class _Planning:
         started_s = time.perf_counter()
         try:
             propose = strategies()[name].propose
-            if self._wishes.constraints.sequence_parallel:
+            if self._options.constraints.sequence_parallel:
                 propose = slicing(propose)
             proposals = proposals_of(propose, self._request, improves=name == DEFAULT_STRATEGY)
         except InfeasiblePlanError as error:
@@ -120,7 +120,7 @@ class _Planning:
         if not ranked:
             return _Answer(figures=_no_figures("; ".join(dict.fromkeys(refusals)), started_s))
         ranked.sort(key=self._rank)
-        if self._wishes.any_schedule:
+        if self._options.any_schedule:
             for proposal, _ in ranked[:_RESCHEDULED]:
                 for other in self._other_schedules(proposal):
                     self._take(other, ranked, refusals)
@@ -197,17 +197,17 @@ class _Planning:
         return bool(self._broken(plan, evaluation)), bool(self._only_to_compare(plan)), *self._value(evaluation)
 
     def _only_to_compare(self, plan: Plan) -> str:
-        return only_to_compare(plan, self._wishes.constraints)
+        return only_to_compare(plan, self._options.constraints)
 
     def _value(self, evaluation: Evaluation) -> tuple[float, float]:
-        return evaluation.value(self._wishes.objective), evaluation.step_s
+        return evaluation.value(self._options.objective), evaluation.step_s
 
     def _broken(self, plan: Plan, evaluation: Evaluation) -> list[str]:
         """Return what keeps a plan that fits from being chosen."""
-        constraints = self._wishes.constraints
+        constraints = self._options.constraints
         broken = constraints.broken_by_devices(self._profile.cluster, plan.devices)
         broken += evaluation.broken(constraints)
-        if evaluation.value(self._wishes.objective) == float("inf"):
+        if evaluation.value(self._options.objective) == float("inf"):
             broken.append("a device in it has no price (cost/prices.yaml)")
         return broken
 
@@ -242,7 +242,7 @@ class _Planning:
                 f"no plan keeps the constraints; the closest: {'; '.join(misses)}. Loosen one of them, or ask more "
                 "strategies (--strategy all)"
             )
-        if len(answers) > 1 and not self._wishes.strategies:
+        if len(answers) > 1 and not self._options.strategies:
             # The default strategy's refusal is about all devices; those of one site or device add nothing to it.
             raise InfeasiblePlanError(next(iter(answers.values())).figures.reason)
         raise InfeasiblePlanError("; ".join(misses))
@@ -254,10 +254,10 @@ class _Planning:
         joined = join_groups(
             self._profile,
             self._job,
-            self._wishes.constraints,
+            self._options.constraints,
             local,
-            inner_steps=self._wishes.outer_every,
-            allowed=self._wishes.allow_outer,
+            inner_steps=self._options.outer_every,
+            allowed=self._options.allow_outer,
         )
         taken = joined if joined is not None and self._is_better(joined.outer, evaluation) else None
         groups = {} if taken is None else taken.plans
@@ -298,7 +298,7 @@ class _Planning:
     ) -> tuple[str, ...]:
         """Return why the answer, or the outer optimizer, is taken, and what each way over slow boundaries comes to."""
         proposal, evaluation = answer.ranked[0]
-        constraints, objective, every = self._wishes.constraints, self._wishes.objective, self._wishes.outer_every
+        constraints, objective, every = self._options.constraints, self._options.objective, self._options.outer_every
         own_reasons = proposal.reasons
         seen = [
             entry
@@ -325,11 +325,11 @@ class _Planning:
     def _local_plans(self) -> tuple[LocalPlans, ...]:
         """Return the groups that could train by themselves: the third way over slow boundaries."""
         seen = [entry for entry in self._evaluator.seen() if not self._only_to_compare(entry[0])]
-        return local_plans(self._profile, self._job, self._wishes.constraints, seen, self._evaluator)
+        return local_plans(self._profile, self._job, self._options.constraints, seen, self._evaluator)
 
     def _is_better(self, outer: OuterPlan, evaluation: Evaluation) -> bool:
         """Whether the outer optimizer is chosen: only where it may be, and by samples per second only."""
-        may_be = outer.allowed and not outer.reason and self._wishes.objective is Objective.THROUGHPUT
+        may_be = outer.allowed and not outer.reason and self._options.objective is Objective.THROUGHPUT
         return may_be and outer.samples_per_s > evaluation.samples_per_s
 
     def _ordered(self, proposal: Proposal, evaluation: Evaluation, effort: SearchEffort) -> tuple[Proposal, Evaluation]:

@@ -1,4 +1,4 @@
-"""What is wished of a plan, what came of planning, and what of a plan training cannot do yet."""
+"""What is wanted of a plan, what came of planning, and what of a plan training cannot do yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from spantrain.planner.request import Constraints, Objective, Restriction
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanWishes:
+class PlanOptions:
     """What is wanted of a plan, beside its job."""
 
     objective: Objective = Objective.THROUGHPUT

@@ -24,7 +24,7 @@ from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
-from spantrain.planner.groups import Group, group_devices
+from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import Constraints, Evaluation, JobSpec
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
@@ -45,7 +45,7 @@ class Boundary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class OuterExchange:
     """The exchange at the end of a round."""
 
     server: str
@@ -58,12 +58,12 @@ class Joined:
 
     samples: Mapping[str, int]
     """By group."""
-    exchange: Exchange
+    exchange: OuterExchange
     samples_per_s: float
     """If a group's speed were the same for its part as for the whole global batch."""
 
 
-def clusters_of(profile: Profile, devices: Sequence[str]) -> tuple[Group, ...]:
+def clusters_of(profile: Profile, devices: Sequence[str]) -> tuple[DeviceGroup, ...]:
     """Return the first-level groups of some devices: what an outer optimizer takes for clusters.
 
     Of many devices of a described cluster a few stand for their sites. A site that falls apart falls into its hosts.
@@ -78,7 +78,7 @@ def clusters_of(profile: Profile, devices: Sequence[str]) -> tuple[Group, ...]:
     found = [_whole(group, by_host, profile) for group in grouped]
     seen = {name for group in found for name in group.devices}
     alone = [[device.name for device in host if device.name not in seen] for host in by_host.values()]
-    return (*found, *(Group(name=names[0], devices=tuple(names)) for names in alone if names))
+    return (*found, *(DeviceGroup(name=names[0], devices=tuple(names)) for names in alone if names))
 
 
 def _standing_for_all(by_host: Mapping[tuple[str, str], Sequence[Device]]) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def _standing_for_all(by_host: Mapping[tuple[str, str], Sequence[Device]]) -> tu
     return tuple(found)
 
 
-def _whole(group: Group, by_host: Mapping[tuple[str, str], Sequence[Device]], profile: Profile) -> Group:
+def _whole(group: DeviceGroup, by_host: Mapping[tuple[str, str], Sequence[Device]], profile: Profile) -> DeviceGroup:
     """Return a group of devices that stand for others with those: all of a site, or only of the hosts in it."""
     own = {profile.cluster.device_by_name[name].host for name in group.devices}
     standing: dict[str, set[str]] = {}
@@ -105,10 +105,10 @@ def _whole(group: Group, by_host: Mapping[tuple[str, str], Sequence[Device]], pr
         if host in own or standing[site] <= own
         for device in found
     ]
-    return Group(name=group.name, devices=tuple(devices))
+    return DeviceGroup(name=group.name, devices=tuple(devices))
 
 
-def boundary_between(network: NetworkCost, a: Group, b: Group) -> Boundary:
+def boundary_between(network: NetworkCost, a: DeviceGroup, b: DeviceGroup) -> Boundary:
     """Return the way between two groups.
 
     Raises:
@@ -121,7 +121,7 @@ def boundary_between(network: NetworkCost, a: Group, b: Group) -> Boundary:
     )
 
 
-def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: int) -> Exchange:
+def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: int) -> OuterExchange:
     """Return the quickest exchange between leaders of groups, one of which serves.
 
     Raises:
@@ -136,7 +136,7 @@ def exchange_of(network: NetworkCost, leaders: Sequence[str], parameter_bytes: i
             for pairs in (up, down)
             for busy in (network.busy_together_s(pairs, parameter_bytes),)
         )
-        found.append(Exchange(server=server, seconds=seconds))
+        found.append(OuterExchange(server=server, seconds=seconds))
     return min(found, key=lambda exchange: exchange.seconds)
 
 
@@ -187,7 +187,7 @@ _NOT_ALLOWED = "only with --allow-outer: it does not compute what one device wou
 class LocalPlans:
     """A first-level group, and the plans inside it that fit."""
 
-    group: Group
+    group: DeviceGroup
     searched: tuple[str, ...]
     """Its devices that a search for it may use; none where they are too many."""
     plans: tuple[Evaluated, ...]
@@ -302,7 +302,7 @@ def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) ->
     return tuple(sorted(found, key=lambda way: (way.bandwidth_bytes_per_s, -way.latency_s))[:most])
 
 
-def _inside(groups: Sequence[Group], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
+def _inside(groups: Sequence[DeviceGroup], seen: Iterable[Evaluated]) -> dict[str, list[Evaluated]]:
     """Return the plans that fit and stay inside a group, by group."""
     group_of = {device: group.name for group in groups for device in group.devices}
     found: dict[str, list[Evaluated]] = {group.name: [] for group in groups}
@@ -358,7 +358,9 @@ def _with_batch(plan: Plan, samples: int) -> Iterator[Plan]:
             yield made
 
 
-def _described(plans: Mapping[str, Evaluated], exchange: Exchange, inner_steps: int, global_batch: int) -> OuterPlan:
+def _described(
+    plans: Mapping[str, Evaluated], exchange: OuterExchange, inner_steps: int, global_batch: int
+) -> OuterPlan:
     groups = tuple(
         OuterGroup(
             name=name,

@@ -6,7 +6,7 @@ from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds
 from spantrain.planner.engine.outer import Boundary
-from spantrain.planner.groups import Group
+from spantrain.planner.groups import DeviceGroup
 from spantrain.planner.request import Evaluation, Objective
 
 Evaluated = tuple[Plan, Evaluation]
@@ -62,7 +62,7 @@ def sites_in_and_out(
     return tuple(lines)
 
 
-def outer_groups(groups: Sequence[Group], outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
+def outer_groups(groups: Sequence[DeviceGroup], outer: OuterPlan, other: str, samples_per_s: float) -> tuple[str, ...]:
     """Say what the outer optimizer that was chosen gains over the best plan without, and what each group does in it."""
     lines = [
         f"An outer optimizer every {outer.inner_steps} steps does {_speed(outer.samples_per_s)} samples/s, the best "

@@ -27,7 +27,7 @@ class StagePlace(NamedTuple):
     """Micro-batches whose activations it holds, K_p."""
 
 
-class Found(NamedTuple):
+class SolvedPipeline(NamedTuple):
     """The answer of algorithm 2."""
 
     latency_s: float
@@ -47,7 +47,7 @@ class _Row(NamedTuple):
     """The first device of the second stage."""
 
 
-def best_pipeline(tables: DeviceTables, micro_batches: int) -> Found | None:
+def best_pipeline(tables: DeviceTables, micro_batches: int) -> SolvedPipeline | None:
     """Return the pipeline on all devices with the least latency; None if nothing fits."""
     count, units = len(tables.devices), tables.units
     rows: dict[tuple[int, int], _Row] = {}
@@ -62,7 +62,7 @@ def best_pipeline(tables: DeviceTables, micro_batches: int) -> Found | None:
         latency_s = float(rows[0, stages].execution[0] + rows[0, stages].sums[0])
         if latency_s < (best[0] if best else float("inf")):
             best = (latency_s, stages)
-    return None if best is None else Found(best[0], _followed(rows, best[1], micro_batches))
+    return None if best is None else SolvedPipeline(best[0], _followed(rows, best[1], micro_batches))
 
 
 def _last(tables: DeviceTables, low: int, held: int, micro_batches: int) -> _Row:

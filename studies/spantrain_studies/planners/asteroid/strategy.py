@@ -23,10 +23,10 @@ from spantrain.planner.request import PlanRequest, Proposal
 from spantrain_studies.planners.asteroid.search import StagePlace, best_pipeline
 from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables
 
-_MOST_DEVICES = 32
+_MAX_DEVICES = 32
 _SEVERAL = 4
 """Micro-batches that a step should have at least."""
-_SIZES = {8: 6, 16: 4, _MOST_DEVICES: 2}
+_SIZES = {8: 6, 16: 4, _MAX_DEVICES: 2}
 """How many sizes are planned for, up to so many devices."""
 
 
@@ -38,8 +38,8 @@ def asteroid(request: PlanRequest) -> tuple[Proposal, ...]:
         ProfileError: the profile lacks a timing or a link.
     """
     names = request.devices_within_quotas
-    if len(names) > _MOST_DEVICES:
-        raise InfeasiblePlanError(f"goes through ranges of devices, {_MOST_DEVICES} at most, got {len(names)}")
+    if len(names) > _MAX_DEVICES:
+        raise InfeasiblePlanError(f"goes through ranges of devices, {_MAX_DEVICES} at most, got {len(names)}")
     found = []
     for proposal in _proposals(request, _sorted(request, names)):
         found.append(proposal)

@@ -12,12 +12,12 @@ from spantrain.cost.network import NetworkCost
 from spantrain.cost.span_tables import Array, HopRates, RingRate, SpanTables, hop_rates
 from spantrain_studies.planners.asteroid.shares import Blocks, allocate, balanced
 
-_MOST_BLOCKS = 32
+_MAX_BLOCKS = 32
 """Into which a micro-batch is cut."""
-_LEAST_BLOCKS = 16
+_MIN_BLOCKS = 16
 
 
-class Step(NamedTuple):
+class ExecutionStep(NamedTuple):
     """An execution step for units i to j-1, as [i, j]; seconds are infinite where it does not fit."""
 
     both: Array
@@ -56,8 +56,8 @@ class DeviceTables:
         self._first, self._end = np.nonzero(spans.above)
         """Of every span of units."""
         # Of a size that hardly divides, single samples are the blocks.
-        blocks = max(count for count in range(1, min(size, _MOST_BLOCKS) + 1) if size % count == 0)
-        self.total = blocks if 2 * blocks > min(size, _LEAST_BLOCKS) else size
+        blocks = max(count for count in range(1, min(size, _MAX_BLOCKS) + 1) if size % count == 0)
+        self.total = blocks if 2 * blocks > min(size, _MIN_BLOCKS) else size
         self.block = size // self.total
         """Samples in a block."""
         self.edge_up, self.edge_down = spans.cut_bytes()
@@ -75,7 +75,7 @@ class DeviceTables:
         assert fits.all(), (low, high, units)
         return tuple(int(count) * self.block for count in blocks[:, 0])
 
-    def _step(self, low: int, high: int, held: int) -> Step:
+    def _step(self, low: int, high: int, held: int) -> ExecutionStep:
         """Return the step of devices `low` to `high`-1, data parallel."""
         everywhere = np.arange(len(self._first))
         room = self._room(low, high, held, everywhere)
@@ -87,14 +87,14 @@ class DeviceTables:
         blocks[:, tight], fits[tight] = self._allocated(low, room[:, tight], everywhere[tight])
         return self._made(low, blocks, fits)
 
-    def _free_step_of(self, low: int, high: int) -> Step:
+    def _free_step_of(self, low: int, high: int) -> ExecutionStep:
         return self._made(low, *self._free(low, high))
 
-    def _made(self, low: int, blocks: Blocks, fits: NDArray[np.bool_]) -> Step:
+    def _made(self, low: int, blocks: Blocks, fits: NDArray[np.bool_]) -> ExecutionStep:
         everywhere = np.arange(len(self._first))
         forward = self._lookup(self._forward, low, blocks, everywhere).max(axis=0)
         backward = self._lookup(self._backward, low, blocks, everywhere).max(axis=0)
-        return Step(
+        return ExecutionStep(
             both=self._square(np.where(fits, forward + backward, np.inf), elsewhere=np.inf),
             backward=self._square(backward),
             sums=self.network.ring(low, low + len(blocks)).seconds(self._spans.parameters()),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from spantrain.core.profile import Profile
 from spantrain.cost.span_tables import Array
 from spantrain.planner.strategies.auto.cuts import pipeline_bounds_s, values
-from spantrain.planner.strategies.auto.hops import HOP_FIELDS, Part
+from spantrain.planner.strategies.auto.hops import HOP_FIELDS, PipelinePart
 from spantrain.planner.strategies.auto.parts import PART_FIELDS, PartCosts
-from spantrain.planner.strategies.auto.shape import Shape
+from spantrain.planner.strategies.auto.shape import PlanShape
 
 _NEIGHBOUR_SHARES = 1.10
 """Of the shares by capacity, those count as neighbours whose slowest replica takes at most this much longer."""
@@ -27,7 +27,7 @@ class Candidates:
     """Plans of one micro-batch size and number of stages that may be worth simulating."""
 
     size: int
-    structures: tuple[tuple[Part, ...], ...]
+    structures: tuple[tuple[PipelinePart, ...], ...]
     cuts: NDArray[np.int64]
     """By cut placement: the unit at which each part begins, then the end."""
     where: NDArray[np.int64]
@@ -37,14 +37,14 @@ class Candidates:
     value: Array
     """By candidate: a lower bound on the objective."""
 
-    def shape(self, index: int) -> Shape:
+    def shape(self, index: int) -> PlanShape:
         """Return one of them."""
         structure, cut = self.where[index]
         begins = tuple(int(unit) for unit in self.cuts[cut])
-        return Shape(size=self.size, parts=self.structures[structure], begins=begins)
+        return PlanShape(size=self.size, parts=self.structures[structure], begins=begins)
 
 
-class Space:
+class PlanSpace:
     """The search space of a request on a grid that has every unit."""
 
     def __init__(self, costs: PartCosts, profile: Profile, devices: Sequence[str]) -> None:
@@ -54,8 +54,8 @@ class Space:
 
     def candidates(self, size: int, most_s: float = np.inf, most: float = np.inf) -> Iterator[Candidates]:
         """Yield the candidates of a micro-batch size whose bounds are within `most_s` seconds and a value of `most`."""
-        tables = _Tables(self._costs, size)
-        by_count: dict[int, list[tuple[Part, ...]]] = {}
+        tables = _StackedTables(self._costs, size)
+        by_count: dict[int, list[tuple[PipelinePart, ...]]] = {}
         for partition in self._partitions:
             choices = [share_choices(self._costs, devices, size) for devices in partition]
             for parts in _product(choices):
@@ -71,20 +71,20 @@ class Space:
                     yield found
 
 
-class _Tables:
+class _StackedTables:
     """Stacked arrays of all parts and hops of a micro-batch size."""
 
     def __init__(self, costs: PartCosts, size: int) -> None:
         self._costs, self._batch = costs, costs.batch(size)
-        self._part_index: dict[Part, int] = {}
-        self._hop_index: dict[tuple[Part, Part], int] = {}
+        self._part_index: dict[PipelinePart, int] = {}
+        self._hop_index: dict[tuple[PipelinePart, PipelinePart], int] = {}
         self._parts: list[Array] = []
         self._hops: list[Array] = []
         self._per_second: dict[tuple[str, ...], float] = {}
         self._barrier: dict[frozenset[str], float] = {}
 
     def bounded(
-        self, structures: tuple[tuple[Part, ...], ...], cuts: NDArray[np.int64], most_s: float, most: float
+        self, structures: tuple[tuple[PipelinePart, ...], ...], cuts: NDArray[np.int64], most_s: float, most: float
     ) -> Candidates:
         """Return those within the limits: cheap terms first, all terms for what is left."""
         parts = np.array([[self._part(part) for part in parts] for parts in structures])
@@ -121,7 +121,7 @@ class _Tables:
             value=value[keep],
         )
 
-    def _part(self, part: Part) -> int:
+    def _part(self, part: PipelinePart) -> int:
         found = self._part_index.get(part)
         if found is None:
             found = self._part_index[part] = len(self._parts)
@@ -129,7 +129,7 @@ class _Tables:
             assert self._parts[-1].shape[0] == len(PART_FIELDS)
         return found
 
-    def _hop(self, lower: Part, upper: Part) -> int:
+    def _hop(self, lower: PipelinePart, upper: PipelinePart) -> int:
         found = self._hop_index.get((lower, upper))
         if found is None:
             found = self._hop_index[lower, upper] = len(self._hops)
@@ -137,17 +137,17 @@ class _Tables:
             assert self._hops[-1].shape[0] == len(HOP_FIELDS)
         return found
 
-    def _barrier_s(self, parts: tuple[Part, ...]) -> float:
+    def _barrier_s(self, parts: tuple[PipelinePart, ...]) -> float:
         devices = frozenset(name for part in parts for name in part.devices)
         found = self._barrier.get(devices)
         if found is None:
             found = self._barrier[devices] = self._costs.barrier_s(sorted(devices))
         return found
 
-    def _tied_s(self, parts: tuple[Part, ...]) -> float:
+    def _tied_s(self, parts: tuple[PipelinePart, ...]) -> float:
         return 0.0 if len(parts) == 1 else self._costs.tied_s(parts[0].devices[0], parts[-1].devices[0])
 
-    def _second(self, parts: tuple[Part, ...]) -> float:
+    def _second(self, parts: tuple[PipelinePart, ...]) -> float:
         return self._costs.weights.per_second(name for part in parts for name in part.devices)
 
 
@@ -214,7 +214,7 @@ def _ordered(devices: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
                 yield (part, *tail)
 
 
-def share_choices(costs: PartCosts, devices: tuple[str, ...], size: int) -> tuple[Part, ...]:
+def share_choices(costs: PartCosts, devices: tuple[str, ...], size: int) -> tuple[PipelinePart, ...]:
     """Return a part with its shares by capacity, and with those that differ by one sample and are hardly slower.
 
     None at all if a device would get no sample.
@@ -222,7 +222,7 @@ def share_choices(costs: PartCosts, devices: tuple[str, ...], size: int) -> tupl
     shares = costs.shares(devices, size)
     if min(shares) == 0:
         return ()
-    found = [Part(devices, shares)]
+    found = [PipelinePart(devices, shares)]
 
     def slowest(samples: Sequence[int]) -> float:
         return max(costs.replica_seconds(name, count) for name, count in zip(devices, samples, strict=True))
@@ -233,11 +233,11 @@ def share_choices(costs: PartCosts, devices: tuple[str, ...], size: int) -> tupl
         samples[giver] -= 1
         samples[taker] += 1
         if samples[giver] > 0 and slowest(samples) <= _NEIGHBOUR_SHARES * least:
-            found.append(Part(devices, tuple(samples)))
+            found.append(PipelinePart(devices, tuple(samples)))
     return tuple(found)
 
 
-def _product(choices: Sequence[Sequence[Part]]) -> Iterator[tuple[Part, ...]]:
+def _product(choices: Sequence[Sequence[PipelinePart]]) -> Iterator[tuple[PipelinePart, ...]]:
     if not choices:
         yield ()
         return

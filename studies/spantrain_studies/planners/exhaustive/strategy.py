@@ -15,10 +15,10 @@ from spantrain.planner.request import Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain_studies.planners.exhaustive.space import Candidates, Space
+from spantrain_studies.planners.exhaustive.space import Candidates, PlanSpace
 
-MOST_DEVICES = 6
-MOST_UNITS = 12
+MAX_DEVICES = 6
+MAX_UNITS = 12
 _SAME = 1 - 1e-9
 """Bounds must be under the best by rounding errors at least."""
 _FIRST = 40
@@ -33,12 +33,12 @@ def exhaustive(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: nothing fits into memory.
     """
     devices, units = request.devices, len(request.profile.graph.units)
-    if len(devices) > MOST_DEVICES or units > MOST_UNITS:
+    if len(devices) > MAX_DEVICES or units > MAX_UNITS:
         raise PlanError(
-            f"exhaustive takes up to {MOST_DEVICES} devices and {MOST_UNITS} units, got {len(devices)} and {units}; "
+            f"exhaustive takes up to {MAX_DEVICES} devices and {MAX_UNITS} units, got {len(devices)} and {units}; "
             "leave devices out, or use auto"
         )
-    search = _Search(request)
+    search = _WholeSpaceSearch(request)
     search.look_at_promising()
     search.finish()
     if search.best is None:
@@ -51,7 +51,7 @@ def exhaustive(request: PlanRequest) -> tuple[Proposal, ...]:
     return (Proposal(plan=plan, own_estimate_s=None, reasons=(reason,) if score.broken == 0 else ()),)
 
 
-class _Search:
+class _WholeSpaceSearch:
     """Branch and bound over the whole space."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -60,7 +60,7 @@ class _Search:
         self._costs = PartCosts(request, weights, range(len(profile.graph.units) + 1), exact_sums=True)
         self._builder = ShapeBuilder(request, self._costs, "exhaustive")
         self._scorer = Scorer(request)
-        self._space = Space(self._costs, profile, request.devices)
+        self._space = PlanSpace(self._costs, profile, request.devices)
         self._sizes = job.micro_batch_sizes()
         self._time_only = request.objective is Objective.THROUGHPUT
         self._done: set[tuple[int, object, object]] = set()

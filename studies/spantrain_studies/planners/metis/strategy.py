@@ -29,7 +29,7 @@ _GROUPINGS = 3
 _BUILT = 12
 _BUILT_OF_MANY = 3
 _MANY_DEVICES = 64
-_MOST_STAGES = 24
+_MAX_STAGES = 24
 
 
 def metis(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -39,7 +39,7 @@ def metis(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: no grouping has layers that fit.
     """
     devices = request.devices_within_quotas
-    search = _Search(Assembler(request, SumModel.ALPA), devices)
+    search = _MetisSearch(Assembler(request, SumModel.ALPA), devices)
     options = sorted(search.options(), key=lambda option: option.latency_s)
     if not options:
         raise InfeasiblePlanError(
@@ -58,7 +58,7 @@ class _Option:
     latency_s: float
 
 
-class _Search:
+class _MetisSearch:
     def __init__(self, assembler: Assembler, devices: tuple[str, ...]) -> None:
         self.assembler, self._devices = assembler, devices
         self.costs = GroupCosts(assembler, devices)
@@ -73,7 +73,7 @@ class _Search:
         """Yield every grouping that is looked at, for every micro-batch size, with its best layers."""
         for row in self._rows():
             capacity = [self.costs.speed(self._kind(name)) for name in row]
-            for stages in range(1, min(len(row), self.assembler.units, _MOST_STAGES) + 1):
+            for stages in range(1, min(len(row), self.assembler.units, _MAX_STAGES) + 1):
                 for sizes in arrangements(capacity, stages, most=_GROUPINGS):
                     ends = [0, *accumulate(sizes)]
                     groups = tuple(row[first:end] for first, end in pairwise(ends))

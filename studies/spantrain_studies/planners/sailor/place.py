@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from spantrain.planner.strategies.auto.score import Weights
 from spantrain_studies.planners.sailor.programme import Taken
-from spantrain_studies.planners.sailor.space import Space
+from spantrain_studies.planners.sailor.space import SupplySpace
 
 Group = tuple[str, ...]
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StageLayout:
     """Stages with what they take; all have the same width."""
 
     samples: int
@@ -44,7 +44,7 @@ class Estimate:
     """Infinite where a device has no price."""
 
 
-def named(space: Space, layout: Layout, *, by_pipeline: bool) -> tuple[tuple[Group, ...], ...] | None:
+def named(space: SupplySpace, layout: StageLayout, *, by_pipeline: bool) -> tuple[tuple[Group, ...], ...] | None:
     """Return the groups of each stage; None if hosts cannot be divided like that.
 
     Hosts are filled one after the other, by the largest groups first; stage by stage, so that gradients are summed
@@ -67,7 +67,7 @@ def named(space: Space, layout: Layout, *, by_pipeline: bool) -> tuple[tuple[Gro
     return tuple(tuple(found[stage, number] for number in range(layout.width)) for stage in range(layout.stages))
 
 
-def estimate(space: Space, layout: Layout, groups: Sequence[Sequence[Group]]) -> Estimate:
+def estimate(space: SupplySpace, layout: StageLayout, groups: Sequence[Sequence[Group]]) -> Estimate:
     """Return the 1F1B step of section 4.3, with what it costs.
 
     Its first micro-batch passes all stages and cuts there and back, the others follow at the pace of the straggler (a
@@ -95,7 +95,7 @@ def estimate(space: Space, layout: Layout, groups: Sequence[Sequence[Group]]) ->
 
 
 def _messages(
-    space: Space, groups: Sequence[Sequence[Group]], stage: int, units: range
+    space: SupplySpace, groups: Sequence[Sequence[Group]], stage: int, units: range
 ) -> Iterator[tuple[list[Pair], int]]:
     """Yield who sends whom behind a stage, and the bytes of a sample: activations, then gradients.
 
@@ -123,14 +123,14 @@ def _amount(
     return total + sum(weights.per_byte(*pair) * size for pair, size in sent.items())
 
 
-def _slowest_s(space: Space, layout: Layout, stage: int) -> float:
+def _slowest_s(space: SupplySpace, layout: StageLayout, stage: int) -> float:
     return max(
         space.seconds(supply, layout.degrees[supply][stage], layout.samples, layout.stages)[stage]
         for supply, _ in layout.taken[stage]
     )
 
 
-def _busy_s(space: Space, pairs: Sequence[Pair], size_bytes: float) -> float:
+def _busy_s(space: SupplySpace, pairs: Sequence[Pair], size_bytes: float) -> float:
     """Return for how long the busiest link is busy when each pair sends so many bytes."""
     network = space.spans.network
     load: dict[str, float] = {}
@@ -141,7 +141,7 @@ def _busy_s(space: Space, pairs: Sequence[Pair], size_bytes: float) -> float:
     return max(alone_s, *load.values())
 
 
-def _sum_s(space: Space, members: Sequence[Group], units: range) -> float:
+def _sum_s(space: SupplySpace, members: Sequence[Group], units: range) -> float:
     """Return the seconds of a ring sum, at the pace of its slowest neighbours; parts of a group share their ports."""
     if len(members) < 2:
         return 0.0

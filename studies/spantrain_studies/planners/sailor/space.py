@@ -84,7 +84,7 @@ def _hosts_by_site(cluster: Cluster, names: Sequence[str]) -> dict[str, list[lis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class SiteLink:
     """From a stage to the next one."""
 
     devices: tuple[str, str]
@@ -99,7 +99,7 @@ class Way:
         return min(width, self.most_users) * size_bytes * self.s_per_byte
 
 
-class Space:
+class SupplySpace:
     """Supplies, cuts, and the seconds and bytes of stages on groups, each computed once."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -186,7 +186,7 @@ class Space:
             units, group[0], in_flight, largest, Division(tp_share=even_share(degree))
         ).peak_bytes
 
-    def _way(self, site: str, other: str, together: int) -> Way:
+    def _way(self, site: str, other: str, together: int) -> SiteLink:
         here, there = self._hosts[site], self._hosts[other]
         if site != other:
             # All replicas share the link between the sites.
@@ -196,10 +196,10 @@ class Space:
         else:
             devices, users = (here[0][0], here[-1][0]), len(here[0])
         if devices[0] == devices[1]:
-            return Way(devices=devices, latency_s=0.0, s_per_byte=0.0, most_users=1)
+            return SiteLink(devices=devices, latency_s=0.0, s_per_byte=0.0, most_users=1)
         link = self.spans.network.link(*devices)
         rate = 1 / link.bandwidth_bytes_per_s
-        return Way(devices=devices, latency_s=link.latency_s, s_per_byte=rate, most_users=users)
+        return SiteLink(devices=devices, latency_s=link.latency_s, s_per_byte=rate, most_users=users)
 
     def count(self, samples: int, width: int) -> int:
         """Return how many micro-batches a replica has."""

@@ -29,10 +29,10 @@ from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
-from spantrain_studies.planners.sailor.place import Estimate, Group, Layout, estimate, named
+from spantrain_studies.planners.sailor.place import Estimate, Group, StageLayout, estimate, named
 from spantrain_studies.planners.sailor.programme import solve
-from spantrain_studies.planners.sailor.space import Space
-from spantrain_studies.planners.sailor.task import Shape, shape_of
+from spantrain_studies.planners.sailor.space import SupplySpace
+from spantrain_studies.planners.sailor.task import SupplyStages, shape_of
 
 Rank = tuple[float, float]
 """By how much constraints are broken, relative to them, and the value of the objective."""
@@ -40,10 +40,10 @@ Rank = tuple[float, float]
 _PROPOSED = 3
 _PROPOSED_OF_MANY = 1
 _MANY_DEVICES = 64
-_MOST_STAGES = 32
-_MOST_FLOORS = 16
+_MAX_STAGES = 32
+_MAX_FLOORS = 16
 """Combinations of degrees by kind; of more, all kinds have one floor."""
-_MOST_STRAGGLERS = 6
+_MAX_STRAGGLERS = 6
 """Solved for one shape and width."""
 _WORSE = 2
 """Widths in a row without any gain, after which no more are tried."""
@@ -55,14 +55,14 @@ def sailor(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: nothing fits; the closest miss is in the message.
     """
-    return _Search(request).run()
+    return _SailorSearch(request).run()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _NamedPipeline:
     """A pipeline with named devices."""
 
-    layout: Layout
+    layout: StageLayout
     groups: tuple[tuple[Group, ...], ...]
     estimate: Estimate
     broken: float
@@ -74,7 +74,7 @@ class _Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Family:
+class _StageFamily:
     """A number of stages and a micro-batch, for all widths and tensor-parallel degrees."""
 
     stages: int
@@ -85,9 +85,9 @@ class _Family:
     """Of the rank of any of its plans."""
 
 
-class _Search:
+class _SailorSearch:
     def __init__(self, request: PlanRequest) -> None:
-        self._request, self._space = request, Space(request)
+        self._request, self._space = request, SupplySpace(request)
         self._job, self._limits = request.job, request.constraints
         self._shape = cache(partial(shape_of, self._space))
         self._devices = sum(supply.count for supply in self._space.supplies)
@@ -95,7 +95,7 @@ class _Search:
         if self._limits.min_samples_per_s is not None:
             self._most_s = min(self._most_s, self._job.global_batch / self._limits.min_samples_per_s)
         self._tried: set[object] = set()
-        self._found: list[_Found] = []
+        self._found: list[_NamedPipeline] = []
         self._best = (float("inf"), float("inf"))
 
     def run(self) -> tuple[Proposal, ...]:
@@ -111,14 +111,14 @@ class _Search:
             )
         return self._proposals()
 
-    def _families(self) -> Iterator[_Family]:
-        most = min(self._space.units, self._devices, _MOST_STAGES)
+    def _families(self) -> Iterator[_StageFamily]:
+        most = min(self._space.units, self._devices, _MAX_STAGES)
         for samples, widths in self._micro_batches():
             for stages in range(1, most + 1):
                 possible = tuple(width for width in widths if width * stages <= self._devices)
                 if possible:
                     bound = min(self._outlined(stages, samples, width) for width in possible)
-                    yield _Family(stages=stages, samples=samples, widths=possible, bound=bound)
+                    yield _StageFamily(stages=stages, samples=samples, widths=possible, bound=bound)
 
     def _outlined(self, stages: int, samples: int, width: int) -> Rank:
         """Return what no rank of such a plan is under, memory and numbers of devices aside."""
@@ -130,7 +130,7 @@ class _Search:
     def _floors(self) -> Iterator[tuple[int, ...]]:
         """Yield the least tensor-parallel degrees to try, by kind."""
         degrees = [self._space.degrees(kind) for kind in self._space.kinds]
-        if prod(map(len, degrees)) <= _MOST_FLOORS:
+        if prod(map(len, degrees)) <= _MAX_FLOORS:
             yield from product(*degrees)
         else:
             yield from ((degree,) * len(degrees) for degree in max(degrees, key=len))
@@ -153,7 +153,7 @@ class _Search:
             wanted = (width for width in widths if width <= self._space.largest_site and samples * width <= total)
             yield samples, tuple(sorted(wanted, reverse=falling))
 
-    def _try_widths(self, family: _Family, floors: tuple[int, ...]) -> None:
+    def _try_widths(self, family: _StageFamily, floors: tuple[int, ...]) -> None:
         best, worse = (float("inf"), float("inf")), 0
         for width in family.widths:
             if self._outlined(family.stages, family.samples, width) >= self._best:
@@ -171,28 +171,28 @@ class _Search:
                 if worse == _WORSE:
                     return
 
-    def _bound(self, shape: Shape, width: int) -> Rank:
+    def _bound(self, shape: SupplyStages, width: int) -> Rank:
         return max(0.0, shape.bound_s(width) / self._most_s - 1), shape.bound_value(width)
 
-    def _try(self, shape: Shape, width: int) -> Rank | None:
+    def _try(self, shape: SupplyStages, width: int) -> Rank | None:
         """Solve a shape for each straggler that may be better than the best so far; return the best rank."""
         count, ranks = self._space.count(shape.samples, width), list[Rank]()
         rate = shape.least_rate(self._space.weights, width)
         for straggler_s in shape.stragglers():
             least_s = shape.bound_s(width, straggler_s)
             bound = max(0.0, least_s / self._most_s - 1), (rate if self._space.weights.counts_more else 1.0) * least_s
-            if bound >= self._best or len(ranks) >= _MOST_STRAGGLERS:
+            if bound >= self._best or len(ranks) >= _MAX_STRAGGLERS:
                 break
             ranks.extend(self._solved(shape, width, straggler_s, count))
         return min(ranks, default=None)
 
-    def _solved(self, shape: Shape, width: int, straggler_s: float, count: int) -> Iterator[Rank]:
+    def _solved(self, shape: SupplyStages, width: int, straggler_s: float, count: int) -> Iterator[Rank]:
         """Yield the rank of the best with this straggler, and of the cheapest where that is too dear."""
         for weights in (self._space.weights, self._space.money):
             solution = solve(shape.task(width, straggler_s, count, weights))
             if solution is None:
                 return
-            layout = Layout(samples=shape.samples, width=width, taken=solution[1], degrees=shape.degrees)
+            layout = StageLayout(samples=shape.samples, width=width, taken=solution[1], degrees=shape.degrees)
             if not weights.counts_more:
                 # What the named devices add can only take longer.
                 hoped_s = solution[0] + shape.bound_s(width, shape.straggler_s(layout.taken)) - sum(shape.least_s)
@@ -206,7 +206,7 @@ class _Search:
             if not any(self._too_dear(entry.estimate) for entry in found):
                 return
 
-    def _placed(self, layout: Layout, by_pipeline: bool) -> _Found | None:
+    def _placed(self, layout: StageLayout, by_pipeline: bool) -> _NamedPipeline | None:
         groups = named(self._space, layout, by_pipeline=by_pipeline)
         if groups is None:
             return None
@@ -214,7 +214,7 @@ class _Search:
         broken = max(0.0, figures.step_s / self._most_s - 1) + self._too_dear(figures)
         names = tuple(name for members in groups for group in members for name in group)
         broken += len(self._limits.broken_by_devices(self._space.profile.cluster, names))
-        return _Found(layout=layout, groups=groups, estimate=figures, broken=broken)
+        return _NamedPipeline(layout=layout, groups=groups, estimate=figures, broken=broken)
 
     def _too_dear(self, figures: Estimate) -> float:
         """Return by how much limits on money are passed, relative to them."""

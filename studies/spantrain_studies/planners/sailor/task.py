@@ -7,7 +7,7 @@ from math import isfinite
 
 from spantrain.planner.strategies.auto.score import Weights
 from spantrain_studies.planners.sailor.programme import Taken, Task
-from spantrain_studies.planners.sailor.space import Space
+from spantrain_studies.planners.sailor.space import SupplySpace
 
 _ALIKE = 1.02
 """Stragglers that differ by less than this factor count as one."""
@@ -16,10 +16,10 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Shape:
+class SupplyStages:
     """Stages on every supply, for one micro-batch and number of them. Rows are supplies, columns stages."""
 
-    space: Space
+    space: SupplySpace
     samples: int
     seconds: tuple[tuple[float, ...], ...]
     degrees: tuple[tuple[int, ...], ...]
@@ -158,7 +158,9 @@ class Shape:
         return found
 
 
-def shape_of(space: Space, stages: int, samples: int, micro_batches: int, floors: tuple[int, ...]) -> Shape | None:
+def shape_of(
+    space: SupplySpace, stages: int, samples: int, micro_batches: int, floors: tuple[int, ...]
+) -> SupplyStages | None:
     """Return the stages with at least these tensor-parallel degrees, by kind; None if one fits nowhere.
 
     A supply whose hosts are smaller has as much as a host allows.
@@ -175,5 +177,5 @@ def shape_of(space: Space, stages: int, samples: int, micro_batches: int, floors
                 for stage, degree in enumerate(row)
             )
         )
-    shape = Shape(space=space, samples=samples, seconds=tuple(seconds), degrees=tuple(degrees))
+    shape = SupplyStages(space=space, samples=samples, seconds=tuple(seconds), degrees=tuple(degrees))
     return None if float("inf") in shape.least_s else shape

@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.cost.span_tables import Array
-from spantrain.planner.strategies.auto.hops import Batch, Part
+from spantrain.planner.strategies.auto.hops import Batch, PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.shape import Shape
+from spantrain.planner.strategies.auto.shape import PlanShape
 
 
 def pipeline_bounds_s(parts: Sequence[Array], hops: Sequence[Array], tied_s: Array | float) -> Array:
@@ -80,7 +80,7 @@ def values(
     return found
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[PipelinePart, ...]
 _INPUT_SHARE = 0.5
 """Part of the way down that counts as filling: of the terms of the bound one has none of it, the other all."""
 _ALL_CUTS = 130
@@ -94,13 +94,13 @@ class Bounded(NamedTuple):
 
     value: float
     step_s: float
-    shape: Shape
+    shape: PlanShape
     expected_value: float
     expected_s: float
     """The same terms, of the slowest replicas: unlike ones seldom wait for each other as little as bounds must take."""
 
 
-class _Step(NamedTuple):
+class _ProgrammeTables(NamedTuple):
     """What the programme reads of a part, by first and last unit."""
 
     run: Array
@@ -125,7 +125,7 @@ class Cutter:
         self._tied: dict[tuple[str, str], float] = {}
         self._cuts: dict[int, NDArray[np.int64]] = {}
         """All that there are, by the number of parts."""
-        self._steps: dict[tuple[int, float], tuple[Array, _Step]] = {}
+        self._steps: dict[tuple[int, float], tuple[Array, _ProgrammeTables]] = {}
         """By identity of a part's fields, which are kept beside so that it stays theirs."""
 
     def solved(self, size: int, pipelines: Sequence[Parts]) -> list[Bounded]:
@@ -176,9 +176,9 @@ class Cutter:
             found = self._cuts[count] = np.array([(0, *middle, self._end) for middle in places], dtype=np.int64)
         return found
 
-    def bounded(self, shapes: Sequence[Shape]) -> list[Bounded]:
+    def bounded(self, shapes: Sequence[PlanShape]) -> list[Bounded]:
         """Return shapes with their bounds; those that do not fit are left out."""
-        alike: dict[tuple[int, int], list[Shape]] = {}
+        alike: dict[tuple[int, int], list[PlanShape]] = {}
         for shape in dict.fromkeys(shapes):
             alike.setdefault((shape.size, len(shape.parts)), []).append(shape)
         found = []
@@ -223,12 +223,12 @@ class Cutter:
         begins.append(np.full(len(rows), end))
         return np.stack(begins, axis=1)
 
-    def _step(self, part: Part, batch: Batch, input_share: float) -> _Step:
+    def _step(self, part: PipelinePart, batch: Batch, input_share: float) -> _ProgrammeTables:
         fields = self._costs.part(part, batch)
         found = self._steps.get((id(fields), input_share))
         if found is None:
             way = fields[10] + fields[11]
-            step = _Step(
+            step = _ProgrammeTables(
                 run=_work(fields, input_share),
                 turn=fields[10] + input_share * fields[11],
                 way=way,
@@ -256,7 +256,7 @@ class Cutter:
         units = np.array(self._costs.grid)[cuts].tolist()
         columns = zip(value.tolist(), step_s.tolist(), rows, units, expected.tolist(), expected_s.tolist(), strict=True)
         return [
-            Bounded(bound, bound_s, Shape(size=size, parts=row, begins=tuple(begins)), likely, likely_s)
+            Bounded(bound, bound_s, PlanShape(size=size, parts=row, begins=tuple(begins)), likely, likely_s)
             for bound, bound_s, row, begins, likely, likely_s in columns
             if bound_s < float("inf")
         ]

@@ -26,7 +26,7 @@ Piece = tuple[str, str, int]
 """Sender, receiver, samples."""
 
 
-class Part(NamedTuple):
+class PipelinePart(NamedTuple):
     """Devices of one stage, in the cluster's order, and what each takes of a full micro-batch."""
 
     devices: tuple[str, ...]
@@ -66,7 +66,7 @@ class HopCosts:
         self._wire_format = wire_format
         self._ways: dict[tuple[str, str], tuple[tuple[str, float], ...]] = {}
 
-    def hop(self, lower: Part, upper: Part, batch: Batch) -> Array:
+    def hop(self, lower: PipelinePart, upper: PipelinePart, batch: Batch) -> Array:
         """Return the fields of the way from a part to the next one by [field, cut]."""
         found = np.zeros((len(HOP_FIELDS), len(self._spans.points)))
         forward, backward = self._spans.cut_bytes(self.wire_format(lower, upper))
@@ -76,12 +76,14 @@ class HopCosts:
             found[6] = self._extra(lower, upper, batch, forward) + self._extra(upper, lower, batch, backward)
         return found
 
-    def wire_format(self, lower: Part, upper: Part) -> WireFormat:
+    def wire_format(self, lower: PipelinePart, upper: PipelinePart) -> WireFormat:
         """Return what is sent between two parts: the wire format if any of it leaves its site."""
         sites = {self._network.place(name)[0] for name in (*lower.devices, *upper.devices)}
         return self._wire_format if len(sites) > 1 else WireFormat.NATIVE
 
-    def _way(self, senders: Part, receivers: Part, batch: Batch, per_sample: Array) -> tuple[Array, Array, float]:
+    def _way(
+        self, senders: PipelinePart, receivers: PipelinePart, batch: Batch, per_sample: Array
+    ) -> tuple[Array, Array, float]:
         """Return, in one direction, the least seconds of one span, those of the busiest link in a step, the latency."""
         pieces = self._curves if self._has_curves else self._lines
         arrivals, busy, latency_s = [], dict[str, Array | float](), float("inf")
@@ -155,7 +157,7 @@ class HopCosts:
         connection = ways[-1][0]
         busy[connection] = busy.get(connection, 0.0) + seconds
 
-    def _extra(self, lower: Part, upper: Part, batch: Batch, per_sample: Array) -> Array:
+    def _extra(self, lower: PipelinePart, upper: PipelinePart, batch: Batch, per_sample: Array) -> Array:
         """Return what the objective counts of the traffic in one direction."""
         total = 0.0
         for count, size in ((batch.whole, batch.size), (1, batch.rest)):
@@ -164,7 +166,7 @@ class HopCosts:
         return total * per_sample
 
 
-def _pieces(senders: Part, receivers: Part, size: int) -> list[Piece]:
+def _pieces(senders: PipelinePart, receivers: PipelinePart, size: int) -> list[Piece]:
     """Return who sends whom how many samples of a micro-batch of a size."""
     found = []
     ends = list(accumulate(apportion(size, receivers.samples)))

@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 
 from spantrain.core.profile import Profile
 from spantrain.planner.strategies.auto.cuts import Parts
-from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.shape import Shape
+from spantrain.planner.strategies.auto.shape import PlanShape
 
 _WIDE_UP_TO = 8
 """With more blocks than that they are moved and exchanged between neighbouring stages only."""
@@ -39,7 +39,7 @@ class Moves:
         self._members = [[k for k, own in enumerate(classes) if own == name] for name in numbers]
         self._all_differ = all(len(members) == 1 for members in self._members)
         self._wide = len(blocks) <= _WIDE_UP_TO
-        self._parts: dict[tuple[frozenset[int], int], Part | None] = {}
+        self._parts: dict[tuple[frozenset[int], int], PipelinePart | None] = {}
 
     def structures(self, parts: Parts, size: int) -> list[Parts]:
         """Return pipelines with one block moved, added, taken away or exchanged, or with stages merged or reordered."""
@@ -75,13 +75,13 @@ class Moves:
             found.append(part)
         return tuple(found)
 
-    def _part(self, chosen: frozenset[int], size: int) -> Part | None:
+    def _part(self, chosen: frozenset[int], size: int) -> PipelinePart | None:
         names = (name for number in chosen for name in self._blocks[number])
         devices = tuple(sorted(names, key=self._order.__getitem__))
         if len(devices) > size:
             return None
         shares = self._costs.shares(devices, size)
-        return None if min(shares) == 0 else Part(devices, shares)
+        return None if min(shares) == 0 else PipelinePart(devices, shares)
 
     def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
         """Return the sets with the blocks of each class used in their order, so that twins make no other plan."""
@@ -106,7 +106,7 @@ class Moves:
         """Whether blocks lie in different sites."""
         return len({self._costs.devices[self._blocks[block][0]].site for block in blocks}) > 1
 
-    def cuts(self, shape: Shape) -> Iterator[Shape]:
+    def cuts(self, shape: PlanShape) -> Iterator[PlanShape]:
         """Yield shapes with one cut, or two neighbouring ones, moved by one place of the grid."""
         grid = self._costs.grid
         at = [grid.index(unit) for unit in shape.begins]
@@ -114,9 +114,9 @@ class Moves:
             for by in (-1, 1):
                 moved = [*at[:first], *(place + by for place in at[first : last + 1]), *at[last + 1 :]]
                 if all(a < b for a, b in pairwise(moved)):
-                    yield Shape(size=shape.size, parts=shape.parts, begins=tuple(grid[place] for place in moved))
+                    yield PlanShape(size=shape.size, parts=shape.parts, begins=tuple(grid[place] for place in moved))
 
-    def shares(self, shape: Shape) -> Iterator[Shape]:
+    def shares(self, shape: PlanShape) -> Iterator[PlanShape]:
         """Yield shapes in which one device of a stage takes a sample more and another one less."""
         for k, part in enumerate(shape.parts):
             kinds: dict[tuple[object, int], int] = {}
@@ -129,8 +129,8 @@ class Moves:
                     samples = list(part.samples)
                     samples[giver] -= 1
                     samples[taker] += 1
-                    parts = (*shape.parts[:k], Part(part.devices, tuple(samples)), *shape.parts[k + 1 :])
-                    yield Shape(size=shape.size, parts=parts, begins=shape.begins)
+                    parts = (*shape.parts[:k], PipelinePart(part.devices, tuple(samples)), *shape.parts[k + 1 :])
+                    yield PlanShape(size=shape.size, parts=parts, begins=shape.begins)
 
     def _changed(self, sets: Sets) -> Iterator[Sets]:
         used = frozenset().union(*sets)
@@ -195,8 +195,8 @@ def _rearranged(sets: Sets, reach: int) -> Iterator[Sets]:
     yield tuple(reversed(sets))
 
 
-_MOST_BLOCKS = 24
-_MOST_POINTS = 40
+_MAX_BLOCKS = 24
+_MAX_POINTS = 40
 _BY_HOST_UP_TO = 8
 _SPEED_AT = 4
 """Samples at which kinds are compared."""
@@ -228,7 +228,7 @@ def blocks_of(profile: Profile, devices: tuple[str, ...], costs: PartCosts) -> B
     classes: list[object] = []
     # Powers of two: hosts mostly hold as many, and stages of such widths hand over without many small pieces.
     width = 1
-    while len(devices) > width * _MOST_BLOCKS:
+    while len(devices) > width * _MAX_BLOCKS:
         width *= 2
     for key, names in members.items():
         for first in range(0, len(names), width):
@@ -253,9 +253,9 @@ def blocks_of(profile: Profile, devices: tuple[str, ...], costs: PartCosts) -> B
 
 def grid_of(units: int) -> tuple[int, ...]:
     """Return the units at which cuts may lie: all of them, or evenly spread ones."""
-    if units <= _MOST_POINTS:
+    if units <= _MAX_POINTS:
         return tuple(range(units + 1))
-    return tuple(sorted({round(k * units / _MOST_POINTS) for k in range(_MOST_POINTS + 1)}))
+    return tuple(sorted({round(k * units / _MAX_POINTS) for k in range(_MAX_POINTS + 1)}))
 
 
 def site_distances(profile: Profile, blocks: Blocks) -> dict[tuple[str, str], float]:

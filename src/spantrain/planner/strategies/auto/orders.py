@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spantrain.cost.span_tables import Array
 from spantrain.planner.strategies.auto.cuts import Parts
-from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.parts import PartCosts
 
@@ -89,7 +89,7 @@ def divided(costs: PartCosts, moves: Moves, rows: Sequence[Chain], size: int) ->
         by_length.setdefault(len(chain), []).append(chain)
     found = []
     for alike in by_length.values():
-        for chain, ends in zip(alike, _Division(costs, moves, alike, size).ends(), strict=True):
+        for chain, ends in zip(alike, _ChainProgramme(costs, moves, alike, size).ends(), strict=True):
             if ends is not None:
                 parts = moves.parts([frozenset(chain[a:b]) for a, b in ends], size)
                 if parts is not None:
@@ -126,7 +126,7 @@ def separate(moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:
     return list(dict.fromkeys(parts for parts in found if parts is not None))
 
 
-class _Division:
+class _ChainProgramme:
     """The programme for chains of one length, all at once: value[p][row, i] is that of blocks p.. and units i.. ."""
 
     def __init__(self, costs: PartCosts, moves: Moves, rows: Sequence[Chain], size: int) -> None:
@@ -192,7 +192,7 @@ class _Division:
         return beyond
 
     def _hop(self, lower: int, upper: int) -> Array:
-        a, b = (Part(self._moves.leader(block), (self._size,)) for block in (lower, upper))
+        a, b = (PipelinePart(self._moves.leader(block), (self._size,)) for block in (lower, upper))
         return self._costs.hop(a, b, self._batch)
 
     def _stage(self, p: int, q: int) -> NDArray[np.int64]:

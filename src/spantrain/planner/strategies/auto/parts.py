@@ -20,7 +20,7 @@ from spantrain.cost.span_tables import Array
 from spantrain.cost.sums import own_sum_s
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.auto.hops import Batch, HopCosts, Part, ShardCosts, hidden
+from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart, ShardCosts, hidden
 from spantrain.planner.strategies.auto.score import Weights
 
 PART_FIELDS = (
@@ -37,7 +37,7 @@ _LIKELY_BUCKETS = 8
 _ONE_BY_ONE_UP_TO = 64
 
 
-class _Work(NamedTuple):
+class _DeviceWork(NamedTuple):
     """One device's work for each span of units."""
 
     least: Array
@@ -75,9 +75,9 @@ class PartCosts:
         """How replicas divide state; None: each has its stage's whole."""
         if state_sharding is not StateSharding.NONE:
             self.shards = ShardCosts(self.spans, state_sharding, self._gathers_s)
-        self._parts: dict[tuple[Part, int], Array] = {}
-        self._hops: dict[tuple[Part, Part, int], Array] = {}
-        self._works: dict[tuple[str, int, int, Batch], _Work] = {}
+        self._parts: dict[tuple[PipelinePart, int], Array] = {}
+        self._hops: dict[tuple[PipelinePart, PipelinePart, int], Array] = {}
+        self._works: dict[tuple[str, int, int, Batch], _DeviceWork] = {}
         self._crowd, self._sum = cache(self._crowd_of), cache(self._sum_of)
         self._by_looks: dict[tuple[object, ...], Array] = {}
 
@@ -98,7 +98,7 @@ class PartCosts:
         """Return the seconds of F, I and W of the whole model on a device."""
         return self.spans.kind_seconds(self.devices[device].kind, range(self.units), samples)
 
-    def part(self, part: Part, batch: Batch) -> Array:
+    def part(self, part: PipelinePart, batch: Batch) -> Array:
         """Return the fields of a part by [field, begin, end]; `run` is infinite where it cannot be."""
         found = self._parts.get((part, batch.size))
         if found is None:
@@ -106,7 +106,7 @@ class PartCosts:
             self._parts[part, batch.size] = found
         return found
 
-    def hop(self, lower: Part, upper: Part, batch: Batch) -> Array:
+    def hop(self, lower: PipelinePart, upper: PipelinePart, batch: Batch) -> Array:
         """Return the fields of the way from a part to the next one by [field, cut]."""
         key = (lower, upper, batch.size)
         found = self._hops.get(key)
@@ -125,7 +125,7 @@ class PartCosts:
             found = self._by_looks[looks] = make()
         return found
 
-    def _looks(self, *parts: Part) -> tuple[object, ...]:
+    def _looks(self, *parts: PipelinePart) -> tuple[object, ...]:
         """Return what tells parts apart if links between the same places are alike."""
         hosts: dict[tuple[str, str], int] = {}
         found: list[object] = []
@@ -159,7 +159,7 @@ class PartCosts:
     def _latency_s(self, source: str, target: str) -> float:
         return self.network.link(source, target).latency_s
 
-    def _part(self, part: Part, batch: Batch) -> Array:
+    def _part(self, part: PipelinePart, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)
         shards = self.shards if len(part.devices) > 1 else None
         beside = None if shards is None else shards.beside(part.devices, batch)
@@ -210,7 +210,7 @@ class PartCosts:
         likely_s = np.maximum(likely_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, likely_s / _LIKELY_BUCKETS)
         return np.maximum(least_s - fields[11] - fields[12], 0.0) + behind_s, likely_s + behind_s
 
-    def _work(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None) -> _Work:
+    def _work(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None) -> _DeviceWork:
         """Return a device's work; each of its actions takes at least as long as what goes on beside it."""
         key = (kind, count, rest, batch)
         found = self._works.get(key) if beside is None else None
@@ -220,7 +220,7 @@ class PartCosts:
                 full, last = hidden(full, beside), None if last is None else hidden(last, beside)
             least = full if last is None else np.minimum(full, last)
             total = batch.whole * full if last is None else batch.whole * full + last
-            found = _Work(least, full, total)
+            found = _DeviceWork(least, full, total)
             if beside is None:
                 self._works[key] = found
         return found

@@ -17,7 +17,7 @@ from spantrain.planner.strategies.pools.search import PoolSearch
 
 _SIMULATED = 8
 _PROPOSED = 4
-_MOST_DEGREE = 8
+_MAX_DEGREE = 8
 _INSIDE_UP_TO = 64
 """Devices up to which pipelines inside hosts are searched for, too; with more, stages fill hosts anyway."""
 
@@ -52,7 +52,7 @@ def pool_proposals(request: PlanRequest) -> tuple[Proposal, ...]:
     goal = Goal.of(request.objective, request.constraints, request.job.global_batch)
     scorer, rows = Scorer(request), list[tuple[Score, Proposal]]()
     for inside in (False, True):
-        costs = ProfilePools(request, most_degree=_MOST_DEGREE if divides_tensors else 1, inside_hosts=inside)
+        costs = ProfilePools(request, most_degree=_MAX_DEGREE if divides_tensors else 1, inside_hosts=inside)
         if inside and (len(request.devices) > _INSIDE_UP_TO or max(pool.host_size for pool in costs.pools) == 1):
             break
         ranked = PoolSearch(costs, goal, divides=True, deep=not restricted).ranked()

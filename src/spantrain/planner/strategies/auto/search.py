@@ -11,7 +11,7 @@ from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
 from spantrain.planner.strategies.auto.score import Score, Scorer
-from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder
+from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50
@@ -30,13 +30,13 @@ _SHARES_OF_BEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SimulatedPlan:
     """A plan that was simulated."""
 
     score: Score
     plan: Plan
     evaluation: Evaluation
-    shape: Shape | None
+    shape: PlanShape | None
     """None where the plan is not one that a shape can say."""
 
 
@@ -52,16 +52,16 @@ class Entry(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Pool:
+class BoundedShapes:
     """All shapes that were looked at, each once."""
 
     scorer: Scorer
-    entries: dict[Shape, Entry] = field(default_factory=dict)
-    waiting: list[tuple[Score, int, Shape]] = field(default_factory=list)
+    entries: dict[PlanShape, Entry] = field(default_factory=dict)
+    waiting: list[tuple[Score, int, PlanShape]] = field(default_factory=list)
     """A heap of shapes by what is expected of them; of equal ones the first that was found comes first."""
     _count: int = 0
 
-    def add(self, found: Iterable[Bounded]) -> list[tuple[Score, Shape]]:
+    def add(self, found: Iterable[Bounded]) -> list[tuple[Score, PlanShape]]:
         """Add shapes; return them with what is expected of them, best first."""
         rows = []
         for entry in found:
@@ -79,7 +79,7 @@ class Pool:
         rows.sort(key=lambda row: row[0])
         return rows
 
-    def wait(self, expected: Score, shape: Shape) -> None:
+    def wait(self, expected: Score, shape: PlanShape) -> None:
         """Put a shape among those that may be simulated."""
         self._count += 1
         heapq.heappush(self.waiting, (expected, self._count, shape))
@@ -92,9 +92,9 @@ class Searcher:
         self._cutter, self._moves, self._builder = cutter, moves, builder
         self._budget, self._expansions = budget, _EXPANSIONS
         self.scorer = scorer
-        self.pool = Pool(scorer=scorer)
-        self.simulated: list[Found] = []
-        self._done: set[Shape] = set()
+        self.pool = BoundedShapes(scorer=scorer)
+        self.simulated: list[SimulatedPlan] = []
+        self._done: set[PlanShape] = set()
         self._seen: set[tuple[object, ...]] = set()
         self._looked_around: set[tuple[int, Parts]] = set()
         self._ratio: dict[tuple[object, ...], float] = {}
@@ -102,11 +102,11 @@ class Searcher:
         self._counts: dict[tuple[int, int], int] = {}
 
     @property
-    def best(self) -> Found | None:
+    def best(self) -> SimulatedPlan | None:
         """The best plan simulated so far."""
         return min(self.simulated, key=lambda found: found.score, default=None)
 
-    def descend(self, start: Shape, most_rounds: int) -> Shape:
+    def descend(self, start: PlanShape, most_rounds: int) -> PlanShape:
         """Go to the most promising neighbour as long as there is a better one; return where that ends."""
         here = start
         score = self._expected(here)
@@ -149,10 +149,10 @@ class Searcher:
         self._around(min(here, key=lambda entry: entry[0])[1])
         return True
 
-    def _is_new(self, shape: Shape) -> bool:
+    def _is_new(self, shape: PlanShape) -> bool:
         return (shape.size, shape.parts) not in self._looked_around
 
-    def simulate(self, shape: Shape) -> bool:
+    def simulate(self, shape: PlanShape) -> bool:
         """Simulate a shape if it fits, and neither it nor one with devices that only differ in name was.
 
         Returns whether it was simulated.
@@ -172,7 +172,7 @@ class Searcher:
             self._learn(shape, self.simulated[-1].evaluation.step_s / entry.expected_s)
         return True
 
-    def take(self, plan: Plan, shape: Shape | None) -> bool:
+    def take(self, plan: Plan, shape: PlanShape | None) -> bool:
         """Simulate a plan, wherever it comes from; return whether it can run."""
         scored = self.scorer.score(plan)
         self._budget -= _SET_UP + sum(
@@ -183,16 +183,16 @@ class Searcher:
         if scored is None:
             return False
         score, evaluation = scored
-        self.simulated.append(Found(score=score, plan=plan, evaluation=evaluation, shape=shape))
+        self.simulated.append(SimulatedPlan(score=score, plan=plan, evaluation=evaluation, shape=shape))
         return True
 
-    def _expected(self, shape: Shape) -> Score:
+    def _expected(self, shape: PlanShape) -> Score:
         if shape not in self.pool.entries:
             self.pool.add(self._cutter.bounded([shape]))
         known = self.pool.entries.get(shape)
         return Score(float("inf"), float("inf")) if known is None else known.expected
 
-    def _around(self, shape: Shape) -> list[tuple[Score, Shape]]:
+    def _around(self, shape: PlanShape) -> list[tuple[Score, PlanShape]]:
         """Add the neighbours of a shape to the pool; return those found now, best first."""
         rows = self.pool.add(self._cutter.bounded([*self._moves.cuts(shape), *self._moves.shares(shape)]))
         if not self._is_new(shape):
@@ -209,7 +209,7 @@ class Searcher:
         rows.sort(key=lambda row: row[0])
         return rows
 
-    def _learn(self, shape: Shape, ratio: float) -> None:
+    def _learn(self, shape: PlanShape, ratio: float) -> None:
         """Note by how much simulation was over what was expected."""
         key = (shape.size, *_structure(shape))
         self._ratio[key] = min(ratio, self._ratio.get(key, ratio))
@@ -217,13 +217,13 @@ class Searcher:
         self._least_ratio[alike] = min(ratio, self._least_ratio.get(alike, ratio))
         self._counts[alike] = self._counts.get(alike, 0) + 1
 
-    def _expected_ratio(self, shape: Shape) -> float:
+    def _expected_ratio(self, shape: PlanShape) -> float:
         """Return the least of as many stages with such micro-batches; of the same stages half of what they add."""
         alike = self._least_ratio.get((shape.size, len(shape.parts)), 1.0)
         known = self._ratio.get((shape.size, *_structure(shape)))
         return alike if known is None else (alike + known) / 2
 
-    def _most_promising(self) -> Shape | None:
+    def _most_promising(self) -> PlanShape | None:
         """Return the shape of which the least is expected, corrected by what simulation made of like ones before.
 
         None if by that correction nothing comes near the best.
@@ -244,7 +244,7 @@ class Searcher:
                 return None
         return None
 
-    def _far(self, shape: Shape) -> float:
+    def _far(self, shape: PlanShape) -> float:
         """Return what over the best may be simulated: the less, the more such shapes were."""
         count = self._counts.get((shape.size, len(shape.parts)), 0)
         return 1 + (_FAR - 1) / sqrt(max(1, count))
@@ -253,7 +253,7 @@ class Searcher:
         return bound.broken < score.broken or (bound.broken == score.broken and bound.value < score.value * _SAME)
 
 
-def lowest(rows: Sequence[tuple[Score, Shape]], count: int) -> list[Shape]:
+def lowest(rows: Sequence[tuple[Score, PlanShape]], count: int) -> list[PlanShape]:
     """Return the first shapes with different sets of devices in their stages."""
     seen: set[tuple[tuple[str, ...], ...]] = set()
     found = []
@@ -267,7 +267,7 @@ def lowest(rows: Sequence[tuple[Score, Shape]], count: int) -> list[Shape]:
     return found
 
 
-def _structure(shape: Shape) -> tuple[tuple[str, ...], ...]:
+def _structure(shape: PlanShape) -> tuple[tuple[str, ...], ...]:
     return tuple(part.devices for part in shape.parts)
 
 

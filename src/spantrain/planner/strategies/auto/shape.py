@@ -6,17 +6,17 @@ from itertools import pairwise
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.auto.hops import Part
+from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class PlanShape:
     """What a search changes; in-flight limits follow from memory."""
 
     size: int
     """Samples of a full micro-batch."""
-    parts: tuple[Part, ...]
+    parts: tuple[PipelinePart, ...]
     begins: tuple[int, ...]
     """The unit at which each part begins, then the end."""
 
@@ -26,7 +26,7 @@ class Shape:
         return tuple(name for part in self.parts for name in part.devices)
 
 
-def shape_of(plan: Plan) -> Shape | None:
+def shape_of(plan: Plan) -> PlanShape | None:
     """Return the shape of a plan; None if it is more than a shape can say."""
     spans = plan.stages[0].micro_batches
     size = spans[0].size
@@ -42,9 +42,9 @@ def shape_of(plan: Plan) -> Shape | None:
             return None
         names = [replica.devices[0] for replica in stage.replicas]
         pairs = sorted(zip(names, samples, strict=True), key=lambda pair: order[pair[0]])
-        parts.append(Part(tuple(name for name, _ in pairs), tuple(count for _, count in pairs)))
+        parts.append(PipelinePart(tuple(name for name, _ in pairs), tuple(count for _, count in pairs)))
     begins = (*(stage.first_unit for stage in plan.stages), plan.stages[-1].end_unit)
-    return Shape(size=size, parts=tuple(parts), begins=begins)
+    return PlanShape(size=size, parts=tuple(parts), begins=begins)
 
 
 class ShapeBuilder:
@@ -56,7 +56,7 @@ class ShapeBuilder:
         self._strategy = strategy
         self._spans: dict[int, tuple[Span, ...]] = {}
 
-    def plan(self, shape: Shape) -> Plan | None:
+    def plan(self, shape: PlanShape) -> Plan | None:
         """Return the plan of a shape with the in-flight limits that memory allows; None if one span does not fit."""
         stages = []
         for part, first, end in zip(shape.parts, shape.begins[:-1], shape.begins[1:], strict=True):
@@ -79,7 +79,7 @@ class ShapeBuilder:
             strategy=self._strategy,
         )
 
-    def memory_is_short(self, shape: Shape) -> bool:
+    def memory_is_short(self, shape: PlanShape) -> bool:
         """Whether some device of a shape cannot hold all its samples at once."""
         plan = self.plan(shape)
         return plan is None or any(
@@ -88,7 +88,7 @@ class ShapeBuilder:
             for index, replica in enumerate(stage.replicas)
         )
 
-    def _stage(self, part: Part, units: range, size: int) -> Stage | None:
+    def _stage(self, part: PipelinePart, units: range, size: int) -> Stage | None:
         batch, division = self._costs.batch(size), self._costs.division(len(part.devices))
         rests = apportion(batch.rest, part.samples)
         replicas = []

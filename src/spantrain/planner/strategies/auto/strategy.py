@@ -46,14 +46,14 @@ from spantrain.planner.strategies.auto.orders import chains, divided, evened, se
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.pools import count_pools, pool_proposals, restricted_proposals
 from spantrain.planner.strategies.auto.score import Score, Scorer, weights_of
-from spantrain.planner.strategies.auto.search import Found, Searcher, lowest
-from spantrain.planner.strategies.auto.shape import Shape, ShapeBuilder, shape_of
+from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
+from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
 
-def reasons_of(request: PlanRequest, search: Searcher, chosen: Found) -> tuple[str, ...]:
+def reasons_of(request: PlanRequest, search: Searcher, chosen: SimulatedPlan) -> tuple[str, ...]:
     """Return a sentence for each site: why it is in or out; then what the search did."""
     cluster = request.profile.cluster
     allowed = set(request.devices)
@@ -76,7 +76,9 @@ def reasons_of(request: PlanRequest, search: Searcher, chosen: Found) -> tuple[s
     return tuple(lines)
 
 
-def _why_in(request: PlanRequest, search: Searcher, chosen: Found, site: str, used: list[str], count: int) -> str:
+def _why_in(
+    request: PlanRequest, search: Searcher, chosen: SimulatedPlan, site: str, used: list[str], count: int
+) -> str:
     stages = [
         f"{stage.first_unit}-{stage.end_unit - 1}" if len(stage.units) > 1 else str(stage.first_unit)
         for stage in chosen.plan.stages
@@ -94,7 +96,7 @@ def _why_in(request: PlanRequest, search: Searcher, chosen: Found, site: str, us
     return f"{head}{why} {more[0].upper()}{more[1:]}"
 
 
-def _why_out(request: PlanRequest, search: Searcher, chosen: Found, site: str) -> str:
+def _why_out(request: PlanRequest, search: Searcher, chosen: SimulatedPlan, site: str) -> str:
     wanted = _at(request, site)
     return f"{site} is out: " + _compared(
         request, search, chosen, lambda devices: bool(set(devices) & wanted), "with it"
@@ -106,7 +108,7 @@ def _at(request: PlanRequest, site: str) -> set[str]:
 
 
 def _compared(
-    request: PlanRequest, search: Searcher, chosen: Found, fits: Callable[[tuple[str, ...]], bool], what: str
+    request: PlanRequest, search: Searcher, chosen: SimulatedPlan, fits: Callable[[tuple[str, ...]], bool], what: str
 ) -> str:
     """Say what the best simulated plan of some kind comes to, else what no plan looked at can be under."""
     simulated = min((found.score for found in search.simulated if fits(found.plan.devices)), default=None)
@@ -147,7 +149,7 @@ def fewest_bytes(allowed: Iterable[WireFormat]) -> WireFormat:
 
 
 def rounded_proposal(
-    scorer: Scorer, native: Found, rounded: Found, objective: Objective, allowed: Iterable[WireFormat]
+    scorer: Scorer, native: SimulatedPlan, rounded: SimulatedPlan, objective: Objective, allowed: Iterable[WireFormat]
 ) -> Proposal | None:
     """Return the best plan with rounded cuts, each of which is worth it; None if the native plan is nearly as good."""
     if not _is_worth(rounded.score, native.score):
@@ -206,7 +208,7 @@ _MICRO_BATCHES_OF_MANY = 64
 _EVEN = 2
 _EXACT_UP_TO = 4
 _TAKEN_OVER = 2
-_ALIKE, _MOST_POOLS, _TOO_MANY = 16, 20, 512
+_ALIKE, _MAX_POOLS, _TOO_MANY = 16, 20, 512
 """Devices of a kind and site, on average, from which on only their counts are searched; how many such pools may be
 searched over beside blocks of devices; and devices that are too many for blocks."""
 
@@ -224,7 +226,7 @@ def auto(request: PlanRequest) -> tuple[Proposal, ...]:
     if _may_count(request):
         pools, count = count_pools(request), len(request.devices)
         alone = count >= _ALIKE * pools or count > _TOO_MANY
-        by_counts = pool_proposals(request) if alone or pools <= _MOST_POOLS else ()
+        by_counts = pool_proposals(request) if alone or pools <= _MAX_POOLS else ()
         if by_counts and alone:
             return by_counts
     try:
@@ -266,9 +268,9 @@ def _by_device(request: PlanRequest) -> tuple[Proposal, ...]:
     return tuple(proposals)
 
 
-def _unlike(ranked: Sequence[Found]) -> list[Found]:
+def _unlike(ranked: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
     """Return the best plan of each structure, then of all others; what comes behind may gain more by another order."""
-    firsts: dict[object, Found] = {}
+    firsts: dict[object, SimulatedPlan] = {}
     for found in ranked:
         firsts.setdefault(tuple(stage.devices for stage in found.plan.stages), found)
     chosen = sorted(list(firsts.values())[:_PROPOSED], key=lambda found: found.score)
@@ -295,7 +297,7 @@ def _may_count(request: PlanRequest) -> bool:
     return len(request.devices) > _MANY and not others and request.objective is not Objective.ENERGY
 
 
-def _rounded(request: PlanRequest, scorer: Scorer, best: Found) -> list[Proposal]:
+def _rounded(request: PlanRequest, scorer: Scorer, best: SimulatedPlan) -> list[Proposal]:
     """Search again with cuts between sites rounded; return the best such plan if it is worth it."""
     allowed = request.constraints.wire_formats
     search = _searcher(request, fewest_bytes(allowed))
@@ -355,7 +357,7 @@ def _searcher(
     return search
 
 
-def _starts(solved: list[list[tuple[Score, Shape]]], *, short: bool, many: bool) -> list[Shape]:
+def _starts(solved: list[list[tuple[Score, PlanShape]]], *, short: bool, many: bool) -> list[PlanShape]:
     """Return where to descend from: the best of all, and the best of each micro-batch size if they are near.
 
     More of them where memory is short: there bounds are loose, and a small change often does not fit.

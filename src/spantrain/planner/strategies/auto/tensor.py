@@ -24,7 +24,7 @@ from spantrain.planner.assembly.assemble import least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.auto.score import Score, Scorer
 
-_MOST_STAGES = 6
+_MAX_STAGES = 6
 _SIMULATED = 24
 _PROPOSED = 2
 _WORTH = 1.01
@@ -35,14 +35,14 @@ _SPEED_AT = 4
 
 
 @dataclass(frozen=True)
-class _Group:
+class _HostGroup:
     """Devices that divide tensors, with their shares; the first leads."""
 
     devices: tuple[str, ...]
     shares: tuple[float, ...]
 
 
-Row = tuple[tuple[_Group, ...], ...]
+Row = tuple[tuple[_HostGroup, ...], ...]
 """By stage: its replicas."""
 
 
@@ -54,7 +54,7 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     Raises:
         ProfileError: the profile lacks a timing or a link.
     """
-    search = _Search(request)
+    search = _TensorSearch(request)
     plans: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     for row in search.rows():
         for size in request.job.micro_batch_sizes():
@@ -77,7 +77,7 @@ def _is_worth(score: Score, best: Score) -> bool:
     return score.broken < best.broken or (score.broken == best.broken and score.value * _WORTH < best.value)
 
 
-class _Search:
+class _TensorSearch:
     def __init__(self, request: PlanRequest) -> None:
         self._profile, self._job = request.profile, request.job
         self._names = request.devices_within_quotas
@@ -97,17 +97,17 @@ class _Search:
             ways = [self._groups(names, degree) for names in order]
             if all(len(group.devices) == 1 for way in ways for group in way):
                 continue
-            for count in range(1, min(len(ways), _MOST_STAGES) + 1):
+            for count in range(1, min(len(ways), _MAX_STAGES) + 1):
                 yield tuple(ways[:count])
             for way in self._unlike(ways):
-                if 1 < len(way) <= _MOST_STAGES:
+                if 1 < len(way) <= _MAX_STAGES:
                     yield tuple((group,) for group in way)
                 if way is not ways[0]:
                     yield (way,)
 
-    def _unlike(self, ways: Sequence[tuple[_Group, ...]]) -> list[tuple[_Group, ...]]:
+    def _unlike(self, ways: Sequence[tuple[_HostGroup, ...]]) -> list[tuple[_HostGroup, ...]]:
         """Return the first of those ways whose devices are of the same kinds and in the same site."""
-        found: dict[object, tuple[_Group, ...]] = {}
+        found: dict[object, tuple[_HostGroup, ...]] = {}
         for way in ways:
             devices = [self._devices[name] for group in way for name in group.devices]
             found.setdefault(tuple((device.site, device.kind, device.memory_bytes) for device in devices), way)
@@ -144,17 +144,17 @@ class _Search:
         )
         return plan, longest_s * (len(spans) + len(row) - 1)
 
-    def _groups(self, names: Sequence[str], degree: int) -> tuple[_Group, ...]:
+    def _groups(self, names: Sequence[str], degree: int) -> tuple[_HostGroup, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
         if degree in (_ALL_BY_SPEED, _ALL_EVEN):
             speeds = [1 / self._alone_s(name) if degree == _ALL_BY_SPEED else 1.0 for name in names]
             order = sorted(range(len(names)), key=lambda index: -speeds[index])
-            return (_Group(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
+            return (_HostGroup(tuple(names[k] for k in order), tuple(speeds[k] / sum(speeds) for k in order)),)
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in names:
             kinds.setdefault((self._devices[name].kind, self._devices[name].memory_bytes), []).append(name)
         return tuple(
-            _Group(
+            _HostGroup(
                 tuple(own[first : first + degree]),
                 (1 / len(own[first : first + degree]),) * len(own[first : first + degree]),
             )
@@ -166,13 +166,13 @@ class _Search:
         kind = self._devices[name].kind
         return self._spans.kind_seconds(kind, range(self._units), _SPEED_AT)
 
-    def _samples(self, groups: tuple[_Group, ...], size: int) -> tuple[int, ...]:
+    def _samples(self, groups: tuple[_HostGroup, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
         even = max(size // len(groups), 1)
         speeds = [1 / max(self._seconds(group, even)[0, -1], 1e-12) for group in groups]
         return apportion(size, speeds)
 
-    def _table(self, groups: tuple[_Group, ...], samples: Sequence[int]) -> Array:
+    def _table(self, groups: tuple[_HostGroup, ...], samples: Sequence[int]) -> Array:
         """Return the seconds of F, I and W of the slowest replica for units i to j-1; infinite where one lacks room."""
         rows = [
             np.where(self._fits(group, count), self._seconds(group, count), np.inf)
@@ -181,10 +181,10 @@ class _Search:
         table: Array = np.maximum.reduce(rows)
         return table
 
-    def _seconds(self, group: _Group, samples: int) -> Array:
+    def _seconds(self, group: _HostGroup, samples: int) -> Array:
         return over_spans(self._spans.work(group.devices, group.shares, samples))
 
-    def _fits_of(self, group: _Group, samples: int) -> Array:
+    def _fits_of(self, group: _HostGroup, samples: int) -> Array:
         """Return which units fit, as [first, end]; what begins later reaches as far at least."""
         found = np.zeros((self._units + 1, self._units + 1), dtype=bool)
         end = 0
@@ -195,7 +195,7 @@ class _Search:
             found[first, first + 1 : end + 1] = True
         return found
 
-    def _limit(self, group: _Group, units: range, samples: int) -> int:
+    def _limit(self, group: _HostGroup, units: range, samples: int) -> int:
         """Return how many samples may be in flight: as many as the member with the least room can hold."""
         return min(
             self._memory.in_flight_limit_for(

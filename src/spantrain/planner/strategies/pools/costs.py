@@ -17,7 +17,7 @@ from spantrain.planner.request import Constraints, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class DevicePool:
     """Devices of one kind, in hosts of one size, in one site."""
 
     kind: str
@@ -31,7 +31,7 @@ class Pool:
             raise ValueError(f"pool {self.kind} in {self.site}: counts must be positive, got {self}")
 
 
-class Member(NamedTuple):
+class PoolReplica(NamedTuple):
     """One replica of a stage."""
 
     pool: int
@@ -44,7 +44,7 @@ class PoolStage:
     """Consecutive units and who runs them; the k-th replicas of all stages are one pipeline."""
 
     units: range
-    members: tuple[Member, ...]
+    members: tuple[PoolReplica, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class PoolPlan:
                 found[member.pool] += member.tp_degree
         return found
 
-    def pipelines(self) -> dict[tuple[Member, ...], int]:
+    def pipelines(self) -> dict[tuple[PoolReplica, ...], int]:
         """Return the different pipelines, each with how many are like it."""
         return dict(Counter(zip(*(stage.members for stage in self.stages), strict=True)))
 
-    def hosts(self, pools: tuple[Pool, ...]) -> tuple[tuple[int, ...], ...]:
+    def hosts(self, pools: tuple[DevicePool, ...]) -> tuple[tuple[int, ...], ...]:
         """Return a host for every replica of every stage, no two pools in one.
 
         The widest groups of a pool come first, then stages in order, so that no group spans two hosts as long as
@@ -98,7 +98,7 @@ class PoolPlan:
         return tuple(map(tuple, rows))
 
 
-class Hop(NamedTuple):
+class HopSeconds(NamedTuple):
     """What the messages of one micro-batch between two neighbours take, by the cut they cross: entry j, the cut in
     front of unit j. Forward goes from the lower stage to the upper one, backward the other way.
     """
@@ -120,7 +120,7 @@ class PoolCosts(Protocol):
     """Seconds, bytes and money, for one model and one global batch."""
 
     @property
-    def pools(self) -> tuple[Pool, ...]:
+    def pools(self) -> tuple[DevicePool, ...]:
         """Who is there."""
 
     @property
@@ -140,13 +140,13 @@ class PoolCosts(Protocol):
     def fits_a_host(self, pool: int, devices: int) -> bool:
         """Whether a pipeline may have so many devices of a pool: not more than a host, where it must stay inside."""
 
-    def forward_s(self, member: Member, size: int) -> Array:
+    def forward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over units; entry j is the seconds of units 0 to j-1."""
 
-    def backward_s(self, member: Member, size: int) -> Array:
+    def backward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over units of the full backward."""
 
-    def need_bytes(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
+    def need_bytes(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return the bytes of units i to j-1 as [i, j]; `left`: the stages from this one to the last."""
 
     def memory_bytes(self, pool: int) -> int:
@@ -160,7 +160,7 @@ class PoolCosts(Protocol):
     def width_matters(self) -> bool:
         """Whether what messages take depends on how many pipelines there are, since they share links."""
 
-    def hop(self, lower: Member, upper: Member, size: int, width: int) -> Hop:
+    def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages between replicas on different hosts take when so many pipelines send at once."""
 
     def site_distance_s(self, a: int, b: int) -> float:
@@ -172,7 +172,7 @@ class PoolCosts(Protocol):
     def update_s(self, stage: PoolStage, size: int) -> float:
         """Return the seconds of the slowest member's update."""
 
-    def sums_s(self, member: Member, width: int) -> Array:
+    def sums_s(self, member: PoolReplica, width: int) -> Array:
         """Return about what summing gradients over so many replicas of one pool takes, as running sums over units."""
 
     def usd_per_s(self, pool: int) -> float:

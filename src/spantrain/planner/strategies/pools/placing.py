@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from spantrain.planner.strategies.pools.costs import Member, PoolCosts, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess
 
 _SETTLED = 8
@@ -125,7 +125,7 @@ class Placer:
         """Return what its devices cost."""
         return sum(count * self._costs.usd_per_s(pool) for pool, count in plan.devices_by_pool.items())
 
-    def _plan(self, guess: Guess, rows: Sequence[Sequence[Member]]) -> PoolPlan:
+    def _plan(self, guess: Guess, rows: Sequence[Sequence[PoolReplica]]) -> PoolPlan:
         ends = (*guess.begins[1:], self._costs.units)
         return PoolPlan(
             micro_batch=guess.candidate.size,
@@ -137,16 +137,16 @@ class Placer:
             estimate_s=guess.step_s,
         )
 
-    def _along(self, guess: Guess) -> tuple[tuple[Member, ...], ...] | None:
+    def _along(self, guess: Guess) -> tuple[tuple[PoolReplica, ...], ...] | None:
         """Fill stage after stage, from site after site; the wider groups of a stage first."""
         left = Counter({pool: self._costs.pools[pool].count for pools in self._pools_of.values() for pool in pools})
         rows = []
         for recipe in guess.candidate.recipes:
-            row: list[Member] = []
+            row: list[PoolReplica] = []
             for member, count in recipe:
                 for pool in self._pools_of[member.pool]:
                     taken = min(count, left[pool] // member.tp_degree)
-                    row += [Member(pool, member.tp_degree)] * taken
+                    row += [PoolReplica(pool, member.tp_degree)] * taken
                     left[pool] -= taken * member.tp_degree
                     count -= taken
                 if count:
@@ -154,7 +154,7 @@ class Placer:
             rows.append(tuple(row))
         return tuple(rows)
 
-    def _inside(self, guess: Guess) -> tuple[tuple[Member, ...], ...] | None:
+    def _inside(self, guess: Guess) -> tuple[tuple[PoolReplica, ...], ...] | None:
         """Give every site as many whole pipelines as it has devices for, with one kind in every stage."""
         chain = [recipe[0][0] for recipe in guess.candidate.recipes]
         if any(len(recipe) > 1 for recipe in guess.candidate.recipes):
@@ -173,9 +173,9 @@ class Placer:
                 columns += [pools] * min(room, guess.candidate.width - len(columns))
         if len(columns) < guess.candidate.width:
             return None
-        return tuple(tuple(Member(column[m.pool], m.tp_degree) for column in columns) for m in chain)
+        return tuple(tuple(PoolReplica(column[m.pool], m.tp_degree) for column in columns) for m in chain)
 
-    def _seconds(self, plan: PoolPlan, pipeline: Sequence[Member]) -> list[StageSeconds]:
+    def _seconds(self, plan: PoolPlan, pipeline: Sequence[PoolReplica]) -> list[StageSeconds]:
         size, count = plan.micro_batch, len(pipeline)
         hops = [self._chains.hop(pipeline[s], pipeline[s + 1], size, plan.width) for s in range(count - 1)]
         found = []

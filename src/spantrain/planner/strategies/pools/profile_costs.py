@@ -19,7 +19,7 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.auto.score import weights_of
-from spantrain.planner.strategies.pools.costs import Hop, Member, Pool, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
 from spantrain.schedule.registry import splits_backward
 
 _MEBIBYTE = 2**20
@@ -76,15 +76,15 @@ class ProfilePools:
         """Whether a pipeline may have so many devices of a pool: a part of a host that leaves no rest."""
         return not self.inside_hosts or self.pools[pool].host_size % devices == 0
 
-    def forward_s(self, member: Member, size: int) -> Array:
+    def forward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over units."""
         return self._running(member, Op.FORWARD, size)
 
-    def backward_s(self, member: Member, size: int) -> Array:
+    def backward_s(self, member: PoolReplica, size: int) -> Array:
         """Return running sums over units of I and W."""
         return self._running(member, Op.BACKWARD_INPUT, size) + self._running(member, Op.BACKWARD_WEIGHT, size)
 
-    def need_bytes(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
+    def need_bytes(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return what `cost.memory` says of 1F1B's samples in flight."""
         first, share = self._devices[member.pool][0], even_share(member.tp_degree)
         return self._spans.need(first, min(left, micro_batches) * size, size, share)
@@ -93,12 +93,12 @@ class ProfilePools:
         """Return what a device has."""
         return self._profile.cluster.device_by_name[self._devices[pool][0]].memory_bytes
 
-    def hop(self, lower: Member, upper: Member, size: int, width: int) -> Hop:
+    def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages take: they pass beside the computation, and share links with other pipelines'."""
         up_s, up_link_s, up_wait_s = self._way(lower, upper, size, width, forward=True)
         down_s, down_link_s, down_wait_s = self._way(upper, lower, size, width, forward=False)
         nothing = np.zeros(self.units + 1)
-        return Hop(
+        return HopSeconds(
             lower_forward_s=nothing,
             upper_forward_s=nothing,
             upper_backward_s=nothing,
@@ -120,7 +120,7 @@ class ProfilePools:
         """Return nothing: updates are part of the runtime's own seconds."""
         return 0.0
 
-    def sums_s(self, member: Member, width: int) -> Array:
+    def sums_s(self, member: PoolReplica, width: int) -> Array:
         """Return what summing over hosts of one pool takes, by the bytes of the units."""
         return self._sums(member, width)
 
@@ -178,7 +178,7 @@ class ProfilePools:
             schedule=self.schedule,
         )
 
-    def _find_pools(self, devices: Iterable[str]) -> Iterable[Pool]:
+    def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:
         cluster = self._profile.cluster
         by_host: dict[tuple[str, str, str, int, str], list[str]] = {}
         for name in devices:
@@ -193,16 +193,16 @@ class ProfilePools:
         for (site, kind, _, _, size), hosts in groupby(rows, key=lambda row: row[0]):
             members = [name for _, _, names in hosts for name in names]
             self._devices.append(tuple(members))
-            yield Pool(kind=kind, site=site, count=len(members), host_size=size)
+            yield DevicePool(kind=kind, site=site, count=len(members), host_size=size)
 
-    def _group(self, member: Member, number: int = 0) -> tuple[str, ...]:
+    def _group(self, member: PoolReplica, number: int = 0) -> tuple[str, ...]:
         return self._devices[member.pool][number : number + member.tp_degree]
 
-    def _running(self, member: Member, op: Op, size: int) -> Array:
+    def _running(self, member: PoolReplica, op: Op, size: int) -> Array:
         return self._spans.seconds(self._group(member), (1.0,) * member.tp_degree, op, size)
 
     def _way(
-        self, source: Member, target: Member, size: int, width: int, *, forward: bool
+        self, source: PoolReplica, target: PoolReplica, size: int, width: int, *, forward: bool
     ) -> tuple[Array, Array, float]:
         """Return by cut the seconds of a message alone and those that all keep the busiest link; and the latency."""
         inside = self.inside_hosts and source.pool == target.pool and self.pools[source.pool].host_size > 1
@@ -241,7 +241,7 @@ class ProfilePools:
         """Return running sums of the parameter bytes of one member of a group."""
         return np.asarray(self._spans.parameters(even_share(tp_degree))[0])
 
-    def _ring_s(self, members: Sequence[Member], units: range) -> float:
+    def _ring_s(self, members: Sequence[PoolReplica], units: range) -> float:
         width = len(members)
         if width < 2:
             return 0.0
@@ -255,7 +255,7 @@ class ProfilePools:
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
         return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
 
-    def _hop_of(self, a: Member, b: Member) -> tuple[float, float]:
+    def _hop_of(self, a: PoolReplica, b: PoolReplica) -> tuple[float, float]:
         """Return the latency of a hop of the rings of all members of two groups, and the seconds of a byte of each."""
         pair = self._apart(a.pool, b.pool)
         if pair[0] == pair[1]:
@@ -265,12 +265,12 @@ class ProfilePools:
         own = self._network.link(*pair)
         return own.latency_s, max(slowest, 1 / own.bandwidth_bytes_per_s)
 
-    def _gradient_sums(self, member: Member, width: int) -> Array:
+    def _gradient_sums(self, member: PoolReplica, width: int) -> Array:
         sums = self._parameters(member.tp_degree)
         whole_s = self._ring_s((member,) * width, range(self.units))
         return np.asarray(sums * (whole_s / max(float(sums[-1]), 1.0)))
 
-    def _per_byte(self, a: Member, b: Member) -> float:
+    def _per_byte(self, a: PoolReplica, b: PoolReplica) -> float:
         return self._weights.per_byte(self._devices[a.pool][0], self._devices[b.pool][0])
 
     def _placed(self, plan: PoolPlan) -> list[list[tuple[str, ...]]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrain.cost.span_tables import Array
-from spantrain.planner.strategies.pools.costs import Hop, Member, PoolCosts
+from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica
 
 
 def least_bottleneck(stages: Sequence[Array]) -> float:
@@ -48,13 +48,13 @@ _LOOSER = (1.0, 1.02, 1.06, 1.15)
 """Times the least bottleneck: a little more of it can make the whole chain faster."""
 _FEW = 3
 """It can where there are at most so many micro-batches for each stage."""
-_MOST_TABLES = 6000
+_MAX_TABLES = 6000
 
-Recipe = tuple[tuple[Member, int], ...]
+Recipe = tuple[tuple[PoolReplica, int], ...]
 """Sorts of replicas with how many of each; the first pool of a kind stands for the kind."""
 
 
-class Candidate(NamedTuple):
+class StageChain(NamedTuple):
     """A chain of stages without cuts."""
 
     size: int
@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
 class Guess(NamedTuple):
     """A candidate with its best cuts, and what that takes by the closed form for even micro-batches."""
 
-    candidate: Candidate
+    candidate: StageChain
     begins: tuple[int, ...]
     """First unit of each stage."""
     step_s: float
@@ -90,12 +90,12 @@ class ChainCosts:
         below = np.tri(costs.units + 1, dtype=bool)
         self._nothing = np.where(below, math.inf, 0.0)
         self._tables: dict[tuple[object, ...], Array] = {}
-        self._hops: dict[tuple[Member, Member, int, int], Hop] = {}
-        self._plain: dict[tuple[Member, int], Array] = {}
-        self._sums: dict[tuple[Member, int], tuple[Array, Array]] = {}
-        self._over: dict[tuple[Member, int, int, int], Array] = {}
+        self._hops: dict[tuple[PoolReplica, PoolReplica, int, int], HopSeconds] = {}
+        self._plain: dict[tuple[PoolReplica, int], Array] = {}
+        self._sums: dict[tuple[PoolReplica, int], tuple[Array, Array]] = {}
+        self._over: dict[tuple[PoolReplica, int, int, int], Array] = {}
 
-    def guess(self, candidate: Candidate, most_s: float = math.inf) -> Guess | None:
+    def guess(self, candidate: StageChain, most_s: float = math.inf) -> Guess | None:
         """Return a candidate with the cuts that suit it; None where it fits nowhere, or must take longer than that."""
         sorts = [tuple(member for member, _ in recipe) for recipe in candidate.recipes]
         if not self._stays_inside(sorts):
@@ -116,7 +116,7 @@ class ChainCosts:
             best = min(best, (step_s, begins))
         return Guess(candidate=candidate, begins=best[1], step_s=best[0])
 
-    def _stays_inside(self, sorts: Sequence[tuple[Member, ...]]) -> bool:
+    def _stays_inside(self, sorts: Sequence[tuple[PoolReplica, ...]]) -> bool:
         """Whether pipelines keep to hosts, where they have to."""
         used: Counter[int] = Counter()
         for row in sorts:
@@ -124,7 +124,7 @@ class ChainCosts:
                 used[member.pool] += member.tp_degree
         return all(self.costs.fits_a_host(pool, count) for pool, count in used.items())
 
-    def fits(self, candidate: Candidate, begins: Sequence[int]) -> bool:
+    def fits(self, candidate: StageChain, begins: Sequence[int]) -> bool:
         """Whether every stage fits with these cuts, none of them empty."""
         ends = (*begins[1:], self.costs.units)
         rows = zip(candidate.recipes, begins, ends, range(len(begins)), strict=True)
@@ -137,7 +137,7 @@ class ChainCosts:
             for recipe, i, j, index in rows
         )
 
-    def hop(self, lower: Member, upper: Member, size: int, width: int) -> Hop:
+    def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages between two replicas take."""
         key = (lower, upper, size, width if self.costs.width_matters else 1)
         found = self._hops.get(key)
@@ -145,7 +145,7 @@ class ChainCosts:
             found = self._hops[key] = self.costs.hop(*key)
         return found
 
-    def work_s(self, member: Member, size: int) -> Array:
+    def work_s(self, member: PoolReplica, size: int) -> Array:
         """Return the seconds of forward and backward of units i to j-1, as [i, j]."""
         found = self._plain.get((member, size))
         if found is None:
@@ -154,36 +154,36 @@ class ChainCosts:
             found = self._plain[member, size] = sums[None, :] - sums[:, None]
         return found
 
-    def forward_between_s(self, member: Member, size: int, first: int, end: int) -> float:
+    def forward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
         """Return the seconds of a forward of units first to end - 1."""
         sums = self._both(member, size)[0]
         return float(sums[end] - sums[first])
 
-    def backward_between_s(self, member: Member, size: int, first: int, end: int) -> float:
+    def backward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
         """Return the seconds of a full backward of units first to end - 1."""
         sums = self._both(member, size)[1]
         return float(sums[end] - sums[first])
 
-    def most_units(self, member: Member, size: int, left: int, micro_batches: int) -> int:
+    def most_units(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> int:
         """Return the longest range of units that fits anywhere."""
         fits = self._over_memory(member, size, left, micro_batches) == 0
         first, end = np.nonzero(fits)
         return int((end - first).max(initial=0))
 
-    def _both(self, member: Member, size: int) -> tuple[Array, Array]:
+    def _both(self, member: PoolReplica, size: int) -> tuple[Array, Array]:
         found = self._sums.get((member, size))
         if found is None:
             found = self.costs.forward_s(member, size), self.costs.backward_s(member, size)
             self._sums[member, size] = found
         return found
 
-    def _chain(self, candidate: Candidate, sorts: Sequence[tuple[Member, ...]]) -> Iterator[Array]:
+    def _chain(self, candidate: StageChain, sorts: Sequence[tuple[PoolReplica, ...]]) -> Iterator[Array]:
         for index, here in enumerate(sorts):
             before = sorts[index - 1] if index else ()
             after = sorts[index + 1] if index + 1 < len(sorts) else ()
             yield self._table((before, here, after), candidate, len(sorts) - index)
 
-    def _table(self, row: tuple[tuple[Member, ...], ...], candidate: Candidate, left: int) -> Array:
+    def _table(self, row: tuple[tuple[PoolReplica, ...], ...], candidate: StageChain, left: int) -> Array:
         """Return the seconds of a micro-batch on the slowest sort of replica, as [i, j]; infinite where it fits not.
 
         `row`: the sorts of the stage before, of this stage, and of the one after.
@@ -194,7 +194,7 @@ class ChainCosts:
         found = self._tables.get(key)
         if found is not None:
             return found
-        if len(self._tables) > _MOST_TABLES:
+        if len(self._tables) > _MAX_TABLES:
             self._tables.clear()
         found = self._nothing
         for member in here:
@@ -209,7 +209,7 @@ class ChainCosts:
         self._tables[key] = found
         return found
 
-    def _over_memory(self, member: Member, size: int, left: int, micro_batches: int) -> Array:
+    def _over_memory(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return 0 where units i to j-1 fit, infinity where not."""
         key = (member, size, left, min(left, micro_batches))
         found = self._over.get(key)
@@ -219,11 +219,11 @@ class ChainCosts:
             found = self._over[key] = np.where(over | (self._nothing > 0), math.inf, 0.0)
         return found
 
-    def _delay_s(self, lower: Sequence[Member], upper: Sequence[Member], candidate: Candidate) -> float:
+    def _delay_s(self, lower: Sequence[PoolReplica], upper: Sequence[PoolReplica], candidate: StageChain) -> float:
         hops = [self.hop(a, b, candidate.size, candidate.width) for a in lower for b in upper]
         return max(float(hop.delay_forward_s.max() + hop.delay_backward_s.max()) for hop in hops)
 
-    def _sum_s(self, sorts: Sequence[Member], first: int, end: int, width: int) -> float:
+    def _sum_s(self, sorts: Sequence[PoolReplica], first: int, end: int, width: int) -> float:
         if width < 2:
             return 0.0
         found = [self.costs.sums_s(member, width) for member in sorts]

@@ -14,18 +14,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.planner.strategies.pools.costs import Goal, Member, PoolCosts, PoolPlan, PoolStage
+from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage
 from spantrain.planner.strategies.pools.placing import Placer
-from spantrain.planner.strategies.pools.recipes import Candidate, ChainCosts, Guess, Recipe
-from spantrain.planner.strategies.pools.sketches import Family, Sketcher
+from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
+from spantrain.planner.strategies.pools.sketches import PoolFamily, Sketcher
 
-_MOST_MIXED = 12
+_MAX_MIXED = 12
 """Sorts of replicas up to which stages of two sorts are tried."""
 
 
 def other_widths(
-    candidate: Candidate, available: Mapping[int, int], widths: Sequence[tuple[int, int]]
-) -> Iterator[Candidate]:
+    candidate: StageChain, available: Mapping[int, int], widths: Sequence[tuple[int, int]]
+) -> Iterator[StageChain]:
     """Yield the same stages with other widths, given with their micro-batches, as far as there are devices."""
     if all(len(recipe) == 1 for recipe in candidate.recipes):
         for width, micro_batches in widths:
@@ -36,8 +36,8 @@ def other_widths(
 
 
 def neighbours(
-    candidate: Candidate, available: Mapping[int, int], degrees: Mapping[int, Sequence[int]], units: int
-) -> Iterator[Candidate]:
+    candidate: StageChain, available: Mapping[int, int], degrees: Mapping[int, Sequence[int]], units: int
+) -> Iterator[StageChain]:
     """Yield candidates that differ in a stage and use no more devices of a kind than there are.
 
     `available` counts devices by the pool that stands for their kind, `degrees` are those that may be used there.
@@ -66,19 +66,21 @@ def neighbours(
                 yield _with(candidate, at, at + 1, other)
 
 
-def _with(candidate: Candidate, first: int, end: int, *recipes: Recipe) -> Candidate:
+def _with(candidate: StageChain, first: int, end: int, *recipes: Recipe) -> StageChain:
     return candidate._replace(recipes=(*candidate.recipes[:first], *recipes, *candidate.recipes[end:]))
 
 
 def _possible(spare: Mapping[int, int], degrees: Mapping[int, Sequence[int]], width: int) -> Iterator[Recipe]:
     """Yield stages of one sort of replica, and of what is left of two kinds where neither is enough."""
-    members = [Member(pool, degree) for pool, found in degrees.items() for degree in found if spare[pool] >= degree]
+    members = [
+        PoolReplica(pool, degree) for pool, found in degrees.items() for degree in found if spare[pool] >= degree
+    ]
     rooms = {member: spare[member.pool] // member.tp_degree for member in members}
     for member, room in rooms.items():
         if room >= width:
             yield ((member, width),)
             continue
-        for other in members if len(members) <= _MOST_MIXED else ():
+        for other in members if len(members) <= _MAX_MIXED else ():
             if other.pool != member.pool and room + rooms[other] >= width and room >= 1:
                 yield ((member, room), (other, width - room))
 
@@ -91,7 +93,7 @@ _PLACED, _POLISHED = 20, 6
 _OF_A_SHAPE = 2
 _WIDTHS = 2
 """Widths to both sides that are tried."""
-_MOST_TERRITORIES = 12
+_MAX_TERRITORIES = 12
 
 Score = tuple[float, float, float]
 
@@ -146,9 +148,9 @@ class PoolSearch:
 
     def _guesses(self, territory: _Territory, best: RankedPlan | None, varied: int) -> list[tuple[Score, Guess]]:
         """Return the best cut and varied candidates of a set of sites, those that could beat the best plan known."""
-        families = [Family(pool=pool, count=count) for pool, count in territory.available.items()]
+        families = [PoolFamily(pool=pool, count=count) for pool, count in territory.available.items()]
         sketcher = Sketcher(self._chains, families, self._goal, divides=self._divides)
-        known: dict[Candidate, tuple[Score, Guess] | None] = {}
+        known: dict[StageChain, tuple[Score, Guess] | None] = {}
         most_s = math.inf
         if best is not None and best.score[0] == 0:
             most_s = self._goal.most_step_to_look_at_s(best.score[2])
@@ -165,7 +167,7 @@ class PoolSearch:
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
     def _known(
-        self, candidate: Candidate, known: dict[Candidate, tuple[Score, Guess] | None], most_s: float
+        self, candidate: StageChain, known: dict[StageChain, tuple[Score, Guess] | None], most_s: float
     ) -> tuple[Score, Guess] | None:
         if candidate not in known:
             guess = self._chains.guess(candidate, most_s)
@@ -179,9 +181,9 @@ class PoolSearch:
 
     def _vary(
         self,
-        start: Candidate,
+        start: StageChain,
         territory: _Territory,
-        known: dict[Candidate, tuple[Score, Guess] | None],
+        known: dict[StageChain, tuple[Score, Guess] | None],
         widths: Sequence[tuple[int, int]],
     ) -> None:
         """Go to the best neighbour as long as it is better."""
@@ -251,9 +253,9 @@ def _varied(rows: Sequence[tuple[Score, Guess]], of_a_shape: int, most: int) -> 
     return found
 
 
-def _candidate_of(plan: PoolPlan) -> Candidate:
+def _candidate_of(plan: PoolPlan) -> StageChain:
     recipes = tuple(tuple((member, 1) for member in dict.fromkeys(stage.members)) for stage in plan.stages)
-    return Candidate(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
+    return StageChain(size=plan.micro_batch, width=plan.width, micro_batches=plan.micro_batches, recipes=recipes)
 
 
 def _territories(costs: PoolCosts) -> list[_Territory]:
@@ -266,13 +268,13 @@ def _territories(costs: PoolCosts) -> list[_Territory]:
         sites.setdefault(pool.site, []).append(index)
     sizes = {site: sum(costs.pools[index].count for index in indices) for site, indices in sites.items()}
     found: dict[tuple[object, ...], _Territory] = {}
-    largest = sorted(sites, key=lambda site: -sizes[site])[:_MOST_TERRITORIES]
+    largest = sorted(sites, key=lambda site: -sizes[site])[:_MAX_TERRITORIES]
     distance_s = {(a, b): costs.site_distance_s(sites[a][0], sites[b][0]) for a in sites for b in sites}
     rows = [_chain_from(first, sites, distance_s) for first in largest]
     for length in range(len(sites), 0, -1):
         for row in rows:
             looks = _looks(row[:length], sites, costs, distance_s)
-            if looks not in found and len(found) < _MOST_TERRITORIES:
+            if looks not in found and len(found) < _MAX_TERRITORIES:
                 found[looks] = _territory(row[:length], sites, costs)
     return list(found.values())
 

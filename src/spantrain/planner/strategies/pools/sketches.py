@@ -10,8 +10,8 @@ from itertools import permutations, product
 import numpy as np
 
 from spantrain.cost.span_tables import Array
-from spantrain.planner.strategies.pools.costs import Goal, Member
-from spantrain.planner.strategies.pools.recipes import Candidate, ChainCosts, Recipe
+from spantrain.planner.strategies.pools.costs import Goal, PoolReplica
+from spantrain.planner.strategies.pools.recipes import ChainCosts, Recipe, StageChain
 
 _OF_A_GRID = 4
 _OF_A_WIDTH = 6
@@ -21,15 +21,15 @@ _ROUNDED = 0.5
 """Units that a stage's cut is off the perfect one, about."""
 _DEEP = 12
 """Stages from the end from which on it is no more asked how much less fits."""
-_MOST_OPTIONS = {1: 10_000, 2: 64, 3: 14}
-_MOST_COMBINATIONS, _MOST_SORTS = 4000, 11
+_MAX_OPTIONS = {1: 10_000, 2: 64, 3: 14}
+_MAX_COMBINATIONS, _MAX_SORTS = 4000, 11
 """Of counts of more sorts than three, each with two options at least; of so many sorts at most, the fastest."""
-_MOST_DEGREES = 100
+_MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class PoolFamily:
     """All devices of one kind that may be used, wherever they are."""
 
     pool: int
@@ -41,7 +41,7 @@ class Family:
 class _Sort:
     """What one sort of replica does with the whole model."""
 
-    member: Member
+    member: PoolReplica
     replicas: int
     work_s: float
     messages_s: float
@@ -60,7 +60,7 @@ class _Sort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sketch:
+class _StageCounts:
     """Counts of stages, with what perfect cuts would take."""
 
     value: float
@@ -80,7 +80,7 @@ class _Sketch:
 class Sketcher:
     """Guesses for families, sizes, widths, degrees and counts of stages, the best of each grid of counts."""
 
-    def __init__(self, chains: ChainCosts, families: Sequence[Family], goal: Goal, *, divides: bool) -> None:
+    def __init__(self, chains: ChainCosts, families: Sequence[PoolFamily], goal: Goal, *, divides: bool) -> None:
         self._chains, self._families, self._goal, self._divides = chains, tuple(families), goal, divides
         self._costs = chains.costs
 
@@ -88,7 +88,7 @@ class Sketcher:
     def _memory(self) -> dict[int, int]:
         return {family.pool: self._costs.memory_bytes(family.pool) for family in self._families}
 
-    def best(self, limit: int, known: tuple[float, float] = (math.inf, math.inf)) -> Iterator[Candidate]:
+    def best(self, limit: int, known: tuple[float, float] = (math.inf, math.inf)) -> Iterator[StageChain]:
         """Yield the candidates with the best values, best first, each in the orders worth trying.
 
         `known`: seconds and US dollars of a plan that is known already.
@@ -107,7 +107,7 @@ class Sketcher:
             for order in orders([sort.member.pool for sort, _ in row.runs], self._memory):
                 runs = [row.runs[index] for index in order]
                 recipes = _in_line(runs, row.width, row.in_line) if row.in_line else _whole(runs, row.width)
-                yield Candidate(size=row.size, width=row.width, micro_batches=row.micro_batches, recipes=recipes)
+                yield StageChain(size=row.size, width=row.width, micro_batches=row.micro_batches, recipes=recipes)
 
     def widths(self, size: int) -> Iterator[tuple[int, int]]:
         """Yield widths with the micro-batches of each replica; of widths with as many only the smallest."""
@@ -122,7 +122,7 @@ class Sketcher:
             last = width
             yield width, -(-self._costs.global_batch // (size * width))
 
-    def _sketches(self, best: tuple[float, float]) -> Iterator[_Sketch]:
+    def _sketches(self, best: tuple[float, float]) -> Iterator[_StageCounts]:
         for size in reversed(self._costs.sizes()):
             rows = [
                 [self._sort(family, degree, size) for degree in self._costs.degrees(family.pool, size)]
@@ -146,13 +146,13 @@ class Sketcher:
     def _combinations(self, rows: Sequence[Sequence[_Sort | None]]) -> Iterator[list[_Sort]]:
         """Yield one sort of each family: of all degrees or about the same one; of many families the fastest."""
         combinations: Iterable[tuple[_Sort | None, ...]] = product(*rows)
-        if math.prod(map(len, rows)) > _MOST_DEGREES:
+        if math.prod(map(len, rows)) > _MAX_DEGREES:
             longest = max(map(len, rows))
             combinations = (tuple(row[min(at, len(row) - 1)] for row in rows) for at in range(longest))
         for combination in combinations:
             sorts = [sort for sort in combination if sort is not None]
-            if len(sorts) > _MOST_SORTS:
-                sorts = sorted(sorts, key=lambda sort: -sort.replicas / sort.work_s)[:_MOST_SORTS]
+            if len(sorts) > _MAX_SORTS:
+                sorts = sorted(sorts, key=lambda sort: -sort.replicas / sort.work_s)[:_MAX_SORTS]
             yield sorts
 
     def _least(self, sorts: Sequence[_Sort], width: int, micro_batches: int) -> tuple[float, float]:
@@ -169,8 +169,8 @@ class Sketcher:
         parts: list[_Sort | None] = [sort for sort in sorts if 0 < sort.replicas < width]
         return [*whole, *parts] or [None]
 
-    def _sort(self, family: Family, degree: int, size: int) -> _Sort:
-        member, units = Member(family.pool, degree), self._costs.units
+    def _sort(self, family: PoolFamily, degree: int, size: int) -> _Sort:
+        member, units = PoolReplica(family.pool, degree), self._costs.units
         hop = self._chains.hop(member, member, size, 1)
         parts = (hop.lower_forward_s, hop.upper_forward_s, hop.upper_backward_s, hop.lower_backward_s)
         fitting = [self._chains.most_units(member, size, left, units) for left in range(1, min(units, _DEEP) + 1)]
@@ -184,9 +184,9 @@ class Sketcher:
             usd_per_s=degree * self._costs.usd_per_s(family.pool),
         )
 
-    def _grid(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_Sketch]:
+    def _grid(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:
         units = self._costs.units
-        most = _MOST_OPTIONS.get(len(sorts)) or max(2, int(_MOST_COMBINATIONS ** (1 / len(sorts))))
+        most = _MAX_OPTIONS.get(len(sorts)) or max(2, int(_MAX_COMBINATIONS ** (1 / len(sorts))))
         counts = _counts([sort.options(width, units, most) for sort in sorts])
         stages: Array = sum(counts[1:], counts[0])
         holds = sum((s.fitting[k.astype(int)] for s, k in zip(sorts, counts, strict=True)), np.zeros(1))
@@ -203,7 +203,7 @@ class Sketcher:
         for tier in range(len(_TIERS)) if self._goal.has_limits else (0,):
             here = np.flatnonzero(tiers == tier)
             for at in here[np.argsort(values[here])[:_OF_A_GRID]]:
-                yield _Sketch(
+                yield _StageCounts(
                     value=float(values[at]),
                     tier=tier,
                     step_s=float(step_s[at]),
@@ -234,7 +234,7 @@ class Sketcher:
         found: Array = (micro_batches - 1 + stages) * slowest_s + sums / stages
         return found
 
-    def _lines(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_Sketch]:
+    def _lines(self, sorts: Sequence[_Sort], size: int, width: int, micro_batches: int) -> Iterator[_StageCounts]:
         """Yield all replicas in a line, cut into stages, where that makes more stages than whole ones of a kind."""
         stages = min(sum(sort.replicas for sort in sorts) // width, self._costs.units)
         if len(sorts) < 2 or stages <= sum(sort.replicas // width for sort in sorts):
@@ -244,7 +244,7 @@ class Sketcher:
         usd_per_s = np.array([sum(sort.replicas * sort.usd_per_s for sort in sorts)])
         tier = int(self._tiers(step_s, usd_per_s)[0])
         if tier < len(_TIERS):
-            yield _Sketch(
+            yield _StageCounts(
                 value=float(self._goal.values(step_s, usd_per_s)[0]),
                 tier=tier,
                 step_s=float(step_s[0]),
@@ -283,7 +283,7 @@ def _whole(runs: Sequence[tuple[_Sort, int]], width: int) -> tuple[Recipe, ...]:
 
 def _in_line(runs: Sequence[tuple[_Sort, int]], width: int, stages: int) -> tuple[Recipe, ...]:
     """Return so many replicas of each sort one after the other, cut into stages; what is too much is left out."""
-    recipes: list[list[tuple[Member, int]]] = [[]]
+    recipes: list[list[tuple[PoolReplica, int]]] = [[]]
     room = width
     for sort, left in runs:
         while left and len(recipes) <= stages:

@@ -33,10 +33,10 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
-from spantrain.planner.groups import Group, group_devices
+from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
-from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Member, Slot, Way, ways_of
+from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot, SlotMember, Way, ways_of
 
 
 def build_plan(tables: WayTables, slots: Sequence[Slot], cuts: Sequence[int], size: int) -> Plan | None:
@@ -106,7 +106,7 @@ def _limit(tables: WayTables, stage: Stage, index: int) -> int | None:
 _PROPOSED = 6
 _PER_SIZE = 2
 """Arrangements of one micro-batch size among them."""
-_MOST_DEVICES = 128
+_MAX_DEVICES = 128
 _NEARLY = 1.5
 """Ways of a group that take so much longer alone are not looked at together with the others."""
 _TOO_MUCH_S = 1e9
@@ -129,11 +129,11 @@ def spantrain_proposals(request: PlanRequest, *, second_level: bool = True) -> t
     Without (the paper's ablation, section 4.3.3), a first-level group is one stage whose devices share evenly.
     """
     devices = request.devices_within_quotas
-    if len(devices) > _MOST_DEVICES:
-        raise InfeasiblePlanError(f"groups devices by pairs, {_MOST_DEVICES} devices at most, got {len(devices)}")
+    if len(devices) > _MAX_DEVICES:
+        raise InfeasiblePlanError(f"groups devices by pairs, {_MAX_DEVICES} devices at most, got {len(devices)}")
     tables = WayTables(request.profile, request.job)
     groups = group_devices(request.profile, devices=devices).first_level
-    space = _Space(tables, groups, frozenset(request.constraints.keep), second_level=second_level)
+    space = _GroupSpace(tables, groups, frozenset(request.constraints.keep), second_level=second_level)
     sizes = request.job.micro_batch_sizes()
     first = dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1]))
     ranked = [found for size in first for found in space.best(size)]
@@ -154,7 +154,7 @@ def spantrain_proposals(request: PlanRequest, *, second_level: bool = True) -> t
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _SolvedArrangement:
     """What algorithm 1 came to for one micro-batch size."""
 
     size: int
@@ -172,10 +172,12 @@ class _Piece:
     end: int
 
 
-class _Space:
+class _GroupSpace:
     """First-level groups with their ways, and what arrangements of them take."""
 
-    def __init__(self, tables: WayTables, groups: Sequence[Group], keep: frozenset[str], *, second_level: bool) -> None:
+    def __init__(
+        self, tables: WayTables, groups: Sequence[DeviceGroup], keep: frozenset[str], *, second_level: bool
+    ) -> None:
         self._tables = tables
         profile = tables.profile
         capacity = cache(tables.capacity)
@@ -193,10 +195,10 @@ class _Space:
         """By group: the least seconds of any arrangement with it."""
         self._capacities = [sum(map(capacity, group.devices)) for group in groups]
         fastest = max((name for group in groups for name in group.devices), key=capacity)
-        alone = Member(devices=(fastest,), tp_shares=(1.0,))
+        alone = SlotMember(devices=(fastest,), tp_shares=(1.0,))
         self._work = [tables.seconds(alone, range(unit, unit + 1), 1) for unit in range(tables.units)]
 
-    def best(self, size: int) -> Iterator[_Found]:
+    def best(self, size: int) -> Iterator[_SolvedArrangement]:
         """Yield the best arrangements for a micro-batch size, the best first."""
         costs = _SizeCosts(self._tables, self._ways, self._kept, size)
         beam = Beam(units=self._tables.units, capacities=self._capacities, work=self._work)
@@ -256,7 +258,7 @@ class _SizeCosts:
             self._known[pieces] = found
         return found
 
-    def refined(self, pieces: tuple[_Piece, ...]) -> _Found:
+    def refined(self, pieces: tuple[_Piece, ...]) -> _SolvedArrangement:
         """Choose each group's way anew in the place that it has, and return what comes of it."""
         ways = [self._way(piece) for piece in pieces]
         best_s = self._step_s(pieces, ways)
@@ -269,7 +271,7 @@ class _SizeCosts:
                 if tried_s < best_s:
                     best_s, ways = tried_s, tried
         cuts = [way.cuts(piece.first, piece.end)[:-1] for piece, way in zip(pieces, ways, strict=True)]
-        return _Found(
+        return _SolvedArrangement(
             size=self._size,
             value_s=best_s,
             slots=tuple(slot for way in ways for slot in way.way),
@@ -348,7 +350,9 @@ def _reach(least: Array | None, units: int) -> list[list[int]]:
     return ends
 
 
-def _reasons(plan: Plan, found: _Found, groups: Sequence[Group], least_with_s: Sequence[float]) -> Iterator[str]:
+def _reasons(
+    plan: Plan, found: _SolvedArrangement, groups: Sequence[DeviceGroup], least_with_s: Sequence[float]
+) -> Iterator[str]:
     yield f"By equation 1, the step takes {format_seconds(found.value_s)} with micro-batches of {found.size}."
     used = set(plan.devices)
     for group, with_s in zip(groups, least_with_s, strict=True):

@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import Group
+from spantrain.planner.groups import DeviceGroup
 
 _ALL_ORDERS_UP_TO = 3
-_MOST_TENSOR_DEVICES = 8
-_MOST_COMBINED = 32
+_MAX_TENSOR_DEVICES = 8
+_MAX_COMBINED = 32
 """Ways of one order of second-level groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SlotMember:
     """A replica to be."""
 
     devices: tuple[str, ...]
@@ -43,7 +43,7 @@ class Member:
 class Slot:
     """A stage to be."""
 
-    members: tuple[Member, ...]
+    members: tuple[SlotMember, ...]
     even: bool
     """Whether samples are divided equally; otherwise by capacity."""
 
@@ -65,14 +65,14 @@ def symmetric_ways(devices: Devices, *, pipelines: bool, tensors: bool) -> tuple
     for slots in _divisors(len(devices)) if pipelines else (1,):
         each = len(devices) // slots
         for degree in _divisors(each) if tensors else (1,):
-            if degree <= _MOST_TENSOR_DEVICES:
+            if degree <= _MAX_TENSOR_DEVICES:
                 parts = _chunks(devices, each)
                 found.append(tuple(Slot(members=_even_members(part, degree), even=True) for part in parts))
     return tuple(found)
 
 
 def ways_of(
-    group: Group, profile: Profile, capacity: Capacity, *, second_level: bool = True, tensors: bool = True
+    group: DeviceGroup, profile: Profile, capacity: Capacity, *, second_level: bool = True, tensors: bool = True
 ) -> tuple[Way, ...]:
     """Return the ways to try for a first-level group, each once, those of all devices first.
 
@@ -112,7 +112,7 @@ def _rows_of_parts(parts: Sequence[Devices], capacity: Capacity, *, tensors: boo
 def _joined(choices: Sequence[Sequence[Way]]) -> Iterator[Way]:
     """Yield all ways to go through these in order; of the longest lists only the first ones if that were many."""
     lists = [list(choice) for choice in choices]
-    while _product(len(entries) for entries in lists) > _MOST_COMBINED:
+    while _product(len(entries) for entries in lists) > _MAX_COMBINED:
         max(lists, key=len).pop()
     for ways in product(*lists):
         yield tuple(slot for way in ways for slot in way)
@@ -123,17 +123,17 @@ def _pooled_ways(devices: Devices, capacity: Capacity, *, tensors: bool) -> tupl
     falling = sorted(devices, key=capacity, reverse=True)
     found = []
     for columns in _divisors(len(falling)) if tensors else (1,):
-        if columns > _MOST_TENSOR_DEVICES:
+        if columns > _MAX_TENSOR_DEVICES:
             continue
         rows = _chunks(tuple(falling), columns)
         shares = [sum(capacity(row[column]) for row in rows) for column in range(columns)]
         shares = [round(share / shares[-1], 2) for share in shares]
-        members = tuple(Member(devices=row, tp_shares=tuple(shares)) for row in rows)
+        members = tuple(SlotMember(devices=row, tp_shares=tuple(shares)) for row in rows)
         found.append((Slot(members=members, even=False),))
     return tuple(found)
 
 
-def _device_sets(group: Group, profile: Profile) -> Iterator[tuple[Devices, ...]]:
+def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[Devices, ...]]:
     """Yield sets of devices, each as its second-level groups."""
     parts = tuple(part.devices for part in group.subgroups) or (group.devices,)
     for count in range(len(parts), 0, -1):
@@ -149,8 +149,8 @@ def _device_sets(group: Group, profile: Profile) -> Iterator[tuple[Devices, ...]
             yield tuple(part for part in own if part)
 
 
-def _even_members(devices: Devices, degree: int) -> tuple[Member, ...]:
-    return tuple(Member(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
+def _even_members(devices: Devices, degree: int) -> tuple[SlotMember, ...]:
+    return tuple(SlotMember(devices=chunk, tp_shares=(1.0,) * degree) for chunk in _chunks(devices, degree))
 
 
 def _orders(choices: list[tuple[Way, ...]]) -> Iterator[tuple[tuple[Way, ...], ...]]:
@@ -181,7 +181,7 @@ Arrangement = tuple[tuple[int, int], ...]
 
 _WIDTH = 8
 """The paper's l."""
-_MOST_ROUNDS = 40
+_MAX_ROUNDS = 40
 """The paper's max_iter."""
 _ALL_SWAPS_UP_TO = 5
 _STEPS = (1, 4)
@@ -207,7 +207,7 @@ class Beam:
         """Return the best arrangements, by rising seconds; what cannot be done is over by a lot, by how far it is."""
         known: dict[Arrangement, float] = {}
         kept: list[Arrangement] = list(dict.fromkeys(self._starts()))
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             tried = dict.fromkeys((*kept, *(other for entry in kept for other in self._changed(entry))))
             for entry in tried:
                 if entry not in known:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
 from spantrain.cost.step import StepEstimate
-from spantrain.planner.groups import Groups
-from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult
+from spantrain.planner.groups import DeviceGroups
+from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult
 
 
 def reasons(
-    groups: Groups, found: SearchResult, chosen: Candidate, built: tuple[Plan, StepEstimate]
+    groups: DeviceGroups, found: SearchResult, chosen: DomainCandidate, built: tuple[Plan, StepEstimate]
 ) -> tuple[str, ...]:
     """Return the sentences: what bounds the step, shares, memory, what was left out."""
     plan, estimate = built
@@ -49,7 +49,7 @@ def _memory_sentences(plan: Plan) -> list[str]:
     return lines
 
 
-def _left_out_sentences(groups: Groups, found: SearchResult, chosen: Candidate) -> list[str]:
+def _left_out_sentences(groups: DeviceGroups, found: SearchResult, chosen: DomainCandidate) -> list[str]:
     lines = []
     used = set(chosen.devices)
     for group in groups.first_level:
@@ -61,7 +61,7 @@ def _left_out_sentences(groups: Groups, found: SearchResult, chosen: Candidate) 
     return lines
 
 
-def _with_any(found: SearchResult, chosen: Candidate, missing: list[str]) -> str:
+def _with_any(found: SearchResult, chosen: DomainCandidate, missing: list[str]) -> str:
     """Say what the best candidate costs that keeps what is used and adds something missing, else any with it."""
     used = set(chosen.devices)
     other = _best(found.solved, lambda candidate: used < set(candidate.devices))
@@ -76,11 +76,11 @@ def _with_any(found: SearchResult, chosen: Candidate, missing: list[str]) -> str
     return "a device of the same kind takes its place in every candidate"
 
 
-def _best(solved: Sequence[Candidate], wanted: Callable[[Candidate], bool]) -> Candidate | None:
+def _best(solved: Sequence[DomainCandidate], wanted: Callable[[DomainCandidate], bool]) -> DomainCandidate | None:
     return next((candidate for candidate in solved if wanted(candidate)), None)
 
 
-def _slower(other: Candidate, chosen: Candidate) -> str:
+def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
     percent = 100 * (other.value_s / chosen.value_s - 1)
     if abs(percent) < 0.5:
         return f"as fast by the dynamic programme's model ({format_seconds(other.value_s)})"

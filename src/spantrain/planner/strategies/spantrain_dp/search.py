@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise, permutations, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import Group, Groups, message_seconds
+from spantrain.planner.groups import DeviceGroup, DeviceGroups, message_seconds
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
 
 Layout = tuple[Slot, ...]
@@ -17,7 +17,7 @@ _ALL_ORDERS_UP_TO = 5
 _ALL_SUBGROUP_ORDERS_UP_TO = 3
 
 
-def domain_orders(groups: Groups, profile: Profile) -> tuple[tuple[Group, ...], ...]:
+def domain_orders(groups: DeviceGroups, profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
     """Return the orders of first-level groups to try: every permutation of every non-empty subset, up to five.
 
     Beyond five: from every group, the chain that goes on to the nearest group not yet in it, cut at every length,
@@ -27,7 +27,7 @@ def domain_orders(groups: Groups, profile: Profile) -> tuple[tuple[Group, ...], 
     if len(first) <= _ALL_ORDERS_UP_TO:
         return tuple(order for count in range(1, len(first) + 1) for order in permutations(first, count))
     metric = message_seconds(profile, groups.message_bytes)
-    found: dict[tuple[Group, ...], None] = {}
+    found: dict[tuple[DeviceGroup, ...], None] = {}
     for start in first:
         chain = [start]
         while len(chain) < len(first):
@@ -40,12 +40,12 @@ def domain_orders(groups: Groups, profile: Profile) -> tuple[tuple[Group, ...], 
     return tuple(found)
 
 
-def _mean_seconds(a: Group, b: Group, metric: dict[tuple[str, str], float]) -> float:
+def _mean_seconds(a: DeviceGroup, b: DeviceGroup, metric: dict[tuple[str, str], float]) -> float:
     values = [metric.get((x, y), float("inf")) for x in a.devices for y in b.devices]
     return sum(values) / len(values)
 
 
-def domain_layouts(group: Group, profile: Profile, exhaustive_up_to: int = 2) -> tuple[Layout, ...]:
+def domain_layouts(group: DeviceGroup, profile: Profile, exhaustive_up_to: int = 2) -> tuple[Layout, ...]:
     """Return the layouts of a first-level group to try, most devices first, equal ones once.
 
     Few devices: every way to put every subset of them into ordered slots. Many (Chinese paper, section 2.3): all of
@@ -78,7 +78,7 @@ def _ordered_partitions(devices: tuple[str, ...]) -> Iterator[Layout]:
                 yield (slot, *tail)
 
 
-def _chosen_layouts(group: Group, profile: Profile) -> Iterator[Layout]:
+def _chosen_layouts(group: DeviceGroup, profile: Profile) -> Iterator[Layout]:
     for devices in _device_sets(group, profile):
         keep = set(devices)
         subgroups = [tuple(d for d in part.devices if d in keep) for part in group.subgroups]
@@ -86,7 +86,7 @@ def _chosen_layouts(group: Group, profile: Profile) -> Iterator[Layout]:
             yield from _partitions(order, profile)
 
 
-def _device_sets(group: Group, profile: Profile) -> Iterator[tuple[str, ...]]:
+def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[str, ...]]:
     yield group.devices
     by_speed = sorted(group.devices, key=lambda name: profile.score_by_device.get(name, 0.0))
     yield tuple(device for device in group.devices if device != by_speed[0])
@@ -148,7 +148,7 @@ def _signature(layout: Layout, profile: Profile) -> object:
 
 
 _CONFIGURATIONS = 6000
-_LEAST_PER_ORDER = 12
+_MIN_PER_ORDER = 12
 _SOLVED_AT_MOST = 3000
 _KEEP_WITHIN = 1.15
 _BOUND_SLACK = 0.9
@@ -156,7 +156,7 @@ _BOUND_SLACK = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class DomainCandidate:
     """Domains in order, their slots, a micro-batch size, and (once solved) where the cuts are."""
 
     order: tuple[str, ...]
@@ -176,14 +176,14 @@ class Candidate:
 class SearchResult:
     """What a search found."""
 
-    solved: tuple[Candidate, ...]
+    solved: tuple[DomainCandidate, ...]
     """Best first."""
     least_bound_s: dict[str, float] = field(default_factory=dict)
     """By device: the smallest bound of any candidate with it."""
 
 
 @dataclass(frozen=True)
-class _Sketch:
+class _LayoutBound:
     """What a layout adds to a bound, for one micro-batch size."""
 
     rate: float
@@ -191,14 +191,14 @@ class _Sketch:
     latency: float
 
 
-def search(tables: SlotTables, groups: Groups) -> SearchResult:
+def search(tables: SlotTables, groups: DeviceGroups) -> SearchResult:
     """Enumerate the candidates, then solve them by rising bound until the rest cannot be near the best."""
     waiting = sorted(_enumerate(tables, groups), key=lambda candidate: candidate.bound_s)
     least: dict[str, float] = {}
     for candidate in waiting:
         for device in candidate.devices:
             least.setdefault(device, candidate.bound_s)
-    solved: list[Candidate] = []
+    solved: list[DomainCandidate] = []
     best = float("inf")
     for candidate in waiting[:_SOLVED_AT_MOST]:
         if candidate.bound_s * _BOUND_SLACK > best * _KEEP_WITHIN:
@@ -211,13 +211,13 @@ def search(tables: SlotTables, groups: Groups) -> SearchResult:
     return SearchResult(solved=tuple(solved), least_bound_s=least)
 
 
-def _solve(tables: SlotTables, candidate: Candidate) -> Candidate | None:
+def _solve(tables: SlotTables, candidate: DomainCandidate) -> DomainCandidate | None:
     slots = [tables.slot(slot, candidate.size) for slot in candidate.slots]
     hops = [tables.hop(a, b, candidate.size) for a, b in zip(candidate.slots[:-1], candidate.slots[1:], strict=True)]
     value_s, begins = best_cuts([slot for slot in slots if slot is not None], hops)
     if value_s == float("inf"):
         return None
-    return Candidate(
+    return DomainCandidate(
         order=candidate.order,
         slots=candidate.slots,
         size=candidate.size,
@@ -227,12 +227,12 @@ def _solve(tables: SlotTables, candidate: Candidate) -> Candidate | None:
     )
 
 
-def _enumerate(tables: SlotTables, groups: Groups) -> Iterator[Candidate]:
+def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandidate]:
     orders = domain_orders(groups, tables.profile)
     alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups.first_level}
     among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups.first_level}
-    allowance = max(_CONFIGURATIONS // len(orders), _LEAST_PER_ORDER)
-    sketches: dict[tuple[Layout, int], _Sketch | None] = {}
+    allowance = max(_CONFIGURATIONS // len(orders), _MIN_PER_ORDER)
+    sketches: dict[tuple[Layout, int], _LayoutBound | None] = {}
     for order in orders:
         choices = [alone[order[0].name]] if len(order) == 1 else _trimmed([among[g.name] for g in order], allowance)
         for layouts in product(*choices):
@@ -256,10 +256,10 @@ def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[La
 
 def _sized(
     tables: SlotTables,
-    order: tuple[Group, ...],
+    order: tuple[DeviceGroup, ...],
     layouts: tuple[Layout, ...],
-    sketches: dict[tuple[Layout, int], _Sketch | None],
-) -> Iterator[Candidate]:
+    sketches: dict[tuple[Layout, int], _LayoutBound | None],
+) -> Iterator[DomainCandidate]:
     slots = tuple(slot for layout in layouts for slot in layout)
     if len(slots) > tables.units:
         return
@@ -273,10 +273,10 @@ def _sized(
         whole = [part for part in parts if part is not None]
         if len(whole) == len(parts):
             bound_s = _bound(tables, layouts, whole, size)
-            yield Candidate(order=names, slots=slots, size=size, bound_s=bound_s)
+            yield DomainCandidate(order=names, slots=slots, size=size, bound_s=bound_s)
 
 
-def _sketch(tables: SlotTables, layout: Layout, size: int) -> _Sketch | None:
+def _sketch(tables: SlotTables, layout: Layout, size: int) -> _LayoutBound | None:
     rate = busy = latency = 0.0
     for slot in layout:
         table = tables.slot(slot, size)
@@ -286,10 +286,10 @@ def _sketch(tables: SlotTables, layout: Layout, size: int) -> _Sketch | None:
     for a, b in pairwise(layout):
         hop = tables.hop(a, b, size)
         busy, latency = max(busy, hop.least_busy), latency + hop.latency_s
-    return _Sketch(rate, busy, latency)
+    return _LayoutBound(rate, busy, latency)
 
 
-def _bound(tables: SlotTables, layouts: Sequence[Layout], parts: Sequence[_Sketch], size: int) -> float:
+def _bound(tables: SlotTables, layouts: Sequence[Layout], parts: Sequence[_LayoutBound], size: int) -> float:
     rate, busy, latency = sum(p.rate for p in parts), max(p.busy for p in parts), sum(p.latency for p in parts)
     for a, b in pairwise(layouts):
         hop = tables.hop(a[-1], b[0], size)

@@ -17,16 +17,16 @@ from spantrain.cost.memory import Division
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
-from spantrain.planner.groups import Groups, group_devices
+from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain_dp.reasons import reasons
-from spantrain.planner.strategies.spantrain_dp.search import Candidate, SearchResult, search
+from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
 from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
 STRATEGY = "spantrain-dp"
 
 
-def build_plan(tables: SlotTables, candidate: Candidate) -> tuple[Plan, StepEstimate] | None:
+def build_plan(tables: SlotTables, candidate: DomainCandidate) -> tuple[Plan, StepEstimate] | None:
     """Return the plan of a solved candidate with its estimate, or None if a replica's samples do not fit."""
     stages = []
     for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
@@ -52,7 +52,7 @@ def build_plan(tables: SlotTables, candidate: Candidate) -> tuple[Plan, StepEsti
 
 
 def improve_cuts(
-    tables: SlotTables, candidate: Candidate, built: tuple[Plan, StepEstimate]
+    tables: SlotTables, candidate: DomainCandidate, built: tuple[Plan, StepEstimate]
 ) -> tuple[Plan, StepEstimate]:
     """Move one cut by one unit as long as the estimate falls: it knows more than the dynamic programme."""
     best = built
@@ -107,13 +107,13 @@ def _with_limits(
 
 _PROPOSED = 12
 """How many are simulated."""
-_MOST_DEVICES = 128
+_MAX_DEVICES = 128
 _BUILD = 96
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Ranked:
-    candidate: Candidate
+    candidate: DomainCandidate
     plan: Plan
     estimate: StepEstimate
 
@@ -126,8 +126,8 @@ def spantrain_dp(request: PlanRequest) -> tuple[Proposal, ...]:
         ProfileError: the profile lacks a timing or a link.
     """
     devices = request.devices_within_quotas
-    if len(devices) > _MOST_DEVICES:
-        raise InfeasiblePlanError(f"groups devices by pairs, {_MOST_DEVICES} devices at most, got {len(devices)}")
+    if len(devices) > _MAX_DEVICES:
+        raise InfeasiblePlanError(f"groups devices by pairs, {_MAX_DEVICES} devices at most, got {len(devices)}")
     return candidates(request.profile, request.job, devices, limit=_PROPOSED)
 
 
@@ -150,7 +150,7 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
 
 
 def _rank(
-    tables: SlotTables, groups: Groups, devices: Sequence[str], limit: int
+    tables: SlotTables, groups: DeviceGroups, devices: Sequence[str], limit: int
 ) -> tuple[SearchResult, tuple[_Ranked, ...]]:
     found = search(tables, groups)
     built: list[_Ranked] = []
@@ -170,9 +170,9 @@ def _rank(
     return found, tuple(sorted(improved.values(), key=lambda entry: entry.estimate.step_s))
 
 
-def _varied(solved: Sequence[Candidate], limit: int) -> list[Candidate]:
+def _varied(solved: Sequence[DomainCandidate], limit: int) -> list[DomainCandidate]:
     """Take the best, but of one set of slots at most three micro-batch sizes."""
-    taken: list[Candidate] = []
+    taken: list[DomainCandidate] = []
     sizes: dict[tuple[tuple[str, ...], ...], int] = {}
     for candidate in solved:
         if sizes.get(candidate.slots, 0) < 3:
