@@ -29,7 +29,7 @@ from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.registry import strategies
-from spantrain_studies.planners.exhaustive.strategy import exhaustive
+from spantrain_studies.planners.exhaustive import exhaustive
 from worker_pool import follow_parent
 
 MEAN_BOUND, WORST_BOUND, SAME = 1.01, 1.05, 1 + 1e-9

@@ -11,7 +11,7 @@ from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objectiv
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import single_device, single_site
 from spantrain.planner.strategies.spantrain_dp.strategy import spantrain_dp
-from spantrain_studies.planners.exhaustive.strategy import exhaustive
+from spantrain_studies.planners.exhaustive import exhaustive
 
 MIB = 2**20
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4))

@@ -1,13 +1,9 @@
-"""Seconds of F, I and W of units and stages, from measurements.
-
-Which operations a unit does in an action, where its activations are computed again.
+"""Seconds of F, I and W of units and stages, on devices alone and on tensor-parallel groups, from measurements.
 
 A recomputed unit does F again and all of its backward pass as soon as its output's gradient is there: in I, or in B. W
 has nothing left to do for it (`models.execution.segment` says why).
 
-Seconds of F, I and W on tensor-parallel groups, of equal and of unequal shares.
-
-What was measured at a group's degree is taken where the group divides evenly and each of its kinds was. Else it is
+Tensor-parallel groups have equal or unequal shares. What was measured at a group's degree is taken where the group divides evenly and each of its kinds was. Else it is
 reckoned: the slowest member's share of what the unit takes it alone (of whole pieces, as the runtime divides:
 `Unit.work_share`), and the sums of Megatron-LM (Shoeybi et al., 2019,
 section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of its input's gradient in I, none in W.

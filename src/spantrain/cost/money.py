@@ -1,8 +1,8 @@
-"""Money of a step: hours of rented devices, electricity of owned ones, bytes that leave rented places.
+"""Money and energy of a step.
 
-The prices are list prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
+Money is for hours of rented devices, electricity of owned ones, and bytes that leave rented places. The prices are list prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
 
-Energy of a step: devices that work and that wait, and the network between sites.
+Energy is of devices that work and that wait, and of the network between sites.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Seconds of transfers between devices, and what transfers share.
-
-Fair shares of links among flows that take several of them.
-"""
+"""Seconds of transfers between devices, and what transfers share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,11 +4,10 @@ A backward pass goes through a stage's units from the last to the first, so thei
 buckets are filled in it (`runtime.gradients.step_sums`). Buckets are summed one by one. With more and smaller
 ones the first sum begins earlier, and each one costs the ring's latency once more.
 
-The ways in which frameworks sum gradients: the settings of each that are tried, and what carries them.
+The ways in which frameworks sum gradients, with the settings of each that are tried, and what carries them:
 
-spantrain           ours (`runtime.gradients.step_sums`): beside the last backward, buckets by the link, two at
-once. torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is
-whole
+spantrain           ours (`runtime.gradients.step_sums`): beside the last backward, buckets by the link, two at once.
+torch-ddp           `DistributedDataParallel`: buckets of 25 MiB, the first of 1 MiB, each summed as soon as it is whole
                     (Li et al., "PyTorch Distributed", VLDB 2020, sections 3.2 and 4.2; `_DEFAULT_BUCKET_CAP_MB`,
                     `dist._DEFAULT_FIRST_BUCKET_BYTES`), or all of the size that is given as `bucket_cap_mb`. Gloo has
                     two threads for them (`ProcessGroupGloo::Options`).

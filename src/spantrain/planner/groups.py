@@ -1,7 +1,4 @@
-"""First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), from measurements.
-
-Groups as lines of text.
-"""
+"""First- and second-level groups of devices (SpanTrain, English paper, section 3.2.2), from measurements."""
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence

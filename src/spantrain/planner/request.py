@@ -1,7 +1,4 @@
-"""What every strategy is asked, and what it answers.
-
-What a plan is made for.
-"""
+"""What every strategy is asked, for which job, and what it answers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -5,9 +5,9 @@ from spantrain_studies.planners.alpa import alpa
 from spantrain_studies.planners.asteroid.strategy import asteroid
 from spantrain_studies.planners.dapple import dapple
 from spantrain_studies.planners.eddl import eddl
-from spantrain_studies.planners.exhaustive.strategy import exhaustive
+from spantrain_studies.planners.exhaustive import exhaustive
 from spantrain_studies.planners.hetpipe import hetpipe
-from spantrain_studies.planners.metis.strategy import metis
+from spantrain_studies.planners.metis import metis
 from spantrain_studies.planners.pipedream import pipedream
 from spantrain_studies.planners.sailor.strategy import sailor
 

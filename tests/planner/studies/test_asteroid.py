@@ -14,10 +14,8 @@ from spantrain.cost.compute import ComputeCost
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import Constraints, JobSpec, Quota
-from spantrain_studies.planners.asteroid.search import best_pipeline
-from spantrain_studies.planners.asteroid.shares import allocate, balanced, offloaded
-from spantrain_studies.planners.asteroid.strategy import asteroid
-from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables
+from spantrain_studies.planners.asteroid.strategy import asteroid, best_pipeline
+from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables, allocate, balanced, offloaded
 
 
 def tables_of(profile, job, devices, size):

@@ -12,8 +12,7 @@ from spantrain.planner.request import Constraints, JobSpec, Objective, PlanReque
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
-from spantrain_studies.planners.exhaustive.space import PlanSpace, ordered_partitions, twins
-from spantrain_studies.planners.exhaustive.strategy import exhaustive
+from spantrain_studies.planners.exhaustive import PlanSpace, exhaustive, ordered_partitions, twins
 
 MIB = 2**20
 

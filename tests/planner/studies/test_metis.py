@@ -10,8 +10,7 @@ from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Quota
-from spantrain_studies.planners.metis.groups import arrangements, kind_orders
-from spantrain_studies.planners.metis.strategy import metis
+from spantrain_studies.planners.metis import arrangements, kind_orders, metis
 
 
 def ask(profile, *, batch=16, sizes=(), **constraints):

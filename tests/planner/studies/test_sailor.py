@@ -13,9 +13,9 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Quota
 from spantrain_studies.planners.sailor.place import StageLayout, estimate, named
-from spantrain_studies.planners.sailor.programme import Task, solve
 from spantrain_studies.planners.sailor.space import SupplySpace, supplies_of
 from spantrain_studies.planners.sailor.strategy import sailor
+from spantrain_studies.planners.sailor.task import Task, solve
 
 
 def request_for(profile, *, batch=16, sizes=(), objective=Objective.THROUGHPUT, **constraints):

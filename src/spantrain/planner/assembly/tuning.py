@@ -1,12 +1,11 @@
-"""The settings of gradient sums that suit a plan best: buckets large enough for the link, small enough to begin early.
+"""What every plan is tuned by, whoever made it: settings of gradient sums, and slices of the sequence.
 
+Buckets of sums are to be large enough for the link, and small enough to begin early.
 Of what a stage's framework lets one choose (`cost.sums`), the setting is taken with which the sum ends first, by
 the seconds of the work and of the ring; of equal ones the first. Our own sums copy a bucket to send it, so buckets over
 the default size must fit beside what the stage's devices hold.
 
-Slices of the sequence in plans with tensor-parallel groups, where they are asked for.
-
-After Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022, section 4.2.2). Kept:
+Slices of the sequence, in plans with tensor-parallel groups and where they are asked for, are after Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022, section 4.2.2). Kept:
 what a group sends stays the same and what its members hold falls. Not looked at: a stage gathers once at its end and,
 backward, once at its beginning, which the cost model does not count.
 """

@@ -1,7 +1,5 @@
 """The other way over a slow boundary: each group trains by itself, an outer optimizer joins them every H steps.
 
-Which groups an outer optimizer should join, who serves it, and how long an exchange takes.
-
 Groups are the first-level ones of `planner.groups`: two sites with a fast link between them are one, a site whose
 network is slow inside is several.
 

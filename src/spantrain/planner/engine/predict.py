@@ -1,6 +1,6 @@
 """Predict a plan: the event simulator with the costs of a profile; and find the order of work that it should follow.
 
-Whether a plan fits over time, too: more messages may wait than its in-flight limits leave room for.
+A plan may not fit over time where more messages wait than its in-flight limits leave room for (`over_time`).
 """
 
 from dataclasses import replace

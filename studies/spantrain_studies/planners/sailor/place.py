@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spantrain.planner.strategies.auto.score import Weights
-from spantrain_studies.planners.sailor.programme import Taken
 from spantrain_studies.planners.sailor.space import SupplySpace
+from spantrain_studies.planners.sailor.task import Taken
 
 Group = tuple[str, ...]
 Pair = tuple[str, str]

@@ -9,7 +9,7 @@ Devices are counted by kind and site, and named at the end.
 
 It trains by Megatron-DeepSpeed, whose sums come behind the last backward (`deepspeed-pipeline` in `cost.sums`).
 
-Decided here: one partition for each number of stages (`sailor_space`); degrees of a kind are powers of two, with floors
+Decided here: one partition for each number of stages (`space`); degrees of a kind are powers of two, with floors
 that are tried by kind; of the widths that need equally many micro-batches the smallest is tried; the straggler's first
 micro-batch counts once (the paper's formula has it twice); a link that is busier than the slowest stage is the
 straggler; joules are counted as money is. Bounds leave shapes unsolved that cannot be better. Not kept: the seconds of
@@ -30,9 +30,8 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import Assembler, StageShape
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain_studies.planners.sailor.place import Estimate, Group, StageLayout, estimate, named
-from spantrain_studies.planners.sailor.programme import solve
 from spantrain_studies.planners.sailor.space import SupplySpace
-from spantrain_studies.planners.sailor.task import SupplyStages, shape_of
+from spantrain_studies.planners.sailor.task import SupplyStages, shape_of, solve
 
 Rank = tuple[float, float]
 """By how much constraints are broken, relative to them, and the value of the objective."""

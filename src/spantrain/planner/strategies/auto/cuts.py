@@ -1,8 +1,6 @@
 """Places the cuts of many pipelines at once, and bounds them: what the search of `auto` looks at plans with.
 
-Seconds that no order of work can beat, for many plans at once.
-
-The terms are those of DESIGN section 5 for unequal stages. Signs: stages s = 0 .. P-1; F, I, W are the least seconds of
+The bounds are seconds that no order of work can beat. The terms are those of DESIGN section 5 for unequal stages. Signs: stages s = 0 .. P-1; F, I, W are the least seconds of
 one span on any replica of a stage; `up` and `down` those of the messages of one span; run, run_fi, run_f, run_i the
 seconds of a whole step on the busiest replica. Whatever the order of work:
 
@@ -39,7 +37,7 @@ def pipeline_bounds_s(parts: Sequence[Array], hops: Sequence[Array], tied_s: Arr
     """Return the least seconds until all gradients are summed; `tied_s` those of what first and last stage share.
 
     `parts[s][field]` and `hops[s][field]` (one fewer) are arrays of one shape, one entry for each plan; fields as in
-    `auto_parts`. Infinite where a part does not fit.
+    `parts`. Infinite where a part does not fit.
     """
     count = len(parts)
     arrival: list[Array] = [np.zeros_like(parts[0][0])]

@@ -1,6 +1,6 @@
 """Small changes of a pipeline: what the local search of `auto` tries next; of each class one device is moved.
 
-Blocks of devices that the search moves together: single devices in small clusters, parts of a class in large.
+Blocks of devices move together: single devices in small clusters, parts of a class in large ones.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """What is best: among plans that keep the constraints the least value, else the least that is broken.
 
-What an objective counts, as weights: value = per_step + per_second * seconds + busy seconds and bytes, weighted.
+An objective counts by weights: value = per_step + per_second * seconds + busy seconds and bytes, weighted.
 
-Time, money and energy (`cost.money`, `cost.money`) are all of this form for a given set of devices, with weights that
+Time, money and energy (`cost.money`) are all of this form for a given set of devices, with weights that
 are not negative. So whatever bounds the seconds from below bounds the value from below.
 """
 

@@ -1,19 +1,19 @@
 """Ours: devices, order, cuts, replicas, shares and micro-batches chosen together, guided by bounds and the simulator.
 
-1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`auto_orders`); on few
+1. Starts: chains of sites and kinds, divided into stages and units by a dynamic programme (`orders`); on few
    devices, where memory is short or devices are to be kept, the plans of `spantrain-dp` and `spantrain` too.
 2. From the best few, descent along what is expected of a plan: a device moved, added, dropped or exchanged, stages
-   merged, split or reordered, cuts moved, other micro-batches and shares (`auto_moves`). Expected are the terms of a
-   proven lower bound of the objective (`auto_bound`), taken of the slowest replicas in the place of the fastest: under
+   merged, split or reordered, cuts moved, other micro-batches and shares (`moves`). Expected are the terms of a
+   proven lower bound of the objective (`cuts`), taken of the slowest replicas in the place of the fastest: under
    the `critical-path` order that is mostly near the simulated time, for some microseconds for a plan.
 3. Simulation of what could still be the best, most promising first, corrected by how far simulation was over what was
    expected of like plans, and the less of these the more were simulated in vain; around each new best the search goes
    on. A plan whose bound is over the best is never simulated.
 
-Where they are allowed by name: tensors divided inside hosts (`auto_tensor`) and, as `spantrain` has it, inside sites;
-state divided among the replicas of a stage (`auto_state`); cuts between sites rounded (`auto_wires`).
+Where they are allowed by name: tensors divided inside hosts (`tensor`) and, as `spantrain` has it, inside sites;
+state divided among the replicas of a stage (`allowed`); cuts between sites rounded (`allowed`).
 
-Of many devices (more than `_MANY`) that are mostly alike only the counts are searched over (`auto_pools`), of others
+Of many devices (more than `_MANY`) that are mostly alike only the counts are searched over (`pools`), of others
 these too; so it is where only what Megatron-like frameworks run is wanted.
 
 Memory is a hard limit throughout: in-flight limits are what fits, and a plan that does not fit has no bound. The number

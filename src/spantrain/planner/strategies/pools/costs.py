@@ -1,9 +1,4 @@
-"""What the search over pools asks of a source of costs: a profile of ours, or a folder of measured figures.
-
-Devices that stand for each other, and plans in terms of them.
-
-What the search over pools looks for: the least of something within limits.
-"""
+"""What the search over pools is about: devices that stand for each other, plans of them, their costs, and the goal."""
 
 import math
 from collections import Counter

@@ -1,6 +1,6 @@
 """Who makes up a stage, by kind: a chain of such, and the seconds and bytes of every stage for every range of units.
 
-Where the cuts of a chain of stages lie: a dynamic programme over units, on whole rows at a time.
+Cuts are placed by a dynamic programme over units, on whole rows at a time.
 """
 
 import math

@@ -1,10 +1,10 @@
 """`spantrain`: the planner of the English SpanTrain paper (section 3.3): cost model, beam search, second level.
 
 Kept: equation 1, T* = the largest over stages s of fill + B t_s^c + sum of t^l + AL; first-level groups by network
-measurements (section 3.2.2); algorithm 1 for every micro-batch size (`spantrain_beam`); inside a group the asymmetric
-pipelines, data and tensors of figure 7, each evaluated, the best taken (`spantrain_ways`); the store of past results.
+measurements (section 3.2.2); algorithm 1 for every micro-batch size (`ways.Beam`); inside a group the asymmetric
+pipelines, data and tensors of figure 7, each evaluated, the best taken (`ways`); the store of past results.
 
-What the paper leaves open is read as follows (`spantrain_tables`). B counts micro-batches; t^c has F, I and W as they
+What the paper leaves open is read as follows (`tables`). B counts micro-batches; t^c has F, I and W as they
 were measured, and tensor sums, which delay every action. The fill is the way of the first activations there and of the
 last gradients back: equation 1 as printed has no way back, equation 4 of the Chinese paper has. t^l, what of the
 communication no compute hides, is by how much a link or port is busy for longer than what lies behind it computes;
@@ -15,8 +15,6 @@ Added: memory as a hard limit; parameters that stages share; no stage is done be
 through all behind it and back; groups, and parts of groups, may be left out, but for those that are to be kept. Not
 kept: the batch size as a dimension, which is the job's; the paper's own order of work, `compact`, in place of the
 job's. What no term counts is a W in progress that holds up a gradient; it shows where micro-batches are few.
-
-Slots and cuts of `spantrain` as a plan: whole-sample shares, in-flight limits from memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ All of these of the whole group, without its slowest second-level groups, with o
 and of one host: where links are slow, fewer devices may be faster, and the paper's planner, which uses all, is given
 that choice.
 
-Algorithm 1 of SpanTrain (English paper, section 3.3.3): a beam over orders of first-level groups and their cuts.
+`Beam` is algorithm 1 (the same section), over orders of first-level groups and their cuts.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Domains, orders, layouts and micro-batch sizes: the candidates, bounded cheaply, solved, best first.
 
-Ways to set a domain's devices up as slots (future stages), and orders of domains.
+A domain is a first-level group; a layout sets its devices up as slots (future stages).
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Kept: equations 1-5, the dynamic programme over layers and domains, two-level groups, samples divided by capacity inside
 a stage. Added: memory as a hard limit, a bound that leaves hopeless candidates unsolved, cuts moved by a finer
 estimate. Quotas are kept by leaving devices out before the search begins.
-
-A candidate as a Plan: whole-sample shares, spans, in-flight limits from memory.
 """
 
 from collections.abc import Sequence
