@@ -191,7 +191,7 @@ def test_a_far_site_is_left_out_unless_it_is_to_be_kept(make_cluster, make_graph
     profile, job = make_profile(cluster, make_graph(6)), JobSpec(global_batch=16)
     best = spantrain(request_of(profile, job))[0]
     assert set(best.plan.devices) <= {"a", "b"}
-    assert any(reason.startswith("DeviceGroup far is left out") for reason in best.reasons)
+    assert any(reason.startswith("Group far is left out") for reason in best.reasons)
     for name in ("far", "c"):
         for proposal in spantrain(request_of(profile, job, keep=(name,))):
             assert "c" in proposal.plan.devices

@@ -3,11 +3,11 @@
 A recomputed unit does F again and all of its backward pass as soon as its output's gradient is there: in I, or in B. W
 has nothing left to do for it (`models.execution.segment` says why).
 
-Tensor-parallel groups have equal or unequal shares. What was measured at a group's degree is taken where the group divides evenly and each of its kinds was. Else it is
-reckoned: the slowest member's share of what the unit takes it alone (of whole pieces, as the runtime divides:
-`Unit.work_share`), and the sums of Megatron-LM (Shoeybi et al., 2019,
-section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of its input's gradient in I, none in W.
-A unit that cannot be divided is computed whole by every member. Unequal shares are those of SpanTrain (Chinese paper,
+Tensor-parallel groups have equal or unequal shares. What was measured at a group's degree is taken where the group
+divides evenly and each of its kinds was. Else it is reckoned: the slowest member's share of what the unit takes it
+alone (of whole pieces, as the runtime divides: `Unit.work_share`), and the sums of Megatron-LM (Shoeybi et al., 2019,
+section 3): `Unit.tensor_sums` all-reduces of the unit's output in F, as many of its input's gradient in I, none in W. A
+unit that cannot be divided is computed whole by every member. Unequal shares are those of SpanTrain (Chinese paper,
 second-level groups: devices of unlike capacity divide a layer by it).
 
 Sums are taken as the fastest of `cost.collectives` and alone on their links. They are not hidden behind compute, and a

@@ -1,6 +1,7 @@
 """Money and energy of a step.
 
-Money is for hours of rented devices, electricity of owned ones, and bytes that leave rented places. The prices are list prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
+Money is for hours of rented devices, electricity of owned ones, and bytes that leave rented places. The prices are list
+prices with a date and a source each, and where they were found, in `prices.yaml` beside this file.
 
 Energy is of devices that work and that wait, and of the network between sites.
 """

@@ -6,9 +6,10 @@ is dropped where all that can be on it at once is no more than it carries, or wh
 narrower one that is kept; but the way between two sites and their lines always stay, since their bandwidth may be said
 to change. What is left is exact, and a simulator that has one link to think of instead of three is fast.
 
-Gradient sums of several stages slow each other down while they run at once (`sum_slowdowns`). Each stage sums over its own rings when its own work is done, whatever the others do; where rings cross the same link
-(a line between sites, a host's port), they share it. In a ring all neighbours send in every turn, so a ring that runs
-beside others takes the turn of its slowest hop with what the others leave of the links.
+Gradient sums of several stages slow each other down while they run at once (`sum_slowdowns`). Each stage sums over its
+own rings when its own work is done, whatever the others do; where rings cross the same link (a line between sites, a
+host's port), they share it. In a ring all neighbours send in every turn, so a ring that runs beside others takes the
+turn of its slowest hop with what the others leave of the links.
 """
 
 from collections.abc import Collection, Mapping, Sequence

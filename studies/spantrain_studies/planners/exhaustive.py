@@ -5,7 +5,8 @@ placement of cuts, every micro-batch size of the job, shares by capacity and tho
 (`share_choices`), in-flight limits as large as memory allows, the job's schedule. Bounds are those of
 `auto`; a plan whose bound is over what has been found is not simulated, since its simulation could not be lower.
 
-Plans are arrays: structures (ordered parts), cuts, micro-batch sizes, each with its bound. Devices that nothing tells apart (`twins`) stand for each other: of them only the first ones are used, in order.
+Plans are arrays: structures (ordered parts), cuts, micro-batch sizes, each with its bound. Devices that nothing tells
+apart (`twins`) stand for each other: of them only the first ones are used, in order.
 """
 
 import heapq

@@ -5,9 +5,10 @@ Of what a stage's framework lets one choose (`cost.sums`), the setting is taken 
 the seconds of the work and of the ring; of equal ones the first. Our own sums copy a bucket to send it, so buckets over
 the default size must fit beside what the stage's devices hold.
 
-Slices of the sequence, in plans with tensor-parallel groups and where they are asked for, are after Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022, section 4.2.2). Kept:
-what a group sends stays the same and what its members hold falls. Not looked at: a stage gathers once at its end and,
-backward, once at its beginning, which the cost model does not count.
+Slices of the sequence, in plans with tensor-parallel groups and where they are asked for, are after Korthikanti et al.,
+"Reducing Activation Recomputation in Large Transformer Models" (2022, section 4.2.2). Kept: what a group sends stays
+the same and what its members hold falls. Not looked at: a stage gathers once at its end and, backward, once at its
+beginning, which the cost model does not count.
 """
 
 from collections import Counter

@@ -1,8 +1,9 @@
 """Places the cuts of many pipelines at once, and bounds them: what the search of `auto` looks at plans with.
 
-The bounds are seconds that no order of work can beat. The terms are those of DESIGN section 5 for unequal stages. Signs: stages s = 0 .. P-1; F, I, W are the least seconds of
-one span on any replica of a stage; `up` and `down` those of the messages of one span; run, run_fi, run_f, run_i the
-seconds of a whole step on the busiest replica. Whatever the order of work:
+The bounds are seconds that no order of work can beat. The terms are those of DESIGN section 5 for unequal stages.
+Signs: stages s = 0 .. P-1; F, I, W are the least seconds of one span on any replica of a stage; `up` and `down` those
+of the messages of one span; run, run_fi, run_f, run_i the seconds of a whole step on the busiest replica. Whatever the
+order of work:
 
 - arrival_s = sum over t < s of F_t + up_t: nothing is at stage s before;
 - way_s = sum over t < s of down_t + I_t: what follows the end of an I of stage s until the last I of stage 0 that
