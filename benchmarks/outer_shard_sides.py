@@ -30,10 +30,9 @@ from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.interface import LayerKey, LayerLimits
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _SAY = threading.Lock()
 

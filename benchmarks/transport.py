@@ -27,8 +27,8 @@ from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.errors import TestbedError
 from spantrain.testbed.testbed import Testbed
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.mailbox.interface import Limits, Message, PeerAddress
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.mailbox.interface import Limits, Message
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.wire import EXPRESS_BYTES
 

@@ -11,18 +11,13 @@ import torch
 from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.layers.format import (
-    HELLO,
-    WELCOME,
-    LayerHello,
-    Opening,
-    encode_hello,
-    encode_opening,
-)
+from spantrain.transport.connection.bounds import HELLO
+from spantrain.transport.connection.links import PeerLink
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.layers.format import WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey, LayerLimits
+from spantrain.transport.layers.link import LayerTerms
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 KIB = 1024
 
@@ -155,12 +150,34 @@ def has_refused(wire: LayerWire, wanted: Mapping[str, int]) -> None:
 WORDS = (ParameterSpec(name="w", shape=(100,)),)
 
 
+def hello_of(name: str, *, session: int = 1, connection: int = 0, window_bytes: int = 64 * KIB) -> bytes:
+    """What a side says on one of two connections, for pieces of 64 KiB."""
+    hello = LayerHello(
+        name=name, session=session, connection=connection, connections=2, frame_bytes=64 * KIB,
+        window_bytes=window_bytes,
+    )  # fmt: skip
+    return encode_hello(HELLO, hello)
+
+
+class SilentLink(PeerLink[LayerTerms]):
+    """A link of two connections that is up and notes what is sent by it."""
+
+    connections = 2
+
+    def __init__(self, limits: LayerLimits, name: str = "a") -> None:
+        super().__init__(PeerAddress(name=name, endpoint="", public_key=""), LayerTerms(limits))
+        self.up = True
+        self.out: list[bytes] = []
+
+    def send(self, connection: int, frames: Any, *, copy: bool = True) -> bool:
+        assert 0 <= connection < 2
+        self.out.append(frames[0])
+        return True
+
+
 def greet(sockets, name, session=7):
     for line, socket in enumerate(sockets):
-        hello = LayerHello(
-            name=name, session=session, line=line, lines=2, frame_bytes=64 * KIB, window_bytes=256 * KIB
-        )  # fmt: skip
-        socket.send(encode_hello(HELLO, hello))
+        socket.send(hello_of(name, session=session, connection=line, window_bytes=256 * KIB))
     assert sockets[0].recv()[:1] == WELCOME
 
 

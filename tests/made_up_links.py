@@ -11,7 +11,7 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.peers import PeerAddress
 
 LAYERS = layers_of(1, 2, 3, 4, 5)
 WHOLE = tuple(range(len(LAYERS)))

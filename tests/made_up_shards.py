@@ -25,10 +25,9 @@ from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import MasterState, OuterSettings
 from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 Tensors = Mapping[str, torch.Tensor]
 

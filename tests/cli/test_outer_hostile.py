@@ -20,19 +20,11 @@ from spantrain.core.outer.layers import ParameterSpec
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.link.codec import decode_value, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.bounds import HELLO
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.control.client import ControlClient
-from spantrain.transport.layers.format import (
-    HELLO,
-    OPEN,
-    WELCOME,
-    LayerHello,
-    Opening,
-    encode_hello,
-    encode_opening,
-)
+from spantrain.transport.layers.format import OPEN, WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.mailbox.interface import PeerAddress
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,7 +89,9 @@ class Hostile:
                 break
         self.sockets = [self._dialled(peers[0]) for _ in range(2)]
         for line, socket in enumerate(self.sockets):
-            hello = LayerHello(name="evil/w", session=7, line=line, lines=2, frame_bytes=2**20, window_bytes=2**22)
+            hello = LayerHello(
+                name="evil/w", session=7, connection=line, connections=2, frame_bytes=2**20, window_bytes=2**22
+            )
             socket.send(encode_hello(HELLO, hello))
         assert self.sockets[0].recv()[:1] == WELCOME
 

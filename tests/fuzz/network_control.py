@@ -23,6 +23,7 @@ from spantrain.outer.link.link import MasterWelcome, MemberFacts
 from spantrain.outer.master.status import MasterStatus
 from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.requests import REQUESTS
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
 from spantrain.transport.control.codec import decode
@@ -31,7 +32,6 @@ from spantrain.transport.control.members import Members
 from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, unwrap
 from spantrain.transport.control.services import Denied, JoinDesk
 from spantrain.transport.control.token import JoinToken
-from spantrain.transport.mailbox.interface import PeerAddress
 
 LIMIT_BYTES = 8 * 2**20
 MESSAGE = {"connection": 1, "events": [{"kind": "x", "at": [1.5, None]}], "body": b"xy", "name": "a"}

@@ -14,6 +14,7 @@ from spantrain.core.messages import MessageKey
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.core.span import Span
+from spantrain.transport.connection import bounds
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.layers import format as layers
 from spantrain.transport.layers.interface import LayerKey
@@ -28,7 +29,7 @@ GREETING = wire.Greeting(
     name="a", session=5, peer_session=6, epoch=1, connection=0, connections=4, done=((3, (5, 6)), (0, ())),
     first=(1, 1), granted_bytes=2**20,
 )  # fmt: skip
-HELLO = layers.LayerHello(name="a", session=3, line=0, lines=2, frame_bytes=2**20, window_bytes=2**22)
+HELLO = layers.LayerHello(name="a", session=3, connection=0, connections=2, frame_bytes=2**20, window_bytes=2**22)
 HUGE = (2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 0)
 
 
@@ -76,14 +77,14 @@ FRAME_TARGETS = (
     _target(
         "chunk", _corrupted_of(wire.encode_chunk(wire.Chunk(wire.BULK, 3, 0, 0, b"header" * 9))), wire.decode_chunk
     ),
-    _target("greeting", _msgpack_after(wire.encode_greeting(wire.HELLO, GREETING), 1), wire.decode_greeting),
+    _target("greeting", _msgpack_after(wire.encode_greeting(bounds.HELLO, GREETING), 1), wire.decode_greeting),
     _target(
         "acknowledgement",
         _msgpack_after(wire.encode_acknowledgement(wire.Acknowledgement(done=GREETING.done, granted_bytes=7)), 1),
         wire.decode_acknowledgement,
     ),
     _target("bye", _msgpack_after(wire.encode_bye(4), 1), wire.decode_bye),
-    _target("layer-hello", _msgpack_after(layers.encode_hello(layers.HELLO, HELLO), 1), layers.decode_hello),
+    _target("layer-hello", _msgpack_after(layers.encode_hello(bounds.HELLO, HELLO), 1), layers.decode_hello),
     _target("layer-opening", opening_bytes, layers.decode_opening),
     _target(
         "layer-number",

@@ -13,10 +13,11 @@ import zmq
 from fuzz.mutation import corrupted
 from fuzz.network_frames import GREETING, HELLO, KEY, OPENING, TENSORS, header_bytes, opening_bytes
 from fuzz.target import Target
+from spantrain.transport.connection import bounds
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers import format as layers
 from spantrain.transport.layers.transport import LayerWire
 from spantrain.transport.mailbox import wire
-from spantrain.transport.mailbox.interface import PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 Frames = list[bytes]
@@ -52,10 +53,10 @@ def _of_mailbox(chance: Random) -> Frames:
     return chance.choice((
         [wire.encode_chunk(chunk), chance.randbytes(chance.choice((0, 1, 200)))],
         [wire.encode_chunk(wire.Chunk(0, chance.choice((1, 2, 3)), 0, 0, valid)), bytes(whole)],
-        [wire.encode_greeting(wire.HELLO, GREETING)],
+        [wire.encode_greeting(bounds.HELLO, GREETING)],
         [wire.encode_greeting(wire.WELCOME, GREETING)],
         [wire.encode_acknowledgement(wire.Acknowledgement(done=GREETING.done, granted_bytes=9))],
-        [wire.encode_bye(chance.choice((0, 1, 2**31 - 1)))], [wire.WHO], [wire.RESET], [b""], [b"\0"],
+        [wire.encode_bye(chance.choice((0, 1, 2**31 - 1)))], [bounds.WHO], [bounds.RESET], [b""], [b"\0"],
     ))  # fmt: skip
 
 
@@ -66,8 +67,8 @@ def _of_layers(chance: Random) -> Frames:
         [layers.encode_pair(layers.DATA, number, 0), chance.randbytes(chance.choice((0, 1, 30)))],
         [layers.encode_pair(layers.GRANT, number, 2**64 - 1)], [layers.encode_number(layers.DONE, number)],
         [layers.encode_number(layers.CANCEL, number)], [layers.encode_refused(number, "no")],
-        [layers.encode_hello(layers.HELLO, HELLO)], [layers.encode_hello(layers.WELCOME, HELLO)],
-        [layers.RESET], [b""], [b"\0"],
+        [layers.encode_hello(bounds.HELLO, HELLO)], [layers.encode_hello(layers.WELCOME, HELLO)],
+        [bounds.RESET], [b""], [b"\0"],
     ))  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def _mailbox() -> _Side:
     mailbox = Mailbox(name="here", encrypted=False, died=faults.append)
     atexit.register(mailbox.close)
     mailbox.set_peers(1, [PeerAddress(name="a", endpoint="", public_key="")])
-    hellos = [wire.encode_greeting(wire.HELLO, _greeting(k)) for k in range(3)]
+    hellos = [wire.encode_greeting(bounds.HELLO, _greeting(k)) for k in range(3)]
     return _Side(mailbox.endpoint, faults, hellos, lambda: sum(mailbox.counters().refused.values()))
 
 
@@ -150,8 +151,8 @@ def _layer_wire() -> _Side:
     atexit.register(made.close)
     made.set_peers([PeerAddress(name="a", endpoint="", public_key="")])
     hellos = [
-        layers.encode_hello(layers.HELLO, layers.LayerHello(
-            name="a", session=3, line=line, lines=2, frame_bytes=65536, window_bytes=65536))
+        layers.encode_hello(bounds.HELLO, layers.LayerHello(
+            name="a", session=3, connection=line, connections=2, frame_bytes=65536, window_bytes=65536))
         for line in range(2)
     ]  # fmt: skip
     return _Side(made.endpoint, listener.faults, hellos, lambda: sum(made.counters().refused.values()))

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from fuzz.target import Target
+from layer_wires import SilentLink
 from spantrain.core.messages import MessageKey
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import Copiers
 from spantrain.transport.layers.departures import Departures
@@ -24,7 +26,7 @@ from spantrain.transport.layers.link import LayerLink
 from spantrain.transport.layers.pool import BufferPool
 from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange
-from spantrain.transport.mailbox.interface import Limits, PeerAddress
+from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.outbox import Parcel
 
 Step = tuple[str, tuple[Any, ...]]
@@ -149,22 +151,6 @@ def _told(refused: list[Refusal]) -> object:
 # Layers: what comes and what goes.
 
 
-class _Line(LayerLink):
-    """A link that remembers what was sent."""
-
-    def __init__(self, limits: LayerLimits) -> None:
-        super().__init__(PeerAddress(name="evil", endpoint="", public_key=""), limits)
-        self.out: list[bytes] = []
-
-    @property
-    def lines(self) -> int:
-        return 2
-
-    def send(self, line: int, head: bytes, piece: "memoryview | bytes | None" = None) -> None:
-        assert 0 <= line < 2
-        self.out.append(head)
-
-
 _SPECS = (
     (ParameterSpec(name="w", shape=(100,)),),
     (ParameterSpec(name="w", shape=(40_000,)), ParameterSpec(name="b", shape=(3,), dtype="bfloat16")),
@@ -219,9 +205,9 @@ def _layers(case: list[Step], _folder: Path) -> object:
     departures = Departures(
         limits, sent=lambda _peer, key: lost("", key, ""), lost=lost, count=lambda _peer, _size: None
     )
-    link, now_s, came = _Line(limits), 0.0, Counter[int]()
-    hello = LayerHello(name="evil", session=1, line=0, lines=2, frame_bytes=65536, window_bytes=65536)
-    link.met(hello)
+    link, now_s, came = SilentLink(limits, "evil"), 0.0, Counter[int]()
+    hello = LayerHello(name="evil", session=1, connection=0, connections=2, frame_bytes=65536, window_bytes=65536)
+    link.state.agree(hello, 2)
     refused: list[Refusal] = []
 
     def data(number: int, offset: int | None, size: int) -> None:
@@ -258,7 +244,7 @@ def _layers(case: list[Step], _folder: Path) -> object:
         "refused": lambda number: departures.refused(link, number, "no", now_s),
         "forget": lambda ticket: (arrivals.forget(ticket, links), departures.forget(ticket, links)),
         "overdue": lambda: (arrivals.overdue(now_s, links), departures.overdue(now_s, links)),
-        "meet": lambda: link.met(hello),
+        "meet": lambda: link.state.agree(hello, 2),
     }  # fmt: skip
     for name, values in case:
         now_s += 0.3

@@ -7,8 +7,8 @@ import torch
 
 from spantrain.core.outer.events import ClusterBeat, Ticket, TransferWay
 from spantrain.outer.client.action_queue import ActionQueue
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.mailbox.interface import PeerAddress
 
 KEY = LayerKey(ticket=Ticket(1, 1), way=TransferWay.PUSH, layer=0)
 SHARDS = (PeerAddress(name="s0", endpoint="tcp://127.0.0.1:1", public_key=""),)

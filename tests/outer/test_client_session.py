@@ -16,7 +16,7 @@ from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.peers import PeerAddress
 
 LAYERS = layers_of(2, 3)
 S0, S1, S1_AGAIN = (PeerAddress(name=name, endpoint=f"tcp://{port}", public_key="") for name, port in

@@ -10,8 +10,7 @@ import torch
 
 from spantrain.profiler.network import LatencyMeter, Software, echo_probes, measure_directions
 from spantrain.profiler.network_probes import Prober
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 

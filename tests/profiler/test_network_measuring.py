@@ -31,7 +31,7 @@ from spantrain.profiler.network_probes import Prober
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, arrival_rate, measure_bandwidth
 from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.memory import MemoryNetwork
 

@@ -11,8 +11,8 @@ from layer_wires import patient as patient_wires
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.mailbox.interface import Limits, MailboxLike, Message, PeerAddress
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.mailbox.interface import Limits, MailboxLike, Message
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.memory import MemoryNetwork
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import msgpack
 import torch
 
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers import format as layers_format
 from spantrain.transport.layers.format import decode_opening
 from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange
-from spantrain.transport.mailbox.interface import Limits, PeerAddress
+from spantrain.transport.mailbox.interface import Limits
 
 MIB = 2**20
 Kind = tuple[str, Sequence[int]]

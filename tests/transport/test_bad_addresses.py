@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from layer_wires import Wires, a_key, a_layer, has_refused, same, specs
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 NO_KEY = "#" * 40

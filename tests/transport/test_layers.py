@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from layer_wires import KIB, Wires, a_key, a_layer, patient, same, specs
+from layer_wires import KIB, SilentLink, Wires, a_key, a_layer, patient, same, specs
 from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.errors import ProtocolError
@@ -13,9 +13,7 @@ from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import Copiers
 from spantrain.transport.layers.format import Opening
 from spantrain.transport.layers.interface import LayerLimits
-from spantrain.transport.layers.link import LayerLink
 from spantrain.transport.layers.pool import BufferPool
-from spantrain.transport.mailbox.interface import PeerAddress
 
 
 @pytest.fixture(params=["curve", "plain"])
@@ -144,7 +142,7 @@ def test_a_layer_after_a_long_silence_is_waited_for_anew():
         Copiers(0, name="s", every_bytes=1, progressed=said.append, hand_over=said.append, died=said.append),
         lost=lambda *told: said.append(told), count=lambda *told: None,
     )  # fmt: skip
-    link = SilentLink(PeerAddress(name="a", endpoint="", public_key=""), limits)
+    link = SilentLink(limits)
     layer = specs({"w": torch.zeros(4)})
     late_s = 10 * limits.no_progress_s
     arrivals.expect(link, "a", a_key(), layer, late_s)
@@ -153,10 +151,3 @@ def test_a_layer_after_a_long_silence_is_waited_for_anew():
     assert said == []
     arrivals.overdue(late_s + limits.no_progress_s, {"a": link})
     assert said == [("a", a_key(), "nothing more came of it from a within 30 s")]
-
-
-class SilentLink(LayerLink):
-    lines = 2
-
-    def send(self, line, head, piece=None):
-        pass

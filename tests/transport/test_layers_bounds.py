@@ -4,33 +4,23 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from layer_wires import KIB, Wires, a_key, has_refused, patient, still_takes
+from layer_wires import KIB, SilentLink, Wires, a_key, has_refused, hello_of, patient, still_takes
 from patience import PATIENCE_S
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.admission import Admission
 from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.links import data_socket
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import Copiers
-from spantrain.transport.layers.format import HELLO, OPEN, LayerHello, Opening, decode_opening, encode_hello
+from spantrain.transport.layers.format import OPEN, LayerHello, Opening, decode_opening
 from spantrain.transport.layers.interface import LayerLimits
-from spantrain.transport.layers.link import DialledLayerLink, LayerLink, layer_socket
+from spantrain.transport.layers.link import LayerTerms
+from spantrain.transport.layers.loop import socket_limits
 from spantrain.transport.layers.pool import BufferPool
-from spantrain.transport.mailbox.interface import PeerAddress
 
 MIB = 2**20
 ONE = (ParameterSpec(name="w", shape=(1,)),)
-
-
-class SilentLink(LayerLink):
-    lines = 2
-
-    def send(self, line, head, piece=None):
-        pass
-
-
-def silent_link(limits):
-    return SilentLink(PeerAddress(name="a", endpoint="", public_key=""), limits)
 
 
 def arrivals_of(limits):
@@ -50,16 +40,16 @@ def test_defaults_are_those_of_the_page():
 
 def test_pieces_are_as_large_as_both_sides_take():
     for theirs, agreed in ((MIB, MIB), (8 * MIB, 4 * MIB)):
-        link = DialledLayerLink(PeerAddress(name="s", endpoint="", public_key=""), LayerLimits())
-        hello = LayerHello(name="s", session=1, line=0, lines=2, frame_bytes=theirs, window_bytes=16 * MIB)
-        link.met(hello)
-        assert link.frame_bytes == agreed
+        terms = LayerTerms(LayerLimits())
+        hello = LayerHello(name="s", session=1, connection=0, connections=2, frame_bytes=theirs, window_bytes=16 * MIB)
+        terms.agree(hello, 2)
+        assert terms.frame_bytes == agreed
 
 
 @pytest.mark.parametrize(("window", "unread"), [(4, 4), (16, 4), (64, 16)])
 def test_frames_that_were_not_looked_at_are_4_messages_or_a_window(window, unread):
     limits = LayerLimits(window_bytes=window * MIB)
-    with zmq.Context() as context, layer_socket(context, zmq.DEALER, None, limits) as socket:
+    with zmq.Context() as context, data_socket(context, zmq.DEALER, None, socket_limits(limits)) as socket:
         options = (zmq.RCVHWM, zmq.MAXMSGSIZE, zmq.HEARTBEAT_IVL)
         assert [socket.getsockopt(one) for one in options] == [unread, 4 * MIB + 64, 2000]
 
@@ -70,7 +60,7 @@ def test_a_head_over_a_mebibyte_is_refused():
 
 
 def test_64_layers_of_16384_parameters_may_be_opened_before_they_are_expected():
-    arrivals, link = arrivals_of(LayerLimits()), silent_link(LayerLimits())
+    arrivals, link = arrivals_of(LayerLimits()), SilentLink(LayerLimits())
     for number in range(64):
         arrivals.opened(link, opening(number), 0.0)
     with pytest.raises(Refusal, match=r"not expected: .* nor 64 before it"):
@@ -84,7 +74,7 @@ def test_64_layers_of_16384_parameters_may_be_opened_before_they_are_expected():
 
 
 def test_1280_pieces_of_a_layer_may_come_before_it_is_expected():
-    arrivals, link = arrivals_of(LayerLimits()), silent_link(LayerLimits())
+    arrivals, link = arrivals_of(LayerLimits()), SilentLink(LayerLimits())
     arrivals.opened(link, opening(0, (ParameterSpec(name="w", shape=(10**6,)),)), 0.0)
     for place in range(1280):
         arrivals.data(link, 0, place, memoryview(b"x"), 0.0)
@@ -110,10 +100,7 @@ def test_64_hellos_under_names_that_are_not_known_may_wait(raw):
     with Wires(encrypted=False, limits=limits) as wires:
         shard, worker = wires.met("a")
         for number, socket in enumerate(raw(shard, count=65)):
-            hello = LayerHello(
-                name=f"x{number}", session=1, line=0, lines=2, frame_bytes=64 * KIB, window_bytes=64 * KIB
-            )  # fmt: skip
-            socket.send(encode_hello(HELLO, hello))
+            socket.send(hello_of(f"x{number}"))
         has_refused(shard, {"unknown peer": 1})
         still_takes(wires, shard, worker)
         assert shard.counters().refused == {"unknown peer": 1}

@@ -17,6 +17,7 @@ from layer_wires import (
     a_key,
     a_layer,
     has_refused,
+    hello_of,
     opened,
     patient,
     same,
@@ -26,19 +27,10 @@ from layer_wires import (
 from patience import PATIENCE_S
 from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.layers.format import (
-    DATA,
-    HELLO,
-    REFUSED,
-    RESET,
-    LayerHello,
-    decode_refused,
-    encode_hello,
-    encode_pair,
-)
+from spantrain.transport.connection.bounds import RESET
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.layers.format import DATA, REFUSED, decode_refused, encode_pair
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 
 @pytest.fixture(params=["curve", "plain"])
@@ -109,8 +101,7 @@ def test_a_known_key_cannot_speak_under_another_name(raw):
         other = KeyPair.generate()
         shard.set_peers([wires.address("a"), PeerAddress(name="b", endpoint="", public_key=other.public_key)])
         sockets = raw(shard, other, count=1)
-        hello = LayerHello(name="a", session=1, line=0, lines=2, frame_bytes=64 * KIB, window_bytes=64 * KIB)
-        sockets[0].send(encode_hello(HELLO, hello))
+        sockets[0].send(hello_of("a"))
         sockets[0].send(opened(a_key(), specs(a_layer())))
         assert sockets[0].recv() == RESET
         has_refused(shard, {"unknown peer": 1, "no greeting": 1})
@@ -121,8 +112,7 @@ def test_a_name_that_is_no_peers_is_refused_without_encryption_too(raw):
     with Wires(encrypted=False) as wires:
         shard, worker = wires.met("a")
         (socket,) = raw(shard, count=1)
-        hello = LayerHello(name="x", session=1, line=0, lines=2, frame_bytes=64 * KIB, window_bytes=64 * KIB)
-        socket.send(encode_hello(HELLO, hello))
+        socket.send(hello_of("x"))
         socket.send(encode_pair(DATA, 0, 0))
         assert socket.recv() == RESET
         has_refused(shard, {"unknown peer": 1, "no greeting": 1})
@@ -191,8 +181,8 @@ CHILD = """
 import sys, torch
 sys.path[:0] = {path!r}
 from layer_wires import Heard, a_key, a_layer
-from spantrain.transport.mailbox.interface import PeerAddress
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import PeerAddress
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.transport import LayerLimits, LayerWire
 wire = LayerWire(name="b", bind="", keypair=None, listener=Heard(), limits=LayerLimits())
 wire.set_peers([PeerAddress(name="s", endpoint={endpoint!r}, public_key="")])
@@ -271,8 +261,7 @@ def test_who_waits_to_be_known_and_goes_is_counted(raw):
     with Wires(encrypted=False, limits=limits) as wires:
         shard, worker = wires.met("a")
         (socket,) = raw(shard, count=1)
-        hello = LayerHello(name="x", session=1, line=0, lines=2, frame_bytes=64 * KIB, window_bytes=64 * KIB)
-        socket.send(encode_hello(HELLO, hello))
+        socket.send(hello_of("x"))
         socket.send(encode_pair(DATA, 0, 0))
         assert socket.recv() == RESET, "for the frame: the hello has come before it"
         socket.close()

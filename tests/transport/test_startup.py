@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 ONES = torch.ones(3)

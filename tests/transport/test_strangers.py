@@ -12,12 +12,11 @@ import zmq
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.bounds import HELLO
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.wire import (
     CHUNK,
-    HELLO,
     Chunk,
     Greeting,
     encode_bye,

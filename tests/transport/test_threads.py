@@ -10,7 +10,7 @@ from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.interface import Limits
-from spantrain.transport.mailbox.loop import Loop
+from spantrain.transport.mailbox.loop import MailboxLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -39,7 +39,7 @@ def test_a_mailbox_whose_thread_has_ended_says_why_to_its_owner_and_to_who_calls
 
     told: list[str] = []
     exchange = Faulty(name="a", limits=Limits(), encrypted=True, dialable=True)
-    loop = Loop(exchange, "tcp://127.0.0.1:0", None, told.append)
+    loop = MailboxLoop(exchange, "tcp://127.0.0.1:0", None, told.append)
     loop.start()
     loop.wake()
     with pytest.raises(ProtocolError, match=r"the mailbox of a is closed: the thread 'mailbox a' has ended: Lookup"):

@@ -1,5 +1,6 @@
 """The numbers and forms that docs/wire-protocol.md states."""
 
+import math
 import time
 
 import msgpack
@@ -11,13 +12,16 @@ from layer_wires import Wires, a_key
 from spantrain.core.messages import MessageKey
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.core.span import Span
+from spantrain.transport.connection import bounds
 from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.links import data_socket
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers import format as layers_format
 from spantrain.transport.mailbox import wire
-from spantrain.transport.mailbox.exchange import Correspondent
+from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.inbox import Inbox
-from spantrain.transport.mailbox.interface import Limits, PeerAddress
-from spantrain.transport.mailbox.links import DialledLink, set_options
+from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.loop import SOCKET_LIMITS, MailboxLoop
 from spantrain.transport.mailbox.outbox import Parcel
 
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(4, 8))
@@ -34,17 +38,17 @@ def test_each_kind_of_frame_has_its_form():
         first=(1, 2), granted_bytes=9,
     )  # fmt: skip
     fields = [2, "a", 5, 6, 7, 0, 4, [[1, [3]], [0, []]], [1, 2], 9]
-    assert wire.encode_greeting(wire.HELLO, greeting) == b"H" + msgpack.packb(fields)
+    assert wire.encode_greeting(bounds.HELLO, greeting) == b"H" + msgpack.packb(fields)
     assert wire.encode_greeting(wire.WELCOME, greeting) == b"O" + msgpack.packb(fields)
     told = wire.Acknowledgement(done=greeting.done, granted_bytes=9)
     assert wire.encode_acknowledgement(told) == b"A" + msgpack.packb([[[1, [3]], [0, []]], 9])
     assert wire.encode_bye(4) == b"B" + msgpack.packb([4])
-    assert (wire.WHO, wire.RESET) == (b"?", b"R")
+    assert (bounds.WHO, bounds.RESET) == (b"?", b"R")
     prefix = b"C\x01" + (2).to_bytes(8, "little") + (3).to_bytes(8, "little") + (4).to_bytes(4, "little")
     assert wire.encode_chunk(wire.Chunk(wire.BULK, 2, 3, 4, b"header")) == prefix + b"header"
-    assert layers_format.HELLO + layers_format.WELCOME + layers_format.OPEN + layers_format.DATA == b"HWOD"
+    assert bounds.HELLO + layers_format.WELCOME + layers_format.OPEN + layers_format.DATA == b"HWOD"
     assert layers_format.GRANT + layers_format.DONE + layers_format.REFUSED + layers_format.CANCEL == b"GENC"
-    assert layers_format.BYE + layers_format.RESET == b"BR"
+    assert bounds.BYE + bounds.RESET == b"BR"
 
 
 def test_a_header_says_key_kinds_and_bytes_and_tensors_begin_at_multiples_of_64():
@@ -112,24 +116,27 @@ def test_sizes_of_chunks_small_messages_frames_and_heads():
 
 
 def test_a_peer_that_does_not_answer_is_dialled_after_2_4_8_and_8_seconds_and_one_that_said_bye_after_a_minute():
-    peer = PeerAddress(name="b", endpoint="tcp://127.0.0.1:9", public_key="")
-    known = Correspondent(peer=peer, dials=True, held_back=False, inbox=Inbox("b", Limits(), checked=True))
-    link = DialledLink(known, Limits())
-    with zmq.Context() as context:
-        for expected_s in (2.0, 4.0, 8.0, 8.0):
-            before_s = time.monotonic()
-            link.dial(context, "a", None)
-            assert before_s + expected_s <= link.welcome_deadline_s <= time.monotonic() + expected_s
-            link.close(b"", 0)
+    exchange = Exchange(name="a", limits=Limits(), encrypted=False, dialable=True)
+    exchange.set_peers(1, [PeerAddress(name="b", endpoint="tcp://127.0.0.1:9", public_key="")], dial=False)
+    loop = MailboxLoop(exchange, "", None, lambda _: None)
+    loop.obey()
+    link = loop.links["b"]
+    assert link.redial_s == math.inf
+    for expected_s in (2.0, 4.0, 8.0, 8.0):
+        before_s = time.monotonic()
+        loop.dial(link)
+        assert before_s + expected_s <= link.redial_s <= time.monotonic() + expected_s
+        loop.hang_up_for(link, 0.0, "again")
+    loop.dial(link)
     before_s = time.monotonic()
-    link.sent_away()
-    assert before_s + 60.0 <= link.welcome_deadline_s <= time.monotonic() + 60.0
+    loop.take_dialled(link.sockets[0], link, [zmq.Frame(wire.encode_bye(1))])
+    assert before_s + 60.0 <= link.redial_s <= time.monotonic() + 60.0
     assert link.connections == 2 + Limits().bulk_connections
+    loop._close()
 
 
 def test_sockets_have_heartbeats_keep_alive_and_bounds():
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        set_options(socket, None)
+    with zmq.Context() as context, data_socket(context, zmq.DEALER, None, SOCKET_LIMITS) as socket:
         options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.TCP_KEEPALIVE, zmq.MAXMSGSIZE, zmq.RCVHWM)
         assert [socket.getsockopt(one) for one in options] == [2000, 15000, 1, 512 * 1024, 64]
 

@@ -1,5 +1,6 @@
 """Beginnings, ends, credit and generations as docs/wire-protocol.md states them, mostly without a network."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -10,29 +11,19 @@ import zmq
 from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
-from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.mailbox.exchange import Exchange
+from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
+from spantrain.transport.connection.links import AcceptedLink, DialledLink, PeerLink
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.mailbox.exchange import Correspondent, Exchange
 from spantrain.transport.mailbox.inbox import Inbox
-from spantrain.transport.mailbox.interface import Limits, PeerAddress
-from spantrain.transport.mailbox.links import AcceptedLink, DialledLink, Link
-from spantrain.transport.mailbox.loop import Loop
+from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.loop import MailboxLoop, MailboxSender
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.outbox import Outbox, Parcel
 from spantrain.transport.mailbox.pace import Pace
-from spantrain.transport.mailbox.sender import Sender
-from spantrain.transport.mailbox.wire import (
-    BYE,
-    HELLO,
-    RESET,
-    WELCOME,
-    WHO,
-    Chunk,
-    Greeting,
-    encode_bye,
-    encode_greeting,
-)
+from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
 
+Dialled = DialledLink[Correspondent]
 NOTHING = ((0, ()), (0, ()))
 NOWHERE = "tcp://127.0.0.1:9"
 
@@ -55,6 +46,19 @@ def hello(connection: int, connections: int, *, epoch: int = 1) -> Greeting:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def dialled_by(exchange: Exchange) -> Iterator[tuple[MailboxLoop, Dialled]]:
+    """The thread's work without the thread, and its link to `b`, which was dialled."""
+    loop = MailboxLoop(exchange, "", None, lambda _: None)
+    loop.obey()
+    link = loop.links["b"]
+    assert isinstance(link, DialledLink)
+    try:
+        yield loop, link
+    finally:
+        loop._close()
+
+
 # Who dials, and what goes by which connection.
 
 
@@ -67,16 +71,16 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
     assert not hidden.peers["b"].dials
 
 
-class Noted(Link):
+class Noted(PeerLink[Correspondent]):
     """Notes by which connection each frame leaves."""
 
     connections = 4
 
-    def __init__(self, known) -> None:
-        super().__init__(known)
+    def __init__(self, known: Correspondent) -> None:
+        super().__init__(known.peer, known)
         self.left: list[tuple[int, bytes]] = []
 
-    def send(self, connection, frames) -> bool:
+    def send(self, connection, frames, *, copy=True) -> bool:
         self.left.append((connection, bytes(frames[0][:1])))
         return True
 
@@ -89,16 +93,15 @@ def test_control_small_and_large_messages_have_connections_of_their_own() -> Non
     for size_bytes in (32 * 1024, 32 * 1024 + 1):
         known.outbox.offer(parcel(size_bytes))
     link = Noted(known)
-    Sender(exchange).flush(link)
+    MailboxSender(exchange).flush(link)
     assert link.left == [(0, b"A"), (1, b"C"), (2, b"C")]
 
 
 def test_a_link_has_a_socket_for_each_of_its_connections() -> None:
-    link = DialledLink(exchange_of("a", "b").peers["b"], Limits(bulk_connections=3))
-    with zmq.Context() as context:
-        link.dial(context, "a", None)
+    exchange = Exchange(name="a", limits=Limits(bulk_connections=3), encrypted=False, dialable=True)
+    exchange.set_peers(1, [PeerAddress(name="b", endpoint=NOWHERE, public_key="")], dial=True)
+    with dialled_by(exchange) as (_, link):
         assert [socket.type for socket in link.sockets] == [zmq.DEALER] * 5
-        link.close(b"", 0)
 
 
 def test_what_may_be_on_its_way_is_rate_times_quickest_answer_and_a_fifth_of_a_second() -> None:
@@ -151,8 +154,9 @@ def test_a_new_connection_is_asked_who_it_is_and_a_stranger_to_begin_again(until
 def test_the_welcome_comes_on_every_connection_when_all_have_said_hello() -> None:
     known = exchange_of("b", "a").peers["a"]
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        link = AcceptedLink(known, router)
-        assert [link.hello(b"%d" % k, hello(k, 3)) for k in range(3)] == [False, False, True]
+        link = AcceptedLink(known.peer, known, router)
+        link.restart(hello(0, 3))
+        assert [link.hello(b"%d" % k, hello(k, 3), k) for k in range(3)] == [False, False, True]
     mailbox = Mailbox(name="b", encrypted=False)
     mailbox.set_peers(1, [PeerAddress(name="a", endpoint="", public_key="")])
     with zmq.Context() as context:
@@ -169,42 +173,39 @@ def test_the_welcome_comes_on_every_connection_when_all_have_said_hello() -> Non
 
 
 @pytest.fixture
-def dialling() -> Iterator[tuple[Loop, DialledLink]]:
-    """The thread's work without the thread, and a link that was dialled."""
-    exchange = exchange_of("a", "b")
-    loop = Loop(exchange, "", None, lambda _: None)
-    loop._reconcile()
-    link = loop._links["b"]
-    assert isinstance(link, DialledLink)
-    yield loop, link
-    loop._close()
+def dialling() -> Iterator[tuple[MailboxLoop, Dialled]]:
+    with dialled_by(exchange_of("a", "b")) as made:
+        yield made
 
 
-def test_a_second_who_and_a_reset_begin_a_new_epoch(dialling: tuple[Loop, DialledLink]) -> None:
+def test_a_second_who_and_a_reset_begin_a_new_epoch(dialling: tuple[MailboxLoop, Dialled]) -> None:
     loop, link = dialling
-    first = link.sockets[0]
-    assert link.epoch == 1
-    assert [loop._take_dialled(first, link, [zmq.Frame(WHO)]) for _ in range(2)] == [False, True]
-    assert loop._take_dialled(first, link, [zmq.Frame(RESET)])
-    before = list(link.sockets)
-    loop._redial(link)
-    assert link.epoch == 2
-    assert all(socket.closed for socket in before)
-    assert len(link.sockets) == len(before)
+    for frames in ([WHO, WHO], [RESET]):
+        epoch, before = link.epoch, list(link.sockets)
+        for frame in frames:
+            assert link.sockets == before
+            loop.take_dialled(before[0], link, [zmq.Frame(frame)])
+        loop._go_on({})
+        assert link.epoch == epoch + 1
+        assert all(socket.closed for socket in before)
+        assert len(link.sockets) == len(before)
 
 
 def test_after_a_bye_a_side_of_a_later_generation_dials_at_once_and_others_in_a_minute(
-    dialling: tuple[Loop, DialledLink],
+    dialling: tuple[MailboxLoop, Dialled],
 ) -> None:
     loop, link = dialling
-    peer = link.known.peer
-    assert not loop._take_dialled(link.sockets[0], link, [zmq.Frame(encode_bye(1))])
+    peer = link.state.peer
+    loop.take_dialled(link.sockets[0], link, [zmq.Frame(encode_bye(1))])
     assert link.sockets == []
-    assert 59.0 < link.welcome_deadline_s - time.monotonic() <= 60.0
+    assert 59.0 < link.redial_s - time.monotonic() <= 60.0
     loop._exchange.set_peers(2, [peer], dial=True)
-    loop._reconcile()
+    loop.obey()
     assert len(link.sockets) == 4, "its own peers were set anew"
-    loop._take_dialled(link.sockets[0], link, [zmq.Frame(BYE + encode_bye(1)[1:])])
+    before = list(link.sockets)
+    loop.take_dialled(link.sockets[0], link, [zmq.Frame(BYE + encode_bye(1)[1:])])
+    loop._go_on({})
+    assert all(socket.closed for socket in before)
     assert len(link.sockets) == 4, "they were set anew since that bye"
 
 

@@ -21,8 +21,8 @@ from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.link.link import LinkLike
 from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from spantrain.core.outer.layers import Layer
 from spantrain.errors import UsageError
 from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MemberFacts
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.members import check_name
 from spantrain.transport.control.token import JoinToken

@@ -22,8 +22,8 @@ from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.client import ClientPhase, OuterClient, Said
 from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
 

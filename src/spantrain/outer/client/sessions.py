@@ -17,8 +17,8 @@ from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import LinkLike, MasterWelcome
 from spantrain.outer.shard.numerics import Tensors
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
 

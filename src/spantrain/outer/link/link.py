@@ -19,9 +19,9 @@ from spantrain.outer.link.session import MAX_BATCH, LinkSession
 from spantrain.outer.master.status import MasterStatus
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.client import ControlClient
-from spantrain.transport.mailbox.interface import PeerAddress
 
 MEMBER_KINDS = ("shard", "cluster", "worker")
 """A cluster is its leader: the process that talks to the master for it. A worker only sends and gets layers."""

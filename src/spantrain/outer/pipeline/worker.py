@@ -24,7 +24,7 @@ from spantrain.outer.client.replica import ClusterCopy, TakenPush
 from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
 from spantrain.outer.shard.numerics import Tensors
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.layers.transport import LayerWire
 

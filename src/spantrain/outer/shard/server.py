@@ -26,12 +26,11 @@ from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, Master
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.shard.shard import OuterShard, ShardCommand
 from spantrain.outer.shard.snapshots import SnapshotStore, SnapshotWriter
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits
 from spantrain.transport.layers.pool import BufferPool
 from spantrain.transport.layers.transport import LayerWire
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _LOG = logging.getLogger(__name__)
 

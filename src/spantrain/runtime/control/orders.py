@@ -16,7 +16,7 @@ from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.runtime.comparison.order import FrameworkOrder
 from spantrain.runtime.control.plane import Order
 from spantrain.runtime.control.requests import Done
-from spantrain.transport.mailbox.interface import PeerAddress
+from spantrain.transport.connection.peers import PeerAddress
 
 
 @dataclass(frozen=True, kw_only=True)

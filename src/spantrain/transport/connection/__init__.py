@@ -1,5 +1,5 @@
-"""What both ZeroMQ wires are made of: keys, who may connect, bounds of decoders, threads that end loudly.
+"""What both ZeroMQ planes stand on: links between peers and the one thread that owns their sockets.
 
-Not here: what is carried.
-To add a bound: `bounds`.
+Not here: what is carried (`mailbox`, `layers`).
+To add a plane: a subclass of `loop.ConnectionLoop`, with frames of its own that hold `bounds`.
 """

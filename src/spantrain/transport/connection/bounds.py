@@ -6,7 +6,9 @@ import msgpack
 
 from spantrain.errors import ProtocolError
 
-_MOST_SHOWN = 1000
+HELLO, BYE, RESET, WHO = b"H", b"B", b"R", b"?"
+"""Kinds of frames that both planes have, by their first byte; WHO answers ZeroMQ's probe, where a plane sends one."""
+_MAX_SHOWN = 1000
 
 
 class Refusal(ProtocolError):
@@ -23,7 +25,7 @@ def printable(told: str) -> str:
     >>> printable("0.weight\x1b[2J")
     '0.weight?[2J'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in told[:_MOST_SHOWN])
+    return "".join(letter if letter.isprintable() else "?" for letter in told[:_MAX_SHOWN])
 
 
 def shown(value: Any) -> str:

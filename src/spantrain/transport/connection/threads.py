@@ -1,5 +1,6 @@
-"""Threads that others rely on: one that ends before its time says why, to those who would wait for it."""
+"""Threads that others rely on: one that ends before its time says why; one that waits in a poll can be woken."""
 
+import socket as sockets
 import threading
 from collections.abc import Callable
 
@@ -30,3 +31,47 @@ class ReliedOnThread(threading.Thread):
         except BaseException as error:
             self._died(f"the thread {self.name!r} has ended: {type(error).__name__}: {error}"[:1000])
             raise
+
+
+class Waker:
+    """A byte on its way to a thread that polls for it.
+
+    >>> import select
+    >>> waker = Waker()
+    >>> waker.wake()
+    >>> select.select([waker], [], [], 0)[0] == [waker]
+    True
+    >>> waker.drain()
+    >>> select.select([waker], [], [], 0)[0]
+    []
+    >>> waker.close()
+    """
+
+    def __init__(self) -> None:
+        self._out, self._in = sockets.socketpair()
+        self._in.setblocking(False)
+        self._out.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return what to poll for reading."""
+        return self._in.fileno()
+
+    def wake(self) -> None:
+        """Wake the thread; any thread may call this."""
+        try:
+            self._out.send(b"\0")
+        except (BlockingIOError, OSError):
+            return  # it has been told already, or has stopped
+
+    def drain(self) -> None:
+        """Take note of all that woke it; called by the thread."""
+        try:
+            while self._in.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """End; who wakes it after that wakes nobody."""
+        self._in.close()
+        self._out.close()

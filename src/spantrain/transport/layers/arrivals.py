@@ -19,7 +19,7 @@ from spantrain.transport.layers.format import (
     unlike,
 )
 from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerLink
+from spantrain.transport.layers.link import LayerLink, tell
 from spantrain.transport.layers.pool import BufferPool
 
 _EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
@@ -123,7 +123,7 @@ class Arrivals:
             for number in coming:
                 self.claim(way.coming.pop(number))
             for number in [*early, *coming]:
-                _tell(links.get(peer), encode_refused(number, f"{ticket} has ended"))
+                tell(links.get(peer), 0, encode_refused(number, f"{ticket} has ended"))
 
     # What comes.
 
@@ -141,7 +141,7 @@ class Arrivals:
             detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
             self._refuse(link, number, key, "oversized", detail)
         if key.ticket in self._ended:
-            _tell(link, encode_refused(number, f"{key.ticket} has ended"))
+            tell(link, 0, encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
         if key in way.expected:
@@ -174,7 +174,7 @@ class Arrivals:
         Raises:
             Refusal: always.
         """
-        _tell(link, encode_refused(number, f"{reason}: {detail}"))
+        tell(link, 0, encode_refused(number, f"{reason}: {detail}"))
         raise Refusal(reason, f"{key}: {detail}")
 
     def data(self, link: LayerLink, number: int, offset_bytes: int, piece: memoryview, now_s: float) -> None:
@@ -249,13 +249,13 @@ class Arrivals:
         if layer.whole:
             del way.coming[layer.number]
             self.whole_layers += 1
-            _tell(link, encode_number(DONE, layer.number))
+            tell(link, 0, encode_number(DONE, layer.number))
         else:
             self._grant(link, layer)
 
     def _grant(self, link: LayerLink, layer: ComingLayer) -> None:
         layer.granted_bytes = layer.copied_bytes + self._limits.window_bytes
-        _tell(link, encode_pair(GRANT, layer.number, layer.granted_bytes))
+        tell(link, 0, encode_pair(GRANT, layer.number, layer.granted_bytes))
 
     # Ends before their time.
 
@@ -279,15 +279,10 @@ class Arrivals:
             for number, early in list(way.early.items()):
                 if now_s - early.came_s >= limit_s:
                     del way.early[number]
-                    _tell(links.get(peer), encode_refused(number, f"not expected within {limit_s:.3g} s"))
+                    tell(links.get(peer), 0, encode_refused(number, f"not expected within {limit_s:.3g} s"))
             for number, layer in list(way.coming.items()):
                 if now_s - way.came_s >= limit_s and not layer.whole:
                     del way.coming[number]
-                    _tell(links.get(peer), encode_refused(number, f"nothing came for {limit_s:.3g} s"))
+                    tell(links.get(peer), 0, encode_refused(number, f"nothing came for {limit_s:.3g} s"))
                     if self.claim(layer):
                         self._lost(peer, layer.key, f"nothing more came of it from {peer} within {limit_s:.3g} s")
-
-
-def _tell(link: LayerLink | None, head: bytes) -> None:
-    if link is not None and link.up:
-        link.send(0, head)

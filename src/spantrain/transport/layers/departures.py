@@ -18,7 +18,7 @@ from spantrain.transport.layers.format import (
     encode_pair,
 )
 from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerLink
+from spantrain.transport.layers.link import LayerLink, tell
 
 _SMALL_BYTES = 65536
 """Parameters up to this size are put together; larger ones go from where they are."""
@@ -76,7 +76,7 @@ class GoingLayer:
     moved_s: float
     """When it last came on."""
     number: int = -1
-    line: int = 0
+    connection: int = 0
     left: "Iterator[memoryview | bytes]" = field(default_factory=lambda: iter(()))
     ahead: "memoryview | bytes | None" = None
     """The next piece, for which there was no room."""
@@ -129,18 +129,18 @@ class Departures:
             return
         for layer in list(way.going.values()):
             self._pour(link, way, layer, now_s)
-        while way.waiting and way.early_bytes < link.window_bytes:
+        while way.waiting and way.early_bytes < link.state.window_bytes:
             layer = way.waiting.popleft()
             self._open(link, way, layer)
             self._pour(link, way, layer, now_s)
 
     def _open(self, link: LayerLink, way: _Way, layer: GoingLayer) -> None:
         layer.number, way.next_number = way.next_number, way.next_number + 1
-        layer.line = link.choose_line(sum(one.size_bytes for one in layer.parameters))
-        layer.left = pieces(layer.tensors, link.frame_bytes)
+        layer.connection = link.state.choose_connection(sum(one.size_bytes for one in layer.parameters))
+        layer.left = pieces(layer.tensors, link.state.frame_bytes)
         way.going[layer.number] = layer
         opening = Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
-        link.send(layer.line, encode_opening(opening))
+        tell(link, layer.connection, encode_opening(opening))
 
     def _pour(self, link: LayerLink, way: _Way, layer: GoingLayer, now_s: float) -> None:
         while True:
@@ -148,7 +148,7 @@ class Departures:
             layer.ahead = piece
             if piece is None or not self._has_room(link, way, layer, len(piece)):
                 return
-            link.send(layer.line, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
+            tell(link, layer.connection, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
             layer.ahead, layer.moved_s = None, now_s
             layer.poured_bytes += len(piece)
             way.early_bytes += len(piece) if layer.granted_bytes is None else 0
@@ -156,7 +156,7 @@ class Departures:
 
     def _has_room(self, link: LayerLink, way: _Way, layer: GoingLayer, size_bytes: int) -> bool:
         if layer.granted_bytes is None:
-            return way.early_bytes + size_bytes <= link.window_bytes
+            return way.early_bytes + size_bytes <= link.state.window_bytes
         return layer.poured_bytes + size_bytes <= layer.granted_bytes
 
     # What the other side says of them; what it says of others is old.
@@ -183,7 +183,7 @@ class Departures:
         """Take note that the other side will not have a layer."""
         layer = self._take_out(link.name, number)
         if layer is not None:
-            link.send(layer.line, encode_number(CANCEL, number))
+            tell(link, layer.connection, encode_number(CANCEL, number))
             self._lost(link.name, layer.key, f"{link.name} refused it: {reason}")
             self.flush(link, now_s)
 
@@ -202,11 +202,7 @@ class Departures:
             way.waiting = deque(layer for layer in way.waiting if layer.key.ticket != ticket)
             for layer in [one for one in way.going.values() if one.key.ticket == ticket]:
                 self._take_out(peer, layer.number)
-                self._cancel(links.get(peer), layer)
-
-    def _cancel(self, link: LayerLink | None, layer: GoingLayer) -> None:
-        if link is not None and link.up:
-            link.send(layer.line, encode_number(CANCEL, layer.number))
+                tell(links.get(peer), layer.connection, encode_number(CANCEL, layer.number))
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was for a peer."""
@@ -225,7 +221,7 @@ class Departures:
                 link = links.get(peer)
                 if layer.number in way.going:
                     self._take_out(peer, layer.number)
-                    self._cancel(link, layer)
+                    tell(link, layer.connection, encode_number(CANCEL, layer.number))
                 else:
                     way.waiting.remove(layer)
                 stands = "it takes nothing" if link is not None and link.up else "it is not connected"

@@ -20,12 +20,12 @@ from spantrain.core.outer.layers import MAX_DIMENSIONS, MAX_NAME_BYTES, MAX_PARA
 from spantrain.transport.connection.bounds import Refusal, array, printable, shown, text, unpack, whole_number
 from spantrain.transport.layers.interface import LayerKey
 
-HELLO, WELCOME, OPEN, DATA, GRANT, DONE, REFUSED, CANCEL, BYE, RESET = (bytes([kind]) for kind in b"HWODGENCBR")
-"""First byte of each head."""
+WELCOME, OPEN, DATA, GRANT, DONE, REFUSED, CANCEL = (bytes([kind]) for kind in b"WODGENC")
+"""First byte of each head, beside those that both planes have (`connection.bounds`)."""
 HEAD_MAX_BYTES = 2**20
 _VERSION = 1
 _INT31, _INT63 = 2**31, 2**63
-_MAX_LINES, _MAX_TEXT = 17, 1000
+_MAX_CONNECTIONS, _MAX_TEXT = 17, 1000
 _WAYS = {one.value: one for one in TransferWay}
 _NUMBER, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
@@ -37,13 +37,18 @@ class LayerHello:
     name: str
     session: int
     """Made anew each time that the link is dialled."""
-    line: int
+    connection: int
     """Which of the connections this is; 0 is for control."""
-    lines: int
+    connections: int
     frame_bytes: int
     """Largest piece that this side takes."""
     window_bytes: int
     """What may come before this side grants more."""
+
+    @property
+    def epoch(self) -> int:
+        """0: each time that a link is dialled has a session of its own."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,15 @@ class Opening:
 
 def encode_hello(kind: bytes, hello: LayerHello) -> bytes:
     """Return a HELLO or a WELCOME."""
-    fields = [_VERSION, hello.name, hello.session, hello.line, hello.lines, hello.frame_bytes, hello.window_bytes]
+    fields = [
+        _VERSION,
+        hello.name,
+        hello.session,
+        hello.connection,
+        hello.connections,
+        hello.frame_bytes,
+        hello.window_bytes,
+    ]
     return kind + _packed(fields)
 
 
@@ -69,15 +82,15 @@ def decode_hello(head: bytes) -> LayerHello:
     Raises:
         Refusal: it breaks a bound.
     """
-    version, name, session, line, lines, frame_bytes, window_bytes = _unpacked(head[1:], 7)
+    version, name, session, connection, connections, frame_bytes, window_bytes = _unpacked(head[1:], 7)
     if type(version) is not int or version != _VERSION:
         raise Refusal("wrong version", f"this side speaks {_VERSION}, got {shown(version)}")
-    lines = whole_number(lines, 2, _MAX_LINES + 1)
+    connections = whole_number(connections, 2, _MAX_CONNECTIONS + 1)
     return LayerHello(
         name=text(name, MAX_NAME_BYTES),
         session=whole_number(session, 0, _INT63),
-        line=whole_number(line, 0, lines),
-        lines=lines,
+        connection=whole_number(connection, 0, connections),
+        connections=connections,
         frame_bytes=whole_number(frame_bytes, 65536, _INT63),
         window_bytes=whole_number(window_bytes, 65536, _INT63),
     )

@@ -16,7 +16,7 @@ from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import ProtocolError
 from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import ComingLayer, Copiers
 from spantrain.transport.layers.departures import Departures, specs_of
@@ -24,7 +24,6 @@ from spantrain.transport.layers.format import Opening, encode_opening
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers.loop import LayerLoop
 from spantrain.transport.layers.pool import BufferPool, keep_freed_memory
-from spantrain.transport.mailbox.interface import PeerAddress
 
 _CLOSE_S = 30.0
 
@@ -94,7 +93,7 @@ class LayerWire:
 
     def _expect(self, peer: str, key: LayerKey, wanted: tuple[ParameterSpec, ...], now_s: float) -> None:
         try:
-            self._arrivals.expect(self._loop.link_to(peer), peer, key, wanted, now_s)
+            self._arrivals.expect(self._loop.links.get(peer), peer, key, wanted, now_s)
         except Refusal as refusal:  # what came before was not that
             self._loop.refuse(refusal, peer)
 
@@ -112,7 +111,7 @@ class LayerWire:
         self._check_size(key, sum(one.size_bytes for one in specs))
         encode_opening(Opening(number=0, key=key, parameters=specs))  # in the wire's thread it would be too late
         now_s = time.monotonic()
-        self._order(lambda: self._departures.send(self._loop.link_to(peer), peer, key, layer, now_s))
+        self._order(lambda: self._departures.send(self._loop.links.get(peer), peer, key, layer, now_s))
 
     def forget(self, ticket: Ticket) -> None:
         """Drop all of a push or a pull, waiting or on its way, here and at the other ends; it is not told of as lost.
@@ -164,7 +163,7 @@ class LayerWire:
         self._listener.died(fault)
 
     def _progressed(self, layer: ComingLayer) -> None:
-        self._loop.order(lambda: self._arrivals.progressed(self._loop.link_to(layer.peer), layer))
+        self._loop.order(lambda: self._arrivals.progressed(self._loop.links.get(layer.peer), layer))
 
     def _hand_over(self, layer: ComingLayer) -> None:
         if self._arrivals.claim(layer):

@@ -10,15 +10,9 @@ from secrets import randbits
 
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.connection.bounds import Refusal
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.inbox import Inbox
-from spantrain.transport.mailbox.interface import (
-    Counters,
-    Limits,
-    Message,
-    PeerAddress,
-    PeerCounters,
-    SentInterval,
-)
+from spantrain.transport.mailbox.interface import Counters, Limits, Message, PeerCounters, SentInterval
 from spantrain.transport.mailbox.outbox import Outbox, Parcel
 from spantrain.transport.mailbox.wire import Acknowledgement, Chunk, Greeting
 

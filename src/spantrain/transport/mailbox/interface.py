@@ -1,43 +1,16 @@
 """What a mailbox takes and gives, whatever carries it."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from spantrain.core.messages import MessageKey
+from spantrain.transport.connection.peers import PeerAddress
 
 if TYPE_CHECKING:
     import torch  # a control plane knows addresses, and no tensors
 
 _MIB = 2**20
-
-
-_ENDPOINT = re.compile(
-    r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
-)
-_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerAddress:
-    """Who a peer is and where it listens."""
-
-    name: str
-    endpoint: str
-    """`tcp://10.0.0.2:5000`, or empty if it cannot be dialled (then it dials)."""
-    public_key: str
-    """Z85; empty only when encryption is off."""
-
-    def __post_init__(self) -> None:
-        if self.endpoint and _ENDPOINT.fullmatch(self.endpoint) is None:
-            raise ValueError(
-                f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {self.endpoint[:60]!r}"
-            )
-        if self.public_key and _PUBLIC_KEY.fullmatch(self.public_key) is None:
-            raise ValueError(
-                f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,274 +1,318 @@
-"""The one thread that owns every socket: it waits long, moves frames, and keeps links as the peers are wanted."""
+"""The mailbox on the layer of connections: its frames, what goes out when, and what links mean to the exchange.
+
+What says that messages have come has a connection of its own, since on a slow link it would wait behind messages that
+go the same way, and whoever waits for it would take his own way for slow. When a link begins anew, both sides send
+again what the other does not have.
+"""
 
 import contextlib
 import math
 import time
-from typing import Any
+import zlib
 
 import zmq
 
-from spantrain.transport.connection.bounds import Refusal
-from spantrain.transport.connection.keys import KeyPair
-from spantrain.transport.connection.threads import Died, ReliedOnThread
-from spantrain.transport.connection.waker import Waker
+from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
+from spantrain.transport.connection.links import (
+    AcceptedLink,
+    DialledLink,
+    Frames,
+    Hello,
+    PeerLink,
+    Socket,
+    SocketLimits,
+)
+from spantrain.transport.connection.loop import ConnectionLoop
+from spantrain.transport.connection.peers import KeyPair
+from spantrain.transport.connection.threads import Died
 from spantrain.transport.mailbox.exchange import Correspondent, Exchange
-from spantrain.transport.mailbox.links import AcceptedLink, DialledLink, Link
-from spantrain.transport.mailbox.listener import Listener
-from spantrain.transport.mailbox.receiver import Receiver
-from spantrain.transport.mailbox.sender import Sender
-from spantrain.transport.mailbox.wire import BYE, RESET, WELCOME, WHO, decode_bye, decode_greeting, encode_bye
+from spantrain.transport.mailbox.outbox import Parcel
+from spantrain.transport.mailbox.wire import (
+    ACK,
+    BULK,
+    CHUNK,
+    EXPRESS,
+    MAX_FRAME_BYTES,
+    WELCOME,
+    Chunk,
+    Greeting,
+    decode_acknowledgement,
+    decode_bye,
+    decode_chunk,
+    decode_greeting,
+    encode_acknowledgement,
+    encode_bye,
+    encode_chunk,
+    encode_greeting,
+)
 
+_CONTROL, _EXPRESS, _FIRST_BULK = 0, 1, 2
+"""Connections by what they carry."""
+SOCKET_LIMITS = SocketLimits(max_frame_bytes=MAX_FRAME_BYTES, unsent_messages=8, unread_messages=64)
+"""Unsent: enough to keep a connection busy, few enough for lanes to take turns."""
 _RETRY_S = 0.004
 """A ROUTER does not say when a full route has room again; acknowledgements mostly come sooner than this."""
 _BURST = 64
-_LINGER_MS = 200
+_SENT_AWAY_S = 60.0
+"""Whoever said goodbye is to be dialled again when the peers are set anew, not before; this is for when it forgot."""
+_CURVE_FRAME_BYTES, _PLAIN_FRAME_BYTES = 42, 9
 
 
-class Loop(ReliedOnThread):
-    """Moves frames between an `Exchange` and the network until it is told to stop."""
+class MailboxSender:
+    """Moves frames from the exchange to links; used by the thread of the sockets, with the exchange's lock held."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.overhead_bytes = _CURVE_FRAME_BYTES if exchange.encrypted else _PLAIN_FRAME_BYTES
+        """What ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
+
+    def flush(self, link: PeerLink[Correspondent]) -> bool:
+        """Send what may be sent: control frames, then small messages, then large; return False if room was short.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        while link.control:
+            if not link.send(_CONTROL, [link.control[0]]):
+                return False
+            del link.control[0]
+        known = link.state
+        self.acknowledge(link)
+        roomy = not link.control
+        for track in (EXPRESS, BULK):
+            for _ in range(_BURST):
+                parcel = known.outbox.peek(track, time.monotonic())
+                if parcel is None:
+                    break
+                if not self._send_chunk(link, parcel):
+                    roomy = False
+                    break
+                known.outbox.advance(parcel)
+            else:
+                self._exchange.dirty.add(link.name)
+        return roomy
+
+    def acknowledge(self, link: PeerLink[Correspondent]) -> None:
+        """Tell the peer what has come, if that is news.
+
+        Raises:
+            zmq.ZMQError: the connection is gone.
+        """
+        inbox = link.state.inbox
+        if not inbox.acknowledgement_due:
+            return
+        frame = encode_acknowledgement(inbox.take_acknowledgement())
+        link.control.append(frame)
+        link.state.count(wire_bytes_sent=len(frame) + self.overhead_bytes)
+        if len(link.control) == 1 and link.send(_CONTROL, [frame]):
+            link.control.clear()
+
+    def _send_chunk(self, link: PeerLink[Correspondent], parcel: Parcel) -> bool:
+        piece = parcel.payload.piece(parcel.offset, parcel.length)
+        checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
+        head = encode_chunk(Chunk(parcel.track, parcel.number, parcel.offset, checksum, parcel.header))
+        sent = self._send(link, parcel.track, [head, piece])
+        if sent:
+            link.state.count(wire_bytes_sent=len(head) + len(piece) + 2 * self.overhead_bytes)
+        return sent
+
+    def _send(self, link: PeerLink[Correspondent], track: int, frames: Frames) -> bool:
+        """Hand frames to a connection that has room; False if none has.
+
+        Bulk goes by the first; the others are for links that one connection does not fill: on a slow one, messages on
+        several would share it and all come late.
+        """
+        if track == EXPRESS:
+            return link.send(_EXPRESS, frames)
+        return any(link.send(connection, frames) for connection in range(_FIRST_BULK, link.connections))
+
+
+class MailboxLoop(ConnectionLoop[Correspondent]):
+    """Moves frames between an `Exchange` and the network until the exchange is stopped."""
+
+    welcome_kind = WELCOME
+    late_kind = ACK
+    probes = True
+    takes_late = True
 
     def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None, died: Died) -> None:
-        """`died` is told why it ended before that; then the exchange is stopped."""
-        super().__init__(self._move, name=f"mailbox {exchange.name}", died=self._end)
-        self._exchange, self._tell = exchange, died
-        self._keypair = keypair
-        self._sender = Sender(exchange)
-        self._receiver = Receiver(exchange)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._poller = zmq.Poller()
-        self._links: dict[str, Link] = {}
-        self._by_socket: dict[zmq.Socket[bytes], DialledLink] = {}
+        """`died` is told why it ended before that; then the exchange is stopped.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        super().__init__(exchange.name, title="mailbox", keypair=keypair, limits=SOCKET_LIMITS, died=died)
+        self._exchange = exchange
+        self._sender = MailboxSender(exchange)
         self._retry: set[str] = set()
-        self._waker = Waker()
-        self._poller.register(self._waker, zmq.POLLIN)
-        self._listener: Listener | None = None
-        self.endpoint = ""
-        try:
-            if bind:
-                self._listen(bind)
-        except zmq.ZMQError as error:
-            self._close()
-            raise OSError(error.errno, f"cannot listen on {bind}: {error}; is the port in use?") from error
+        self.listen(bind)
 
-    def _listen(self, bind: str) -> None:
-        self._listener = Listener(self._context, self._exchange, self._keypair, self._link_to)
-        self.endpoint = self._listener.bind(bind)
-        for socket in self._listener.sockets:
-            self._poller.register(socket, zmq.POLLIN)
-
-    def wake(self) -> None:
-        """Make the thread look at the exchange; any thread may call this."""
-        self._waker.wake()
-
-    def _move(self) -> None:
-        while not self._exchange.stopped:
-            ready = self._poller.poll(self._timeout_ms())
-            self._go_on(dict(ready))
-        self._close()
-
-    def _end(self, fault: str) -> None:
+    def end(self, fault: str) -> None:
+        """Tell who waits."""
         self._exchange.stop(fault)
-        self._tell(fault)
-        self._context.destroy(linger=0)
-
-    def _timeout_ms(self) -> int | None:
-        if self._exchange.dirty:
-            return 0
-        now_s = time.monotonic()
-        deadlines = [link.welcome_deadline_s for link in self._dialled if not link.up]
-        if self._retry:
-            deadlines.append(now_s + _RETRY_S)
-        wait_s = min(deadlines, default=math.inf) - now_s
-        return None if wait_s == math.inf else max(0, int(1000 * wait_s) + 1)
+        super().end(fault)
 
     @property
-    def _dialled(self) -> list[DialledLink]:
-        return [link for link in self._links.values() if isinstance(link, DialledLink)]
+    def is_over(self) -> bool:
+        """Whether the exchange was stopped."""
+        return self._exchange.stopped
 
-    def _go_on(self, ready: dict[Any, int]) -> None:
-        if self._waker.fileno() in ready:
-            self._waker.drain()
-        if self._listener is not None:
-            self._listener.attend(ready)
-        if self._exchange.changed:
-            self._reconcile()
-        if self._listener is not None:
-            self._listener.receive()
-        for socket, events in ready.items():
-            if socket in self._by_socket:
-                self._receive_dialled(socket, events)
-        self._redial_unanswered()
-        self._flush_all()
+    def wait_s(self, now_s: float) -> float:  # noqa: ARG002
+        """Return how long nothing is to be sent."""
+        return 0.0 if self._exchange.dirty else _RETRY_S if self._retry else math.inf
+
+    def refuse(self, refusal: Refusal, source: str) -> None:
+        """Count something that was not accepted."""
+        self._exchange.refuse(refusal, source)
 
     # Links follow the peers that are wanted.
 
-    def _reconcile(self) -> None:
+    def obey(self) -> None:
+        """Make links to who is new, and drop those to who is gone."""
+        if not self._exchange.changed:
+            return
         with self._exchange.condition:
             self._exchange.changed = False
             wanted = dict(self._exchange.peers)
-        for name in [name for name, link in self._links.items() if wanted.get(name) is not link.known]:
-            self._drop(name, returns=name in wanted)
+        for name in [name for name, link in self.links.items() if wanted.get(name) is not link.state]:
+            self._acknowledge_last(self.links[name])
+            self._retry.discard(name)
+            self.drop(name, RESET if name in wanted else encode_bye(self._exchange.generation))
         for name, known in wanted.items():
-            if name not in self._links:
-                self._links[name] = self._new_link(known)
-            link = self._links[name]
+            if name not in self.links:
+                self.links[name] = self._new_link(known)
+            link = self.links[name]
             if isinstance(link, DialledLink) and not link.sockets and not known.held_back:
-                self._dial(link)
+                self.dial(link)
 
-    def _new_link(self, known: Correspondent) -> Link:
-        if known.dials:
-            return DialledLink(known, self._exchange.limits)
-        assert self._listener is not None, "a side that cannot be dialled dials"
-        return self._listener.new_link(known)
+    def _new_link(self, known: Correspondent) -> PeerLink[Correspondent]:
+        if not known.dials:
+            return self.accept(known.peer, known)
+        limits = self._exchange.limits
+        connections = _FIRST_BULK + limits.bulk_connections
+        return DialledLink(known.peer, known, connections=connections, welcome_s=limits.welcome_s)
 
-    def _link_to(self, name: str) -> Link | None:
-        """Return the link to a peer, which may have been admitted since the last look."""
-        if self._exchange.changed:
-            self._reconcile()
-        return self._links.get(name)
-
-    def _drop(self, name: str, *, returns: bool) -> None:
-        link = self._links.pop(name)
-        self._retry.discard(name)
-        if link.up:
-            self._acknowledge_last(link)
-        if isinstance(link, DialledLink):
-            self._hang_up(link)
-        elif isinstance(link, AcceptedLink):
-            assert self._listener is not None
-            self._listener.drop(link, returns=returns)
-
-    def _acknowledge_last(self, link: Link) -> None:
+    def _acknowledge_last(self, link: PeerLink[Correspondent]) -> None:
         """Tell a peer that is dropped what has come, or it would send it again when it is met again."""
-        with contextlib.suppress(zmq.ZMQError), self._exchange.condition:
-            self._sender.acknowledge(link)
+        if link.up:
+            with contextlib.suppress(zmq.ZMQError), self._exchange.condition:
+                self._sender.acknowledge(link)
 
-    def _dial(self, link: DialledLink) -> None:
-        try:
-            with self._exchange.condition:
-                link.dial(self._context, self._exchange.name, self._keypair)
-        except zmq.ZMQError as error:
-            link.close(b"", 0)
-            told = f"it cannot be dialled at {link.known.peer.endpoint}: {error}"
-            self._exchange.refuse(Refusal("bad address", told), link.known.peer.name)
-            return
-        for socket in (*link.sockets, *link.monitors):
-            self._by_socket[socket] = link
-            self._poller.register(socket, zmq.POLLIN)
+    def name_of(self, public_key: str) -> str | None:
+        """Return the peer that has a key."""
+        with self._exchange.condition:
+            names = (name for name, known in self._exchange.peers.items() if known.peer.public_key == public_key)
+            return next(names, None)
 
-    def _hang_up(self, link: DialledLink) -> None:
-        for socket in (*link.sockets, *link.monitors):
-            self._poller.unregister(socket)
-            del self._by_socket[socket]
-        link.close(encode_bye(self._exchange.generation), _LINGER_MS)
+    def accepted_link(self, name: str) -> AcceptedLink[Correspondent] | None:
+        """Return the link to a peer that dials this side; it may have been admitted since the last look."""
+        self.obey()
+        link = self.links.get(name)
+        return link if isinstance(link, AcceptedLink) else None
 
-    def _redial(self, link: DialledLink) -> None:
-        self._hang_up(link)
-        link.known.count(reconnections=1)
-        self._dial(link)
+    # Beginnings and ends.
 
-    def _part(self, link: DialledLink, generation: int) -> None:
-        """Hang up on who said goodbye; dial again when the peers were, or will be, set anew since."""
-        self._hang_up(link)
-        link.sent_away()
-        if generation < self._exchange.generation and not link.known.held_back:
-            self._redial(link)
+    def hellos(self, link: DialledLink[Correspondent]) -> list[bytes]:
+        """Return what to say on each connection, in a new epoch."""
+        with self._exchange.condition:
+            link.epoch += 1
+            link.state.inbox.restart(anew=False)
+            return [
+                encode_greeting(HELLO, link.state.greeting(self.own_name, link.epoch, connection, link.connections))
+                for connection in range(link.connections)
+            ]
 
-    def _redial_unanswered(self) -> None:
-        now_s = time.monotonic()
-        for link in self._dialled:
-            if not link.up and now_s >= link.welcome_deadline_s:
-                self._redial(link)
+    def decode_hello(self, head: bytes) -> Greeting:
+        """Read a hello or a welcome."""
+        return decode_greeting(head)
+
+    def answers(self, hello: Hello, link: DialledLink[Correspondent]) -> bool:
+        """Return whether a welcome is of this epoch."""
+        if hello.name != link.name:
+            raise Refusal("unknown peer", f"{hello.name!r} answered in the place of {link.name!r}")
+        return hello.epoch == link.epoch
+
+    def greeted(self, link: PeerLink[Correspondent], hello: Hello) -> None:
+        """Take in what the other side has and what it grants."""
+        assert isinstance(hello, Greeting)
+        self._exchange.begin(link.state, hello, fresh_link=isinstance(link, AcceptedLink))
+
+    def welcome(self, link: AcceptedLink[Correspondent]) -> bytes:
+        """Return the answer, which goes on every connection: what follows on one may overtake it on another."""
+        with self._exchange.condition:
+            return encode_greeting(WELCOME, link.state.greeting(self.own_name, link.epoch, 0, link.connections))
+
+    def begun(self, link: PeerLink[Correspondent]) -> None:
+        """Have what waits sent."""
+        self._exchange.dirty.add(link.name)
+
+    def parted(self, link: AcceptedLink[Correspondent]) -> None:
+        """Send no more by a link whose other side closes it."""
+        link.up = False
+
+    def lost(self, link: PeerLink[Correspondent], reason: str) -> None:
+        """Do nothing: what the other side does not have is sent again."""
+
+    def farewell(self, link: DialledLink[Correspondent]) -> bytes:  # noqa: ARG002
+        """Return a goodbye of this generation."""
+        return encode_bye(self._exchange.generation)
+
+    def dialling_anew(self, link: DialledLink[Correspondent]) -> None:
+        """Count it."""
+        link.state.count(reconnections=1)
 
     # What comes in.
 
-    def _receive_dialled(self, socket: "zmq.Socket[bytes]", events: int) -> None:
-        link = self._by_socket[socket]
-        if socket in link.monitors:
-            self._note_end(link, socket)
-            return
-        if events & zmq.POLLOUT:
-            link.blocked.discard(socket)
-            self._poller.modify(socket, zmq.POLLIN)
-            self._exchange.dirty.add(link.known.peer.name)
-        for _ in range(_BURST):
-            try:
-                frames: list[zmq.Frame] = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            try:
-                again = self._take_dialled(socket, link, frames)
-            except Refusal as refusal:
-                self._exchange.refuse(refusal, link.known.peer.name)
-                continue
-            if again:
-                self._redial(link)
-            if socket not in self._by_socket:
-                return
-
-    def _note_end(self, link: DialledLink, monitor: "zmq.Socket[bytes]") -> None:
-        """Take note that a connection has ended; a goodbye may have come before that."""
-        for socket in tuple(link.sockets):
-            if socket in self._by_socket:
-                self._receive_dialled(socket, 0)
-        if monitor in link.monitors:
-            link.cut_off(monitor)
-
-    def _take_dialled(self, socket: "zmq.Socket[bytes]", link: DialledLink, frames: "list[zmq.Frame]") -> bool:
-        """Take frames of a dialled connection; return whether the link must be dialled again."""
-        kind = bytes(frames[0].buffer[:1])
-        if kind == RESET:
-            return True
+    def take_first(
+        self, socket: Socket, link: DialledLink[Correspondent], kind: bytes, frames: "list[zmq.Frame]"
+    ) -> bool:
+        """Take who asks who this is, and goodbyes."""
         if kind == WHO:
-            link.probes[socket] += 1
-            return link.probes[socket] > 1
-        if kind == BYE:
-            self._part(link, decode_bye(frames[0].buffer))
-        elif kind == WELCOME:
-            greeting = decode_greeting(frames[0].buffer)
-            if greeting.name != link.known.peer.name:
-                raise Refusal("unknown peer", f"{greeting.name!r} answered in the place of {link.known.peer.name!r}")
-            if greeting.epoch == link.epoch and not link.up:
-                self._exchange.begin(link.known, greeting, fresh_link=False)
-                link.welcomed()
-        elif not link.up:
-            raise Refusal("no greeting", "a frame came before the welcome")
+            link.asked[socket] += 1
+            if link.asked[socket] > 1:
+                self.begin_anew(link)
+        elif kind == BYE:
+            # Dialled again when the peers are set anew; at once if they were since.
+            anew = decode_bye(frames[0].buffer) < self._exchange.generation and not link.state.held_back
+            self.hang_up_for(link, 0.0 if anew else _SENT_AWAY_S, "it said goodbye")
+        return kind in (WHO, BYE)
+
+    def take(self, link: PeerLink[Correspondent], kind: bytes, frames: "list[zmq.Frame]") -> None:
+        """Take chunks and acknowledgements."""
+        size_bytes = sum(len(frame.buffer) + self._sender.overhead_bytes for frame in frames)
+        link.state.count(wire_bytes_received=size_bytes)
+        if kind == CHUNK:
+            if len(frames) != 2:
+                raise Refusal("truncated" if len(frames) < 2 else "malformed", f"a chunk of {len(frames)} frames")
+            self._exchange.take_chunk(link.state, decode_chunk(frames[0].buffer), frames[1].buffer)
+        elif kind == ACK and len(frames) == 1:
+            self._exchange.take_acknowledgement(link.state, decode_acknowledgement(frames[0].buffer))
         else:
-            self._receiver.take(link, kind, frames)
-        return False
+            raise Refusal("malformed", f"unknown kind of frame {kind!r} in {len(frames)} parts")
 
     # What goes out.
 
-    def _flush_all(self) -> None:
+    def finish(self, now_s: float) -> None:  # noqa: ARG002
+        """Send what may be sent to those of whom there is news."""
         with self._exchange.condition:
             names = self._exchange.dirty | self._retry
             self._exchange.dirty.clear()
             self._retry.clear()
             for name in names:
-                link = self._links.get(name)
+                link = self.links.get(name)
                 if link is not None and link.up:
-                    self._flush_or_give_up(name, link)
+                    self._flush(name, link)
 
-    def _flush_or_give_up(self, name: str, link: Link) -> None:
+    def _flush(self, name: str, link: PeerLink[Correspondent]) -> None:
         try:
-            if not self._sender.flush(link):
-                self._wait_for_room(name, link)
+            if self._sender.flush(link):
+                return
         except zmq.ZMQError:
             link.up = False  # the route is gone; whoever dialled dials again
             if isinstance(link, DialledLink):
-                link.welcome_deadline_s = 0.0
-
-    def _wait_for_room(self, name: str, link: Link) -> None:
+                link.redial_s = 0.0
+            return
         if isinstance(link, DialledLink):
-            for socket in link.blocked:
-                self._poller.modify(socket, zmq.POLLIN | zmq.POLLOUT)
+            self.wait_for_room(link)
         else:
             self._retry.add(name)
-
-    def _close(self) -> None:
-        for link in self._dialled:
-            self._hang_up(link)
-        if self._listener is not None:
-            self._listener.close()
-        self._waker.close()
-        self._context.term()

@@ -14,17 +14,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from spantrain.core.messages import MessageKey
-from spantrain.transport.connection.keys import KeyPair
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died
 from spantrain.transport.mailbox.exchange import Exchange
-from spantrain.transport.mailbox.interface import (
-    Counters,
-    Limits,
-    Message,
-    PeerAddress,
-    SentInterval,
-)
-from spantrain.transport.mailbox.loop import Loop
+from spantrain.transport.mailbox.interface import Counters, Limits, Message, SentInterval
+from spantrain.transport.mailbox.loop import MailboxLoop
 from spantrain.transport.mailbox.outbox import Parcel
 
 _CLOSE_S = 5.0
@@ -59,7 +53,7 @@ class Mailbox:
         self._limits = limits or Limits()
         self._keypair = (keypair or KeyPair.generate()) if encrypted else None
         self._exchange = Exchange(name=name, limits=self._limits, encrypted=encrypted, dialable=bool(bind))
-        self._loop = Loop(self._exchange, bind, self._keypair, died)
+        self._loop = MailboxLoop(self._exchange, bind, self._keypair, died)
         self._loop.start()
 
     @property

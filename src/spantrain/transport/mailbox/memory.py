@@ -8,8 +8,9 @@ from itertools import permutations
 import torch
 
 from spantrain.core.messages import MessageKey
+from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.exchange import Correspondent, Exchange
-from spantrain.transport.mailbox.interface import Counters, Limits, Message, PeerAddress, SentInterval
+from spantrain.transport.mailbox.interface import Counters, Limits, Message, SentInterval
 from spantrain.transport.mailbox.outbox import Parcel
 from spantrain.transport.mailbox.wire import BULK, EXPRESS, Chunk
 

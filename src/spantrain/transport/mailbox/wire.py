@@ -15,10 +15,10 @@ import torch
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.formats.codec import DTYPE_BYTES
-from spantrain.transport.connection.bounds import Refusal, array, shown, text, unpack, whole_number
+from spantrain.transport.connection.bounds import BYE, Refusal, array, shown, text, unpack, whole_number
 
 VERSION = 2
-HELLO, WELCOME, CHUNK, ACK, WHO, RESET, BYE = b"H", b"O", b"C", b"A", b"?", b"R", b"B"
+WELCOME, CHUNK, ACK = b"O", b"C", b"A"
 CHUNK_BYTES = 128 * 1024
 EXPRESS_BYTES = 32 * 1024
 """Messages up to this size use the connection of their own, past any bulk."""

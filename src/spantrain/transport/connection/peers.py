@@ -1,0 +1,46 @@
+"""Who a peer is: its name, where it listens, and the CURVE key that proves it."""
+
+import re
+from dataclasses import dataclass, field
+
+_ENDPOINT = re.compile(
+    r"tcp://(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w-]{1,63}(\.[\w-]{1,63})*):\d{1,5}|memory://\S+", re.ASCII
+)
+_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyPair:
+    """A public key, which peers must know, and its secret; both in Z85 text of 40 characters."""
+
+    public_key: str
+    secret_key: str = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> "KeyPair":
+        """Make a new pair."""
+        import zmq  # whoever knows addresses alone needs none of it
+
+        public, secret = zmq.curve_keypair()
+        return cls(public_key=public.decode(), secret_key=secret.decode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerAddress:
+    """Who a peer is and where it listens."""
+
+    name: str
+    endpoint: str
+    """`tcp://10.0.0.2:5000`, or empty if it cannot be dialled (then it dials)."""
+    public_key: str
+    """Z85; empty only when encryption is off."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint and _ENDPOINT.fullmatch(self.endpoint) is None:
+            raise ValueError(
+                f"peer {self.name:.64}: an endpoint looks like tcp://10.0.0.2:5000, got {self.endpoint[:60]!r}"
+            )
+        if self.public_key and _PUBLIC_KEY.fullmatch(self.public_key) is None:
+            raise ValueError(
+                f"peer {self.name:.64}: a public key has 40 characters of Z85, got {self.public_key[:60]!r}"
+            )
