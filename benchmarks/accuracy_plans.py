@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
-from spantrain.config.cluster.kinds import load_kinds
+from spantrain.config.kinds import load_kinds
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage

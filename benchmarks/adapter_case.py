@@ -10,7 +10,7 @@ from itertools import combinations, pairwise, permutations
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import parse_cluster
+from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.action import Action, Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Replica, Stage

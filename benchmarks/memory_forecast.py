@@ -27,9 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
+from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.action import Action
 from spantrain.core.cluster import Cluster
@@ -132,7 +132,7 @@ def train(plan: Plan, profile: Profile) -> Run:
     for _ in range(_MOST_TRIES):
         with tempfile.TemporaryDirectory() as folder:
             run = _train_once(plan, profile, Path(folder))
-        if run.real_compute_ratio <= MOST_REAL_COMPUTE:
+        if run.real_compute_ratio <= MAX_REAL_COMPUTE:
             break
     return run
 

@@ -7,7 +7,7 @@ from functools import cache
 from paper_rows import Contest, Contests, larger_images
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import shipped_graph
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster, DeviceKind
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

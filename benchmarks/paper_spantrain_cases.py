@@ -6,7 +6,7 @@ from functools import cache, partial
 from paper_rows import OURS, Answer, Contest, Contests, larger_images
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import shipped_graph
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import Profile
 from spantrain.cost.analytic import analytic_profile

@@ -21,7 +21,7 @@ from pathlib import Path
 from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_profile, write_plan, write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

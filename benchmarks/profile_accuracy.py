@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any
 
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 
 BOUND = 0.05
 COMMAND_BOUND_S = {"laptop": 40.0}

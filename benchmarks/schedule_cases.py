@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage

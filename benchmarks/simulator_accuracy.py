@@ -32,11 +32,12 @@ from typing import Any
 
 from accuracy_plans import CASES, Case, PlanMaker, cluster_of, law_timings
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
-from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
+from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
-from spantrain.app.validation.validate_run import validate_run
+from spantrain.app.training.train import StopRequest, train
+from spantrain.app.validate_run import validate_run
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
@@ -126,7 +127,7 @@ def _run_all(numbers: Sequence[int], options: argparse.Namespace, folder: Path, 
         for number in numbers:
             for tried in range(1, _MOST_TRIES + 1):
                 row = _run(session, measured, number, next(generations), options.steps, folder / f"plan-{number}")
-                if row.real_compute_ratio <= MOST_REAL_COMPUTE:
+                if row.real_compute_ratio <= MAX_REAL_COMPUTE:
                     break
                 if tried < _MOST_TRIES:
                     _say(f"{number:3}  again: real computation took {row.real_compute_ratio:.0%} of the emulated time")

@@ -27,10 +27,11 @@ from pathlib import Path
 
 from accuracy_plans import law_timings
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
-from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE
+from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
@@ -132,7 +133,7 @@ def _run_all(cases: Sequence[Case], options: argparse.Namespace, folder: Path) -
         for case in cases:
             for _ in range(_MOST_TRIES):
                 row = _run(session, profile, case, next(generations), options.steps, folder / case.name)
-                if row.real_compute_ratio <= MOST_REAL_COMPUTE:
+                if row.real_compute_ratio <= MAX_REAL_COMPUTE:
                     break
             yield row
 

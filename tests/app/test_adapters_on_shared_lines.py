@@ -12,7 +12,7 @@ from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.adapt import ProfileForecast
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import equal_spans

@@ -1,7 +1,7 @@
 """The preset for it gets a plan that divides samples and tensors unequally, which training takes."""
 
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet

@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.app.planning.explain import explain_plan, with_faster_link, with_more_of
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from small_models import small_spec
-from spantrain.app.export.export import EXAMPLE_FILE, export_run, import_weights, trained_parameters
+from spantrain.app.weights import EXAMPLE_FILE, export_run, import_weights, trained_parameters
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec

@@ -9,8 +9,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from spantrain.app.export.export import find_weights, import_weights
-from spantrain.app.training.first_weights import first_weights
+from spantrain.app.training.requests import first_weights
+from spantrain.app.weights import find_weights, import_weights
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import whole_parameters

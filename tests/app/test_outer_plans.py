@@ -8,7 +8,7 @@ from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.training.requests import new_run
 from spantrain.config.artefacts import read_plan, read_plan_report
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import PlanError
 from spantrain.models.catalog.catalog import resolve_model

@@ -9,7 +9,7 @@ import torch
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile, run_folder_for
 from spantrain.config.artefacts import write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import resolve_model

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.profiling.rehearsal import costs_from, rehearsal_plan
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.profile import Profile, RuntimeCosts
 from spantrain.errors import ConfigError

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.export.export import export_run
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan, plan_file, under_schedule
 from spantrain.app.simulation.schedule import show_plan
 from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.app.training.requests import new_run, resumed_run
+from spantrain.app.weights import export_run
 from spantrain.config.artefacts import read_plan, reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan

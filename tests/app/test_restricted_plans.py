@@ -3,7 +3,7 @@
 import pytest
 
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.profile import Profile
 from spantrain.errors import InfeasiblePlanError, PlanError

@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.artefacts import read_plan, write_plan
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
 from spantrain.errors import PlanError

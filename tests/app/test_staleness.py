@@ -6,7 +6,7 @@ import pytest
 
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.cost.memory import MemoryCost

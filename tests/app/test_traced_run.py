@@ -8,9 +8,10 @@ import pytest
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.simulation.simulate import simulate_traced, used_links
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.session import SessionOptions, open_session
-from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.app.training.train import StopRequest, train
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage

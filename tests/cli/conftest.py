@@ -8,7 +8,7 @@ import pytest
 
 from spantrain.cli.main import main
 from spantrain.config.artefacts import write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.profile import Profile
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from spantrain.app.planning.plan_files import plan_file
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.outcome import PlanOptions

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.plan import picture_lines, print_plan
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.outer.groups import OuterGroup
 from spantrain.core.plan import PlanReport
 from spantrain.models.catalog.catalog import resolve_model

@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.simulate import SimulateRequest, calm_run_s, run_simulation
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import Changes, network_trace, write_changes
 from spantrain.config.traces.trace_file import read_trace
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding

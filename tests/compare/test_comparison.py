@@ -12,7 +12,7 @@ from spantrain.app.comparison.methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.session import SessionOptions
 from spantrain.cli.main import main
-from spantrain.config.cluster.cluster_file import parse_cluster
+from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model

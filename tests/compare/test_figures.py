@@ -9,20 +9,19 @@ import pytest
 from rich.console import Console
 
 from spantrain.app.comparison.compare import bounds_of
-from spantrain.app.comparison.figures import CompareOutcome, Run, Setting, figures_of
-from spantrain.app.comparison.picture import draw_comparison
+from spantrain.app.comparison.figures import ComparedSetting, CompareOutcome, MeasuredRun, Scale, figures_of
 from spantrain.app.comparison.runs import framework_run, sent_bytes
-from spantrain.app.comparison.setting import Scale
+from spantrain.app.picture import draw_comparison
 from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.compare import bound_lines, method_table, traffic_table
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.request import JobSpec
 from spantrain.runtime.comparison.order import FrameworkResult
 
-RUN = Run(
+RUN = MeasuredRun(
     step_s=(2.0, 4.0, 2.0),
     losses=(5.0, 4.5, 4.25),
     utilisation={"a": 0.5, "b": 0.7},
@@ -45,7 +44,7 @@ def outcome() -> CompareOutcome:
         methods={"ddp": first, "auto": second},
         refused={"fsdp": "too large"},
         bounds=bounds_of(profile, 8, None),
-        setting=Setting(
+        setting=ComparedSetting(
             cluster="laptop",
             model="gpt2-tiny",
             methods=("ddp", "auto"),

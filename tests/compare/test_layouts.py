@@ -4,18 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spantrain.app.comparison.figures import at_network_speed, cut_down, with_bandwidth
+from spantrain.app.comparison.fit import devices_at_once, fitting_devices_per_site
 from spantrain.app.comparison.layouts import layouts
 from spantrain.app.comparison.methods import GROUPS, METHODS, MethodKind, methods_named
-from spantrain.app.comparison.setting import (
-    at_network_speed,
-    cut_down,
-    devices_at_once,
-    fitting_devices_per_site,
-    with_bandwidth,
-)
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.slowing import sound_speed
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model

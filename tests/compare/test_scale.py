@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from spantrain.app.comparison.figures import steps_within
-from spantrain.app.comparison.fit import SettingOverrides, fit
-from spantrain.app.comparison.scale import FULL_SIZE, likeness, paper_batch, sample_seconds
-from spantrain.app.comparison.setting import cut_down
+from spantrain.app.comparison.figures import cut_down, steps_within
+from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, likeness, paper_batch, sample_seconds
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model

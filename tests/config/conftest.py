@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming
 from spantrain.core.span import Span

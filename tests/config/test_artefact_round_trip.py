@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.config.artefacts import read_plan, read_plan_report, read_profile, write_plan, write_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.plan import (
     Alternative,

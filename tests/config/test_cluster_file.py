@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spantrain.config.cluster.cluster_file import load_cluster, parse_cluster
+from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.errors import ConfigError
 
 GOOD = """

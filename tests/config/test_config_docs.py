@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_preset, parse_cluster
-from spantrain.config.cluster.kinds import load_kinds
+from spantrain.config.cluster_file import PRESET_NAMES, load_preset, parse_cluster
+from spantrain.config.kinds import load_kinds
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ConfigError
 

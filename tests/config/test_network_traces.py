@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.library import EXAMPLES, named_trace
 from spantrain.config.traces.network_traces import (
     Changes,

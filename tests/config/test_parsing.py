@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from effort import calls_of
-from spantrain.config.cluster.cluster_file import load_cluster, parse_cluster
+from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.files.parsing import OutOfRange, parse_json, parse_yaml_nodes
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import check_tensor_header, read_text

@@ -9,9 +9,9 @@ import pytest
 
 from effort import calls_of
 from patience import PATIENCE_S
-from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_preset
-from spantrain.config.cluster.kinds import load_kinds
+from spantrain.config.cluster_file import PRESET_NAMES, load_preset
 from spantrain.config.consistency import check_cluster
+from spantrain.config.kinds import load_kinds
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
 
@@ -123,6 +123,6 @@ def test_every_kind_has_a_source() -> None:
 
 
 def test_no_torch() -> None:
-    modules = "spantrain.config.cluster.cluster_file, spantrain.config.artefacts"
+    modules = "spantrain.config.cluster_file, spantrain.config.artefacts"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from spantrain.config.cluster.kinds import load_kinds
+from spantrain.config.kinds import load_kinds
 from spantrain.cost.money import (
     IDLE_POWER_RATIO,
     NETWORK_J_PER_BYTE,

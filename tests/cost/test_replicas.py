@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.action import Op
 from spantrain.core.plan import OWN_SUMS, GradientSums, Replica, Stage, StateSharding
 from spantrain.core.shares import ALONE, shares_of

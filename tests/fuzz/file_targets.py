@@ -20,9 +20,9 @@ from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.schedule import check_order_file, show_plan
 from spantrain.app.simulation.simulate import SimulateRequest, run_simulation
 from spantrain.app.training.requests import new_run, resumed_run
-from spantrain.app.validation.validate_run import validate_run
+from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import read_profile
-from spantrain.config.cluster.cluster_file import load_cluster
+from spantrain.config.cluster_file import load_cluster
 from spantrain.config.files.json_codec import render_json, to_json
 from spantrain.config.outer.outer_file import load_outer, parse_outer
 from spantrain.config.traces.network_traces import Changes, changes_text, network_links, network_trace, read_changes

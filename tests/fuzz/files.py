@@ -13,7 +13,7 @@ from fuzz.mutation import corrupted, wild
 from made_up_profiles import PROVENANCE, exact_links
 from spantrain.app.training.run_folder import MeasuredStep, RunContent, write_run
 from spantrain.config.artefacts import artefact_text
-from spantrain.config.cluster.cluster_file import parse_cluster
+from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.checkpoint import SampleLedger, StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster

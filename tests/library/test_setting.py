@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 import spantrain
-from spantrain.app.export.export import find_weights, write_weights
 from spantrain.app.training.requests import resumed_run
+from spantrain.app.weights import find_weights, write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError

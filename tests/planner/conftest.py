@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from made_up_profiles import PROVENANCE, exact_links
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.profile import DeviceScore, Profile, UnitTiming

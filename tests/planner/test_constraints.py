@@ -2,7 +2,7 @@
 
 import pytest
 
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.errors import PlanError
 from spantrain.planner.request import Constraints, Evaluation, Objective, Quota
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner_requests import draw_sites, request_of
 from spantrain.app.profiling.describe import described_profile
-from spantrain.config.cluster.cluster_file import load_preset
+from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, Plan, SumModel
 from spantrain.core.profile import Profile
 from spantrain.cost.replicas import ReplicaCost

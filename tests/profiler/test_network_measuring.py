@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_preset
+from spantrain.config.cluster_file import PRESET_NAMES, load_preset
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError

@@ -19,8 +19,9 @@ from programs import Program, nothing_is_left, programs, written
 from relay import FAR, NEAR, Relay
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.session import Session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span

@@ -10,9 +10,9 @@ import torch
 from made_up_clients import EXACT
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.step_loop import StepLoop
-from spantrain.app.training.train import RunOptions, TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster

@@ -8,11 +8,11 @@ import torch
 
 from made_up_runs import OldWeights
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.requests import resumed_run
+from spantrain.app.training.requests import TrainRequest, resumed_run
 from spantrain.app.training.run_folder import read_run_record
 from spantrain.app.training.session import SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
-from spantrain.app.validation.validate_run import validate_run
+from spantrain.app.training.train import StopRequest, train
+from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span

@@ -10,8 +10,9 @@ import own_models
 from library_models import CONFIGURATIONS, library_spec
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.session import SessionOptions, open_session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span

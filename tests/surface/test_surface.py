@@ -103,7 +103,7 @@ def test_json_of_planning_and_training(tmp_path, law_profile):
 def written_profile(folder: Path, law_profile) -> Path:
     """Two emulated boards at two places, fast enough for a test."""
     from spantrain.config.artefacts import write_profile
-    from spantrain.config.cluster.cluster_file import parse_cluster
+    from spantrain.config.cluster_file import parse_cluster
     from spantrain.models.catalog.catalog import resolve_model
 
     cluster = parse_cluster(

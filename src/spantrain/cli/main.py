@@ -9,9 +9,9 @@ import typer
 
 from spantrain.cli.commands import basic as commands
 from spantrain.cli.commands import schedule, testbed
+from spantrain.cli.commands.basic import export, import_
 from spantrain.cli.commands.compare import compare
 from spantrain.cli.commands.explain import explain, validate
-from spantrain.cli.commands.export import export, import_
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_cluster, load_preset
+from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace
 from spantrain.core.cluster import Cluster
 from spantrain.core.precision import DTYPES
@@ -19,7 +19,7 @@ from spantrain.errors import ConfigError
 
 MAX_SAMPLES = 2**24
 """Of an optimizer step."""
-_LEAST_PATIENCE_S = 2.0
+_MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
     from spantrain.app.training.session import SessionOptions
@@ -224,8 +224,8 @@ def _patience_s(text: str) -> float:
         found = parse_seconds(text)
     except ValueError as error:
         raise ConfigError(f"--lost-after: {error}") from None
-    if found < _LEAST_PATIENCE_S:
-        raise ConfigError(f"--lost-after {text}: give at least {_LEAST_PATIENCE_S:g} s; workers tell 3 times a second")
+    if found < _MIN_PATIENCE_S:
+        raise ConfigError(f"--lost-after {text}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second")
     return found
 
 

@@ -10,7 +10,7 @@ from spantrain.formats.registry import WireFormat
 ADAPTERS = ("auto", "paper", "off")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "cosine", "linear")
-MOST_TRACE_STEPS = 50
+MAX_TRACE_STEPS = 50
 LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
 _LEAST: Mapping[str, int] = MappingProxyType(
@@ -88,8 +88,8 @@ class TrainJob:
                 yield f"{name} must be at least 0 and below 1, got {getattr(self, name)}"
         if self.weight_decay < 0:
             yield f"weight_decay must not be negative, got {self.weight_decay}"
-        if self.trace_steps > MOST_TRACE_STEPS:
-            yield f"trace_steps must be at most {MOST_TRACE_STEPS}, got {self.trace_steps}"
+        if self.trace_steps > MAX_TRACE_STEPS:
+            yield f"trace_steps must be at most {MAX_TRACE_STEPS}, got {self.trace_steps}"
         if self.lr_schedule != "constant" and self.decay_steps <= self.warmup_steps:
             yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"
         if self.staleness not in (0, 1):

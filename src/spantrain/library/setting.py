@@ -11,9 +11,8 @@ from typing import Any
 
 from spantrain.app.outer.run import outer_cluster
 from spantrain.app.training.old_run import refuse_run, remove_old_run
-from spantrain.app.training.requests import new_run, resumed_run
+from spantrain.app.training.requests import RunOptions, TrainRequest, new_run, resumed_run
 from spantrain.app.training.session import Session
-from spantrain.app.training.train import RunOptions, TrainRequest
 from spantrain.app.training.train_from_scratch import (
     ScratchListener,
     ScratchRequest,
@@ -21,7 +20,7 @@ from spantrain.app.training.train_from_scratch import (
     prepare,
     run_folder_for,
 )
-from spantrain.config.cluster.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
+from spantrain.config.cluster_file import PRESET_NAMES, load_cluster, load_preset, parse_cluster
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError

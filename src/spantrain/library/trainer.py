@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spantrain.app.export.export import manifest_with, trained_parameters
-from spantrain.app.training.first_weights import first_weights
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import TrainRequest, first_weights
 from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.step_loop import StepLoop
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
+from spantrain.app.weights import manifest_with, trained_parameters
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.span import Span

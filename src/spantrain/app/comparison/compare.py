@@ -11,10 +11,11 @@ from typing import Protocol
 from spantrain.app.comparison.figures import (
     WARM_UP_STEPS,
     Bounds,
+    ComparedSetting,
     CompareOutcome,
+    MeasuredRun,
     MethodFigures,
-    Run,
-    Setting,
+    Scale,
     figures_of,
     steps_within,
     worth_trying,
@@ -23,7 +24,6 @@ from spantrain.app.comparison.fit import Fitted, SettingOverrides, fit
 from spantrain.app.comparison.layouts import Layout, layouts
 from spantrain.app.comparison.methods import Method, MethodKind
 from spantrain.app.comparison.runs import Runner, median_step_s
-from spantrain.app.comparison.setting import Scale
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.rehearsal import rehearse
@@ -151,10 +151,10 @@ class CompareListener(Reporter, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Way:
+class _MethodRun:
     """How a method is to be run."""
 
-    run: Callable[[int, TrainJob, int], Run]
+    run: Callable[[int, TrainJob, int], MeasuredRun]
     """(round, what to train, steps not measured) -> figures."""
     what: str
     step_s_simulated: float
@@ -205,7 +205,7 @@ class _Comparison:
         ways = self._ways()
         self._listener.phase("The same steps in one process, for the losses")
         reference = reference_losses(self._request.model, self._job, self._batch)
-        runs: dict[str, list[Run]] = {name: [] for name in ways}
+        runs: dict[str, list[MeasuredRun]] = {name: [] for name in ways}
         for number in range(self._request.rounds):
             for name, way in ways.items():
                 if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
@@ -218,7 +218,7 @@ class _Comparison:
         weights = (f"all methods begin with the same random weights; none are read from {model.source}",)
         return (*(weights if model.family == "hf" else ()), *self._profile.graph.left_out)
 
-    def _run(self, number: int, name: str, way: _Way, before: Sequence[Run]) -> Run | None:
+    def _run(self, number: int, name: str, way: _MethodRun, before: Sequence[MeasuredRun]) -> MeasuredRun | None:
         """Run a method for as long as it may take; None: not any more, or it cannot run."""
         most_s = self._request.seconds_per_method
         step_s = median_step_s(before[-1]) if before else way.step_s_simulated
@@ -244,8 +244,8 @@ class _Comparison:
             write_profile(profile, path)
         return profile
 
-    def _ways(self) -> dict[str, _Way]:
-        found: dict[str, _Way] = {}
+    def _ways(self) -> dict[str, _MethodRun]:
+        found: dict[str, _MethodRun] = {}
         plans: dict[str, tuple[Plan, str]] = {}
         for method in self._request.methods:
             try:
@@ -264,7 +264,7 @@ class _Comparison:
             found[method.name] = self._ours(method, plan, step_s)
         return found
 
-    def _framework(self, framework: Framework) -> _Way:
+    def _framework(self, framework: Framework) -> _MethodRun:
         """Return the best of the ways to set a framework up, each tried for real where there is time for it."""
         evaluate = Evaluator(self._profile, self._spec)
         tried = layouts(framework, self._profile, self._batch, evaluate)
@@ -272,7 +272,7 @@ class _Comparison:
         chosen = tried[0]
         if len(tried) > 1 and worth_trying(step_s, self._request.seconds_per_method):
             chosen = self._fastest(tried)
-        return _Way(
+        return _MethodRun(
             run=lambda _number, job, warm_up_steps: self._runner.framework(chosen, job, warm_up_steps),
             what=chosen.what,
             step_s_simulated=step_s,
@@ -299,15 +299,15 @@ class _Comparison:
         self._planned[method.strategy] = outcome.plan, outcome.step_s_predicted
         return self._planned[method.strategy]
 
-    def _ours(self, method: Method, plan: Plan, step_s: float) -> _Way:
-        def run(number: int, job: TrainJob, warm_up_steps: int) -> Run:
+    def _ours(self, method: Method, plan: Plan, step_s: float) -> _MethodRun:
+        def run(number: int, job: TrainJob, warm_up_steps: int) -> MeasuredRun:
             adapted = replace(job, adapter=method.adapter)
             return self._runner.plan(plan, adapted, f"{method.name}-{number + 1}", warm_up_steps)
 
         what = _plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}")
-        return _Way(run=run, what=what, step_s_simulated=step_s, ours=True)
+        return _MethodRun(run=run, what=what, step_s_simulated=step_s, ours=True)
 
-    def _attempt(self, name: str, run: Callable[[], Run]) -> Run | None:
+    def _attempt(self, name: str, run: Callable[[], MeasuredRun]) -> MeasuredRun | None:
         """Run a method; one that fails is refused from then on, and the others go on."""
         try:
             return run()
@@ -322,7 +322,7 @@ class _Comparison:
         self._listener.note(f"{name} does not run here: {reason}")
 
     def _figures(
-        self, way: _Way, runs: Sequence[Run], first: float | None, reference: Sequence[float]
+        self, way: _MethodRun, runs: Sequence[MeasuredRun], first: float | None, reference: Sequence[float]
     ) -> MethodFigures:
         return figures_of(
             runs,
@@ -335,7 +335,7 @@ class _Comparison:
         )
 
     def _outcome(
-        self, ways: Mapping[str, _Way], runs: Mapping[str, Sequence[Run]], reference: Sequence[float]
+        self, ways: Mapping[str, _MethodRun], runs: Mapping[str, Sequence[MeasuredRun]], reference: Sequence[float]
     ) -> CompareOutcome:
         rows: dict[str, MethodFigures] = {}
         for method in self._request.methods:
@@ -352,7 +352,7 @@ class _Comparison:
             refused=self._refused,
             # By what emulated devices and links are told to be: measurements on a busy machine would make no bounds.
             bounds=bounds_of(described_profile(cluster, self._request.model), self._batch, plan),
-            setting=Setting(
+            setting=ComparedSetting(
                 cluster=cluster.name,
                 model=self._request.model.name,
                 methods=tuple(method.name for method in self._request.methods if method.name in rows),

@@ -1,18 +1,156 @@
 """What a comparison found: figures of each method, bounds, the setting; the JSON that `spantrain compare` writes.
 
-Also for how long a method may be measured.
+Also how a cluster is cut down to what this machine can emulate, how far that is from life, and how long a method runs.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from spantrain.app.comparison.setting import Scale
 from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
+from spantrain.core.cluster import Cluster, Site
+from spantrain.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Ratios:
+    """What compute weighs beside traffic."""
+
+    cuts: float
+    sums: float
+    latency: float
+    """Zero where there is one site: what its hosts have between them is too short to be emulated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """What makes a small model weigh on a network as a large one does."""
+
+    full_size: str
+    """The model that it stands for."""
+    full_global_batch: float
+    """That model's, in samples of its size here."""
+    global_batch: int
+    network_speed: float
+    """Part of the cluster's rates that links get."""
+    latency_scale: float
+    """What latencies are multiplied by."""
+    full: Ratios
+    """Of the large model on the cluster at life's speed."""
+    here: Ratios
+    """Of the small one on the emulated cluster."""
+    bounded: tuple[str, ...] = ()
+    """What could not be made alike, and why."""
+
+    @property
+    def text(self) -> str:
+        """Say it in a line."""
+        pairs = ((name, getattr(self.here, name), getattr(self.full, name)) for name in ("cuts", "sums", "latency"))
+        said = ", ".join(f"{name} {here:.3g} (there {full:.3g})" for name, here, full in pairs)
+        bounds = "".join(f"; {text}" for text in self.bounded)
+        return f"like {self.full_size} with {self.full_global_batch:.4g} samples a step; compute over {said}{bounds}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What was changed of a cluster so that this machine can emulate it."""
+
+    devices: int
+    devices_before: int
+    emulated_speed: float
+    network_speed: float
+    """Part of the cluster's rates that its links have, inside sites too."""
+    compute_to_traffic: float | None
+    """Seconds of one sample on the fastest device over those of its smallest cut on the slowest link."""
+    latency_scale: float = 1.0
+    """What the latencies of links between sites were multiplied by."""
+    like: Likeness | None = None
+    """The full-size model whose ratios of compute to traffic were kept; None: links are as they were asked for."""
+
+    @property
+    def text(self) -> str:
+        """Say it in a line."""
+        return "; ".join(filter(None, (self.changes, self.ratio if self.like is None else self.like.text)))
+
+    @property
+    def changes(self) -> str:
+        """Say what was changed."""
+        devices = f"{self.devices} of {self.devices_before} devices; at {self.emulated_speed:.3g} of their kinds' speed"
+        links = "" if self.network_speed == 1.0 else f"; links at {self.network_speed:.3g} of their rates"
+        return devices + links + ("" if self.latency_scale == 1.0 else f" and {self.latency_scale:.3g} times as far")
+
+    @property
+    def ratio(self) -> str:
+        """Say what compute weighs beside traffic; nothing where nothing is sent."""
+        if self.compute_to_traffic is None:
+            return ""
+        return (
+            f"a sample computes {self.compute_to_traffic:.3g} times as long on the fastest device as its smallest cut "
+            "takes on the slowest link"
+        )
+
+
+def cut_down(cluster: Cluster, devices_per_site: int | None) -> Cluster:
+    """Return the cluster with so many devices at each site, taken from its hosts in turn; hosts left empty are gone."""
+    if devices_per_site is None:
+        return cluster
+    if devices_per_site < 1:
+        raise ConfigError(f"--devices-per-site must be at least 1, got {devices_per_site}")
+    kept: set[str] = set()
+    for site in cluster.sites:
+        rows = [cluster.host_by_name[name].devices for name in site.hosts]
+        turns = [row[turn] for turn in range(max(map(len, rows))) for row in rows if turn < len(row)]
+        kept.update(turns[:devices_per_site])
+    hosts = tuple(replace(host, devices=tuple(name for name in host.devices if name in kept)) for host in cluster.hosts)
+    left = tuple(host for host in hosts if host.devices)
+    names = {host.name for host in left}
+    return replace(
+        cluster,
+        devices=tuple(device for device in cluster.devices if device.name in kept),
+        hosts=left,
+        sites=tuple(replace(site, hosts=tuple(name for name in site.hosts if name in names)) for site in cluster.sites),
+    )
+
+
+def with_bandwidth(cluster: Cluster, bandwidth_bytes_per_s: float | None) -> Cluster:
+    """Return the cluster with this rate on all links between sites; with one site only, between its hosts."""
+    if bandwidth_bytes_per_s is None:
+        return cluster
+    if not cluster.links:
+        sites = (replace(site, bandwidth_bytes_per_s=bandwidth_bytes_per_s) for site in cluster.sites)
+        return replace(cluster, sites=tuple(sites))
+    links = (replace(link, bandwidth_bytes_per_s=bandwidth_bytes_per_s) for link in cluster.links)
+    return replace(cluster, links=tuple(links))
+
+
+def at_network_speed(cluster: Cluster, speed: float) -> Cluster:
+    """Return the cluster with all rates times this, inside sites, between them, and of their lines."""
+    if not speed > 0:
+        raise ConfigError(f"--network-speed must be positive, got {speed}")
+    if speed == 1.0:
+        return cluster
+    links = (replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * speed) for link in cluster.links)
+    return replace(cluster, links=tuple(links), sites=tuple(_site_at(site, speed) for site in cluster.sites))
+
+
+def _site_at(site: Site, speed: float) -> Site:
+    up, down = site.uplink_bandwidth_bytes_per_s, site.downlink_bandwidth_bytes_per_s
+    return replace(
+        site,
+        bandwidth_bytes_per_s=site.bandwidth_bytes_per_s * speed,
+        uplink_bandwidth_bytes_per_s=None if up is None else up * speed,
+        downlink_bandwidth_bytes_per_s=None if down is None else down * speed,
+    )
+
+
+def with_latencies(cluster: Cluster, scale: float) -> Cluster:
+    """Return the cluster with the latencies of its links times this, jitter with them."""
+    links = (replace(link, latency_s=link.latency_s * scale, jitter_s=link.jitter_s * scale) for link in cluster.links)
+    return replace(cluster, links=tuple(links))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
     """One method, run once."""
 
     step_s: tuple[float, ...]
@@ -87,7 +225,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ComparedSetting:
     """What was the same for all methods."""
 
     cluster: str
@@ -120,7 +258,7 @@ class CompareOutcome:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Methods that could not run here, and why."""
     bounds: Bounds
-    setting: Setting
+    setting: ComparedSetting
     emulated: str
     """What was emulated and what was real."""
     left_out: tuple[str, ...] = ()
@@ -128,7 +266,7 @@ class CompareOutcome:
 
 
 def figures_of(
-    runs: Sequence[Run],
+    runs: Sequence[MeasuredRun],
     *,
     what: str,
     global_batch: int,
@@ -202,3 +340,10 @@ def steps_within(steps: int, step_s: float, most_s: float) -> tuple[int, int]:
 def worth_trying(step_s: float, most_s: float) -> bool:
     """Whether there is time to try ways for real; else the simulator's word on them has to do."""
     return _TRIALS * step_s <= most_s
+
+
+def slowest_rate(cluster: Cluster) -> float | None:
+    """Return the least rate between sites and inside those of several hosts, bytes per second; None: there is none."""
+    rates = [link.bandwidth_bytes_per_s for link in cluster.links]
+    rates += [site.bandwidth_bytes_per_s for site in cluster.sites if len(site.hosts) > 1]
+    return min(rates, default=None)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
-from spantrain.app.comparison.figures import Run
+from spantrain.app.comparison.figures import MeasuredRun
 from spantrain.app.comparison.layouts import Layout
 from spantrain.app.reporter import Reporter, SilentReporter
+from spantrain.app.training.requests import RunOptions, TrainRequest
 from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
-from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
@@ -102,7 +103,7 @@ class Runner:
     network_trace: NetworkTrace | None = None
     """How the emulated links change in every run, from its first step on."""
 
-    def framework(self, layout: Layout, job: TrainJob, warm_up_steps: int) -> Run:
+    def framework(self, layout: Layout, job: TrainJob, warm_up_steps: int) -> MeasuredRun:
         """Run a framework.
 
         Raises:
@@ -125,14 +126,14 @@ class Runner:
             network.end()
         return framework_run(results, order.global_batch, warm_up_steps, *traffic.per_step())
 
-    def plan(self, plan: Plan, job: TrainJob, folder: str, warm_up_steps: int) -> Run:
+    def plan(self, plan: Plan, job: TrainJob, folder: str, warm_up_steps: int) -> MeasuredRun:
         """Train a plan with our runtime.
 
         Raises:
             WorkerError, PeerLostError: a device failed or was lost.
         """
         traffic = self._traffic(plan.devices, warm_up_steps)
-        listener = _Listener(self.reporter, traffic)
+        listener = _StepCollector(self.reporter, traffic)
         request = TrainRequest(
             plan=plan,
             profile=self.profile,
@@ -144,7 +145,7 @@ class Runner:
         )
         outcome = train(self.session, request, StopRequest(), listener)
         links, hosts = traffic.per_step()
-        return Run(
+        return MeasuredRun(
             step_s=tuple(step.duration_s for step in listener.steps[warm_up_steps:]),
             losses=outcome.losses,
             utilisation={name: figures.utilisation for name, figures in outcome.devices.items()},
@@ -169,7 +170,7 @@ def framework_run(
     warm_up_steps: int,
     link_bytes: Mapping[str, float],
     host_bytes: Mapping[str, float],
-) -> Run:
+) -> MeasuredRun:
     """Put together what the devices saw; a step ends when the last of them has ended it."""
     rows = results.values()
     steps = range(len(next(iter(rows)).step_ends_s))
@@ -177,7 +178,7 @@ def framework_run(
     seconds = [end_s - start_s for start_s, end_s in itertools.pairwise(ends_s)]
     steady = steps[warm_up_steps:]
     total_s = sum(seconds[step] for step in steady)
-    return Run(
+    return MeasuredRun(
         step_s=tuple(seconds[step] for step in steady),
         losses=tuple(sum(row.loss_sums[step] for row in rows if row.loss_sums) / global_batch for step in steps),
         utilisation={name: sum(row.busy_s[step] for step in steady) / total_s for name, row in results.items()},
@@ -188,7 +189,7 @@ def framework_run(
     )
 
 
-class _Listener(SilentReporter):
+class _StepCollector(SilentReporter):
     """Hears of our runtime's steps."""
 
     def __init__(self, reporter: Reporter, traffic: StepTraffic) -> None:
@@ -202,6 +203,6 @@ class _Listener(SilentReporter):
         self._reporter.progress(len(self.steps), total_steps, "steps")
 
 
-def median_step_s(run: Run) -> float:
+def median_step_s(run: MeasuredRun) -> float:
     """Return what the middle step of a run took."""
     return statistics.median(run.step_s)

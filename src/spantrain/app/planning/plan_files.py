@@ -195,7 +195,9 @@ def with_room_for_two(plan: Plan, profile: Profile, optimizer: str) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes: PlanOptions, out: Path) -> PlanOutcome:
+def plan_file(
+    profile: Profile, profile_path: Path | None, job: JobSpec, options: PlanOptions, out: Path
+) -> PlanOutcome:
     """Plan, and write the plan beside a reference to its profile; one that is in no file is written next to the plan.
 
     Where groups train by themselves, the plan of each is written beside, as `plan.GROUP.json`.
@@ -203,7 +205,7 @@ def plan_file(profile: Profile, profile_path: Path | None, job: JobSpec, wishes:
     Raises:
         UsageError: as `make_plan`; or a file cannot be written.
     """
-    return write_plans(make_plan(profile, job, wishes), profile, profile_path, out)
+    return write_plans(make_plan(profile, job, options), profile, profile_path, out)
 
 
 def write_plans(outcome: PlanOutcome, profile: Profile, profile_path: Path | None, out: Path) -> PlanOutcome:

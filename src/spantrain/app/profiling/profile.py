@@ -13,7 +13,7 @@ import torch
 
 from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.app.profiling.rehearsal import rehearse
-from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE, too_fast
+from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.session import Session
 from spantrain.config.files.json_codec import to_json
@@ -135,7 +135,7 @@ def _compute(
     )
     parsed = [results[name] for name in session.devices]
     ratio = max(result.real_compute_ratio for result in parsed)
-    if session.cluster.emulated and ratio > MOST_REAL_COMPUTE:
+    if session.cluster.emulated and ratio > MAX_REAL_COMPUTE:
         reporter.note(too_fast(session.cluster, ratio))
     compute = _Compute(
         timings=tuple(timing for result in parsed for timing in result.timings),

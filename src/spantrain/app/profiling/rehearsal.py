@@ -31,7 +31,7 @@ _MODEL = "gpt2-tiny"
 _SAMPLES = 4
 _STEPS = 6
 _WARM_UP_STEPS = 1
-_MOST_DEVICES = 4
+_MAX_DEVICES = 4
 _UNIT_SPEED = 1e-3
 _SLOWEST_FORWARD_S = 30e-3
 """Emulated; its real computation takes a fraction of that."""
@@ -82,7 +82,7 @@ def _near(session: Session) -> tuple[str, ...]:
     site_of = {name: session.cluster.device_by_name[name].site for name in session.devices}
     sites = Counter(site_of[name] for name in session.devices)
     order = {site: number for number, (site, _) in enumerate(sites.most_common())}
-    return tuple(sorted(session.devices, key=lambda name: order[site_of[name]])[:_MOST_DEVICES])
+    return tuple(sorted(session.devices, key=lambda name: order[site_of[name]])[:_MAX_DEVICES])
 
 
 def costs_from(

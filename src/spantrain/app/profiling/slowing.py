@@ -21,7 +21,7 @@ from spantrain.runtime.step.emulation import emulated_seconds
 SOUND_REAL_COMPUTE = 0.1
 """Real seconds per emulated second under which the machine below is hardly felt (DESIGN section 7)."""
 
-MOST_REAL_COMPUTE = 0.3
+MAX_REAL_COMPUTE = 0.3
 """Above this, times are this machine's rather than the emulated kind's."""
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)

@@ -51,7 +51,7 @@ def used_links(plan: Plan, profile: Profile, schedule: str) -> frozenset[str]:
     )
 
 
-_MOST_TIGHTENINGS = 12
+_MAX_TIGHTENINGS = 12
 """How often in-flight limits are lowered until what is simulated stays within the bytes."""
 
 
@@ -172,7 +172,7 @@ class _Case:
         plan, result = self._simulate(self._plan, schedule)
         if self._request.memory_limit_bytes is None:
             return plan, result
-        for _ in range(_MOST_TIGHTENINGS):
+        for _ in range(_MAX_TIGHTENINGS):
             over = self._over_limit(result)
             tighter = self._tightened(plan, result, over) if over else plan
             if tighter == plan:

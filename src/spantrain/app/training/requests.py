@@ -1,26 +1,149 @@
-"""Turn files into a training request: a plan, or an earlier run's checkpoint."""
+"""What is to be trained, how and where: from a plan or an earlier run's checkpoint; and the weights to begin with."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spantrain.app.planning.plan_files import check_fits_profile, open_plan, under_schedule
-from spantrain.app.training.first_weights import first_weights
-from spantrain.app.training.train import Resume, TrainRequest
+from spantrain.app.planning.plan_files import (
+    check_fits_profile,
+    open_plan,
+    under_schedule,
+)
+from spantrain.app.weights import FoundWeights, find_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
+from spantrain.config.traces.network_traces import NetworkTrace
+from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
+from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, PlanError
 from spantrain.planner.engine.outcome import not_trained_yet
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
+from spantrain.runtime.coordinator.advice import Adviser
+from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.layout import check_limits
 
+_OTHER = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".pt", ".pth"})
+"""Weights in files that are not read here: most run code when they are."""
+_NO_WEIGHTS = ("optimizer", "rng_state", "scaler", "scheduler", "training_args")
+"""What such files begin with that a trainer leaves beside weights."""
+_SHOWN = 3
+"""Names in the line for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstWeights:
+    """Where weights come from."""
+
+    text: str = ""
+    """For people; empty: from where they always come, of a model by name or of a function."""
+    found: FoundWeights | None = None
+    """To be read; None: they are drawn, or a function of the user's makes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What an earlier run left."""
+
+    folder: Path
+    """Of its checkpoint."""
+    content: CheckpointContent
+    """Its steps among it."""
+    losses: tuple[float, ...]
+    ledger: SampleLedger
+    """Which samples were consumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a run keeps and follows, beside its plan and its job; no checkpoint has it."""
+
+    keep_checkpoints: int = 2
+    """So many complete ones stay, the newest."""
+    tensorboard: Path | None = None
+    """Folder of scalars; None: there are none."""
+    network_trace: NetworkTrace | None = None
+    """How the emulated links change from the first step on."""
+    outer: OuterCluster | None = None
+    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What to train, how, and where to write."""
+
+    plan: Plan
+    profile: Profile
+    profile_path: str
+    """For the checkpoint, so that it can be resumed."""
+    job: TrainJob
+    out: Path
+    report: PlanReport = field(default_factory=PlanReport)
+    """What is said of the plan."""
+    options: RunOptions = field(default_factory=RunOptions)
+    checkpoints: bool = True
+    resume: Resume | None = None
+    batches: BatchQueue | None = None
+    """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
+    adviser: Adviser | None = None
+    """Who looks for better plans while it runs; None: the job's adapter."""
+    calm_plan: Plan | None = None
+    """That was made for links as planned, where a run goes on under another one."""
+    weights: FirstWeights = field(default_factory=FirstWeights)
+    """What a new run begins with."""
+
+
+def first_weights(spec: ModelSpec, *, from_scratch: bool) -> FirstWeights:
+    """Say what a model's weights begin with; those of an `hf:` folder are looked at, and not read yet.
+
+    Raises:
+        ConfigError: the folder has weights that cannot be read, or are of another model, and it was not asked to leave
+            them; it is not on this machine; or there are no weights that could be left.
+    """
+    folder = Path(spec.source)
+    if spec.family != "hf":
+        if from_scratch:
+            raise ConfigError(f"--from-scratch: model {spec.name} reads no folder of weights; leave out the option")
+        return FirstWeights()
+    if from_scratch or not spec.source:
+        return FirstWeights(text=f"Random weights, from scratch: none are read from {folder}")
+    ways = "read them with `spantrain import` and go on with --resume, or begin with random ones: --from-scratch"
+    if not folder.exists():
+        raise ConfigError(
+            f"model {spec.name}: {folder} is not on this machine, so it cannot be told whether it has weights; copy it "
+            f"here, {ways}"
+        )
+    if folder.is_file():
+        return FirstWeights(text=f"Random weights: {folder} is a configuration alone")
+    if any(folder.glob("*.safetensors")):
+        try:
+            found = find_weights(folder, spec)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or begin with random weights: --from-scratch") from None
+        return FirstWeights(text=f"Weights of {folder}: {found.parameters} parameters{_besides(found)}", found=found)
+    other = [path.name for path in sorted(folder.iterdir()) if path.suffix in _OTHER]
+    other = [name for name in other if not name.startswith(_NO_WEIGHTS)]
+    if other:
+        raise ConfigError(
+            f"model {spec.name}: {folder} has weights in {other[0]}, and only *.safetensors are read; write them with "
+            f"save_pretrained(..., safe_serialization=True), or {ways}"
+        )
+    return FirstWeights(text=f"Random weights: {folder} has a configuration and no weights")
+
+
+def _besides(found: FoundWeights) -> str:
+    converted = f"; {len(found.converted)} tensors of a shorter type are float32 now" if found.converted else ""
+    more = ", ..." if len(found.ignored) > _SHOWN else ""
+    unused = f"; not used: {', '.join(found.ignored[:_SHOWN])}{more}" if found.ignored else ""
+    return f"{converted}{unused}"
+
+
 _ReadPlan = tuple[Plan, PlanReport, Profile, str]
 """What is to run, what is said of it, and the profile that it was made from, with its path."""
-_MOST_SHOWN = 120
+_MAX_SHOWN = 120
 """Characters of a value in a message: a transformers configuration has kilobytes."""
 
 
@@ -148,7 +271,7 @@ def _check_same_model(run: Path, manifest: Manifest, plan: Plan, plan_path: Path
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _compared(spec: ModelSpec, names: Sequence[str]) -> dict[str, object]:

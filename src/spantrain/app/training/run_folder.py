@@ -30,7 +30,7 @@ RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
 SWITCHES_FILE = "switches.jsonl"
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 
 
@@ -233,7 +233,7 @@ def _free(folder: Path, stem: str, ours: Sequence[str]) -> Path:
 
 
 def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecord:
-    steps = content.steps[-_MOST_STEPS:]
+    steps = content.steps[-_MAX_STEPS:]
     durations_s = [step.duration_s for step in steps]
     devices = sorted(steps[0].busy_s)
     return RunRecord(

@@ -13,8 +13,9 @@ import torch
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.training.outcome import TrainOutcome
+from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.session import Session
-from spantrain.app.training.train import StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
@@ -41,7 +42,7 @@ class StepLoop:
         self._request = replace(request, plan=self._plan, job=job, batches=self._desk)
         self._session = session
         self._news: queue.SimpleQueue[StepOutcome | str] = queue.SimpleQueue()
-        self._reporter = _Listener(reporter, self._news)
+        self._reporter = _StepListener(reporter, self._news)
         self._stop = StopRequest()
         self._outcome: TrainOutcome | None = None
         self._error: BaseException | None = None
@@ -152,7 +153,7 @@ class StepLoop:
             self._check_running()
 
 
-class _Listener:
+class _StepListener:
     """Passes on what the use case reports, and tells the loop of steps and checkpoints."""
 
     def __init__(self, reporter: Reporter, news: "queue.SimpleQueue[StepOutcome | str]") -> None:

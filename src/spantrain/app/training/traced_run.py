@@ -16,7 +16,7 @@ from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.testbed.testbed import Testbed
 
 TRACE_NAME = "network-trace.yaml"
-_MOST_PREDICTED_STEPS = 1000
+_MAX_PREDICTED_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class NetworkTraceFigures:
     """When the simulator has it end, with this trace and the plan that the run began with."""
 
 
-class CalmRun:
+class StaticNetwork:
     """A run whose network does not change."""
 
     def prepare(self, steps: int, folder: Path) -> None:
@@ -58,7 +58,7 @@ class CalmRun:
         return None
 
 
-class TracedRun(CalmRun):
+class TracedNetwork(StaticNetwork):
     """A run on a testbed whose links follow a trace."""
 
     def __init__(self, trace: NetworkTrace, testbed: Testbed, plan: Plan, profile: Profile) -> None:
@@ -102,7 +102,7 @@ class TracedRun(CalmRun):
         normal = _normal_rates(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
         predicted = simulate_traced(
-            self._plan, self._profile, self._plan.schedule, min(len(ends_s), _MOST_PREDICTED_STEPS), self._speeds
+            self._plan, self._profile, self._plan.schedule, min(len(ends_s), _MAX_PREDICTED_STEPS), self._speeds
         )
         return NetworkTraceFigures(
             trace=self._trace.text,
@@ -114,21 +114,21 @@ class TracedRun(CalmRun):
         )
 
 
-def open_trace(trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> CalmRun:
+def open_trace(trace: NetworkTrace | None, testbed: Testbed | None, plan: Plan, profile: Profile) -> StaticNetwork:
     """Return what makes a run's network follow a trace, or leaves it as it is if there is none.
 
     Raises:
         ConfigError: the run is not on an emulated network.
     """
     if trace is None:
-        return CalmRun()
+        return StaticNetwork()
     if testbed is None:
         raise ConfigError(
             f"--network-trace {trace.text}: this run is not on an emulated network (all its devices are on one host, "
             "or its links are real or loopback), so no link can be made to change; leave the option out, or train on "
             "an emulated cluster of several sites without --no-network and --listen"
         )
-    return TracedRun(trace, testbed, plan, profile)
+    return TracedNetwork(trace, testbed, plan, profile)
 
 
 def _normal_rates(cluster: Cluster) -> dict[str, float]:

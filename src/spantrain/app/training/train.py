@@ -4,16 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-from spantrain.app.export.export import FoundWeights, write_weights
 from spantrain.app.outer.run import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
-from spantrain.app.profiling.slowing import MOST_REAL_COMPUTE, too_fast, what_is_emulated
+from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter, ScalarWriter
 from spantrain.app.training.adapt import adviser_of
-from spantrain.app.training.first_weights import FirstWeights
 from spantrain.app.training.outcome import (
     HeldOutLoss,
     PlanChanges,
@@ -24,15 +21,13 @@ from spantrain.app.training.outcome import (
     steady,
     with_reasons,
 )
+from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
-from spantrain.config.traces.network_traces import NetworkTrace
-from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
-from spantrain.core.job import TrainJob
-from spantrain.core.outer.stages import OuterCluster
+from spantrain.app.weights import FoundWeights, write_weights
+from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.plan import Plan, PlanReport
-from spantrain.core.profile import Profile
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.predict import optimizer_state, predict
@@ -43,7 +38,7 @@ from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.coordinator.advice import Adviser, Advising
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
-from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
+from spantrain.runtime.coordinator.batches import EXTERNAL
 
 
 class StopRequest:
@@ -73,58 +68,6 @@ class StopRequest:
     def at_once(self) -> bool:
         """Whether the run should end now."""
         return self._count > 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """What an earlier run left."""
-
-    folder: Path
-    """Of its checkpoint."""
-    content: CheckpointContent
-    """Its steps among it."""
-    losses: tuple[float, ...]
-    ledger: SampleLedger
-    """Which samples were consumed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What a run keeps and follows, beside its plan and its job; no checkpoint has it."""
-
-    keep_checkpoints: int = 2
-    """So many complete ones stay, the newest."""
-    tensorboard: Path | None = None
-    """Folder of scalars; None: there are none."""
-    network_trace: NetworkTrace | None = None
-    """How the emulated links change from the first step on."""
-    outer: OuterCluster | None = None
-    """As whom the run takes part in an outer optimizer; its token is written nowhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
-    """What to train, how, and where to write."""
-
-    plan: Plan
-    profile: Profile
-    profile_path: str
-    """For the checkpoint, so that it can be resumed."""
-    job: TrainJob
-    out: Path
-    report: PlanReport = field(default_factory=PlanReport)
-    """What is said of the plan."""
-    options: RunOptions = field(default_factory=RunOptions)
-    checkpoints: bool = True
-    resume: Resume | None = None
-    batches: BatchQueue | None = None
-    """Where a user's own loop puts its batches, one a step; the model's data set is then `given`."""
-    adviser: Adviser | None = None
-    """Who looks for better plans while it runs; None: the job's adapter."""
-    calm_plan: Plan | None = None
-    """That was made for links as planned, where a run goes on under another one."""
-    weights: FirstWeights = field(default_factory=FirstWeights)
-    """What a new run begins with."""
 
 
 def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> TrainOutcome:
@@ -350,7 +293,7 @@ class _Run:
     def _say_what_was_odd(self, results: Mapping[str, TrainResult]) -> None:
         cluster = self._request.plan.cluster
         ratio = max(result.real_compute_ratio for result in results.values())
-        if cluster.emulated and ratio > MOST_REAL_COMPUTE:
+        if cluster.emulated and ratio > MAX_REAL_COMPUTE:
             self._reporter.note(too_fast(cluster, ratio))
         for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
             self._reporter.note(notice)

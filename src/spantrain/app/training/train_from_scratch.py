@@ -13,12 +13,11 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.reporter import Reporter
-from spantrain.app.training.first_weights import first_weights
 from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.requests import new_run
+from spantrain.app.training.requests import RunOptions, TrainRequest, first_weights, new_run
 from spantrain.app.training.session import Session, SessionOptions, open_session
-from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest, train
+from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob

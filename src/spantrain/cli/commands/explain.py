@@ -71,7 +71,7 @@ def validate(
     json_: Json = False,
 ) -> None:
     """Run a live run's plan through the simulator, and print how far off its prediction is."""
-    from spantrain.app.validation.validate_run import validate_run
+    from spantrain.app.validate_run import validate_run
     from spantrain.cli.render.validation import run_json, show_run
 
     if not folder.is_dir():

@@ -110,7 +110,7 @@ class PlanArguments:
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
         )
 
-    def wishes(self) -> "PlanOptions":
+    def options(self) -> "PlanOptions":
         """Return what a plan is to be like.
 
         Raises:
@@ -189,9 +189,9 @@ def plan(asked: PlanArguments, _: typer.Context) -> None:
     if out is not None:
         check_can_write(out, "--out")
         check_not_of_a_run(out, "--out")
-    job, wishes = asked.job(), asked.wishes()
+    job, options = asked.job(), asked.options()
     profile = asked.profile()
-    outcome = make_plan(profile, job, wishes)
+    outcome = make_plan(profile, job, options)
     try:
         if out is not None:
             outcome = write_plans(outcome, profile, asked.profile_path, out)

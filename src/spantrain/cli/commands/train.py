@@ -34,8 +34,9 @@ from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.app.training.outcome import TrainOutcome
+    from spantrain.app.training.requests import RunOptions, TrainRequest
     from spantrain.app.training.session import SessionOptions
-    from spantrain.app.training.train import RunOptions, StopRequest, TrainRequest
+    from spantrain.app.training.train import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
 _FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl")
@@ -75,7 +76,7 @@ class _Command:
 
     def _run_options(self) -> "RunOptions":
         from spantrain.app.outer.run import outer_cluster
-        from spantrain.app.training.train import RunOptions
+        from spantrain.app.training.requests import RunOptions
 
         asked = self._asked
         return RunOptions(

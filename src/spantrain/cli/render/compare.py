@@ -2,8 +2,7 @@
 
 from rich.table import Column, Table
 
-from spantrain.app.comparison.figures import Bounds, CompareOutcome, MethodFigures
-from spantrain.app.comparison.setting import Scale
+from spantrain.app.comparison.figures import Bounds, CompareOutcome, MethodFigures, Scale
 from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
 from spantrain.cli.render.render import TerminalReporter
 from spantrain.cli.render.text import console_for_people, format_speed, say

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from spantrain.app.validation.validate_run import RunValidation
+from spantrain.app.validate_run import RunValidation
 from spantrain.cli.options import chosen_trace, print_json
 from spantrain.cli.render.text import console_for_people
 from spantrain.config.files.json_codec import to_json

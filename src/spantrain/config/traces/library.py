@@ -23,7 +23,7 @@ Number = float | int
 _TICK_S = 1e-3
 """Times are whole milliseconds, so that files show them as people would write them."""
 _DIURNAL_STEPS = 24
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TraceShape:
     """One family of traces."""
 
     name: str
@@ -57,7 +57,7 @@ class Shape:
 class NamedTrace:
     """A trace of the library with its parameters, not yet tied to a run or a cluster."""
 
-    shape: Shape
+    shape: TraceShape
     text: str
     """As it was asked for."""
     times: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def named_trace(text: str) -> NamedTrace:
     return found
 
 
-def _shape_of(name: str, text: str) -> tuple[Shape, str | None]:
+def _shape_of(name: str, text: str) -> tuple[TraceShape, str | None]:
     for shape in SHAPES:
         pattern = re.escape(shape.name).replace("NN", r"(\d+(?:\.\d+)?)")
         match = re.fullmatch(pattern, name)
@@ -123,7 +123,7 @@ def _shape_of(name: str, text: str) -> tuple[Shape, str | None]:
     )
 
 
-def _example(shape: Shape, parameter: str) -> str:
+def _example(shape: TraceShape, parameter: str) -> str:
     return shape.times[parameter] if parameter in shape.times else f"{shape.numbers[parameter]:g}"
 
 
@@ -236,9 +236,9 @@ def _period_s(wanted: Wanted) -> float:
 
 def _periods(run_s: float, period_s: float) -> int:
     found = max(1, math.ceil(run_s / period_s))
-    if found > _MOST_STEPS:
+    if found > _MAX_STEPS:
         raise ConfigError(
-            f"network trace: {found} changes in a run of {run_s:.3g} s, at most {_MOST_STEPS} are followed; give a "
+            f"network trace: {found} changes in a run of {run_s:.3g} s, at most {_MAX_STEPS} are followed; give a "
             "longer time between them, e.g. a part of the run: 4%"
         )
     return found
@@ -249,7 +249,7 @@ def _ends_with_the_run(steps: Steps, run_s: float) -> Steps:
 
 
 SHAPES = (
-    Shape(
+    TraceShape(
         name="drop-NN",
         says="NN % less for the middle half of the run",
         times={"from": "25%", "until": "75%"},
@@ -257,35 +257,35 @@ SHAPES = (
         curve=_drop,
         number_is="percent",
     ),
-    Shape(
+    TraceShape(
         name="square",
         says="a square wave between the normal speed and `low`",
         times={"period": "20%"},
         numbers={"low": 0.5},
         curve=_square,
     ),
-    Shape(
+    TraceShape(
         name="random-walk",
         says="each link by itself, up or down by at most `stride`, between `low` and 1",
         times={"every": "4%"},
         numbers={"seed": 0.0, "low": 0.3, "stride": 0.2},
         curve=_random_walk,
     ),
-    Shape(
+    TraceShape(
         name="diurnal",
         says="a day's slow wave down to `low` and back, in 24 steps",
         times={"period": "100%"},
         numbers={"low": 0.4},
         curve=_diurnal,
     ),
-    Shape(
+    TraceShape(
         name="burst",
         says="a competing transfer that takes a part of every link for a while",
         times={"from": "40%", "for": "20%"},
         numbers={"takes": 0.56},
         curve=_burst,
     ),
-    Shape(
+    TraceShape(
         name="outage-NN",
         says="nothing passes for NN seconds; what waits goes on after them",
         times={"from": "50%"},

@@ -9,11 +9,11 @@ from importlib import resources
 from itertools import permutations
 from pathlib import Path
 
-from spantrain.config.cluster.kinds import DeviceRow, load_kinds, read_devices, read_kind
 from spantrain.config.consistency import missing_links
 from spantrain.config.files.problems import Problems, did_you_mean
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
+from spantrain.config.kinds import DeviceRow, load_kinds, read_devices, read_kind
 from spantrain.core.cluster import MAX_DEVICES, MAX_SITES, Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.names import is_name
 from spantrain.core.quantities import parse_bandwidth, parse_seconds
