@@ -41,7 +41,7 @@ from worker_pool import follow_parent
 
 OTHERS = ("1f1b", "zb-h1", "zb")
 PLAIN = "critical-path, plain rule"
-EFFORT = SearchEffort(most_actions=30_000, most_runs=100)
+EFFORT = SearchEffort(max_actions=30_000, max_runs=100)
 """A fifth of what a plan gets, so that hundreds of cases take minutes."""
 MEAN_TO_BOUND, MEAN_WHERE_MATTERS, WORST_SMALL = 1.015, 0.92, 1.03
 

@@ -59,7 +59,7 @@ def test_every_pair_of_hosts_is_measured_once_and_never_beside_one_that_shares_i
 def test_rounds_may_be_bounded_and_devices_left_out():
     cluster = load_preset("spantrain-setting-1")
     assert max(len(members) for members in pair_rounds(cluster)) > 1
-    assert {len(members) for members in pair_rounds(cluster, most_at_once=1)} == {1}
+    assert {len(members) for members in pair_rounds(cluster, max_at_once=1)} == {1}
     two = [cluster.devices[0].name, cluster.devices[-1].name]
     assert pair_rounds(cluster, two) == ((tuple(two),),)
 

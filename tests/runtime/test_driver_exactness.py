@@ -205,7 +205,7 @@ def test_random_plans_that_follow_a_searched_order(data, plans, reference):
         forward_s=tuple(data.draw(seconds) for _ in range(cuts)),
         backward_s=tuple(data.draw(seconds) for _ in range(cuts)),
     )
-    check(with_hints(plan, costs, effort=SearchEffort(most_runs=40)), reference, steps=2)
+    check(with_hints(plan, costs, effort=SearchEffort(max_runs=40)), reference, steps=2)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

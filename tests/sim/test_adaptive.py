@@ -20,7 +20,7 @@ from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.search import SearchEffort, taper
 
-LITTLE = SearchEffort(most_runs=40, most_actions=20_000)
+LITTLE = SearchEffort(max_runs=40, max_actions=20_000)
 
 
 def run(

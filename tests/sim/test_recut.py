@@ -57,7 +57,7 @@ def test_any_recut_of_any_plan_under_any_schedule(data, plans, table_costs) -> N
 def test_any_recut_of_a_planned_order(data, plans, table_costs) -> None:
     plan: Plan = data.draw(plans)
     costs: TableCosts = data.draw(table_costs(plan))
-    plan = with_hints(replace(plan, schedule="critical-path"), costs, effort=SearchEffort(most_runs=30))
+    plan = with_hints(replace(plan, schedule="critical-path"), costs, effort=SearchEffort(max_runs=30))
     local = {
         replica.devices[0]: RestlessLocal(data.draw(st.integers(0, 9)))
         for stage in plan.stages

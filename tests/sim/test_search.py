@@ -22,7 +22,7 @@ from spantrain.sim.search.model import model_of, run_orders
 from spantrain.sim.search.search import SearchEffort, quick_s, simulated_s, taper, with_hints
 
 few = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-LITTLE = SearchEffort(most_runs=40, most_actions=20_000)
+LITTLE = SearchEffort(max_runs=40, max_actions=20_000)
 OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
@@ -94,7 +94,7 @@ def test_the_plain_rule_needs_no_hints_where_it_reaches_the_bound(make_plan) -> 
 
 def test_plans_that_are_too_large_keep_the_plain_rule(make_plan) -> None:
     plan, costs = pipeline(make_plan, 4, 6, [4, 4, 4, 4])
-    assert with_hints(plan, costs, effort=SearchEffort(most_actions=100)).hints is None
+    assert with_hints(plan, costs, effort=SearchEffort(max_actions=100)).hints is None
 
 
 @pytest.mark.parametrize(("stages", "count", "limit"), [(2, 3, 3), (2, 3, 2), (3, 2, 2), (3, 2, 1)])

@@ -77,9 +77,9 @@ class AutoSettings:
 
 
 _CALM_REPORTS = 2
-"""In a row, that are believed."""
+"""Reports of calm links in a row that are believed."""
 _BLIND_REPORTS, _LATER = 8, 4
-"""That many are needed to try links that nothing is known of, and so many times as many to try again."""
+"""Reports that are needed to try links that nothing is known of, and how many times as many to try again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Waiting:
     state: LinkState
     """For which it was found."""
     gain_s: float
-    """Of a step."""
+    """Seconds that a step gains."""
     toll_s: float
     stays: bool
     """Whether it is for calm links, too."""
@@ -120,9 +120,9 @@ class AutoBoundary:
         self._out: set[tuple[Pair, bool]] = set()
         """Links that were out of the band after the last step, and whether they were too fast."""
         self._calm_reports = 0
-        """In a row, while the links are taken to be slow."""
+        """Reports of calm links in a row, while they are taken to be slow."""
         self._blind_reports = _BLIND_REPORTS
-        """That are needed to go back to a plan over slow links that the present one does not use."""
+        """Reports needed to go back to a plan over slow links that the present one does not use."""
         self._watch = LinkWatch(forecast)
         self._slow_since: int | None = None
         """The first step behind which links were out of the band; None: they are calm."""
@@ -321,7 +321,7 @@ class AutoBoundary:
         gain_s = now_s - best.seconds
         if gain_s > max(self._settings.pays * now_s, self._waiting.gain_s if self._waiting else 0.0):
             reason = (
-                f"{search.state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step in the place of {now_s:.4g} s, "
+                f"{search.state}: {'; '.join(best.what)}: {best.seconds:.4g} s a step instead of {now_s:.4g} s, "
                 f"simulated with these links"
             )
             proposal = PlanReplacement(plan=best.plan, reason=reason, simulated=simulated)

@@ -88,7 +88,7 @@ class CuttingLocal(LocalAdapter):
     """Cuts what has not begun in as many parts as a rule says, and puts it together again when it says fewer."""
 
     _messages: int
-    """Of which a link's pace is taken."""
+    """How many messages a link's pace is taken of."""
 
     def __init__(
         self, expected: Mapping[str, LinkExpectation] | None, *, after: Collection[str], message_s: float
@@ -98,7 +98,7 @@ class CuttingLocal(LocalAdapter):
         self._after = frozenset(after)
         self._message_s = message_s
         self._sending: dict[Direction, SamplePace] = {}
-        """To all replicas of a neighbour together: they may share a line."""
+        """The pace to all replicas of a neighbour together: they may share a line."""
         self._known_s: dict[Direction, float] = {}
         """When word of the last message came."""
         self._is_cut = self._is_looked_at = False
@@ -203,7 +203,7 @@ _WORTH = 1.5
 _ACTIONS_MORE = 3
 """F, I and W of one more micro-batch."""
 _UNKNOWN_PART = 0.1
-"""Of an action's seconds: what does not depend on its samples, until two sizes have been seen."""
+"""The part of an action's seconds that does not depend on its samples, until two sizes have been seen."""
 _INSTEAD = {
     Op.BACKWARD: (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT),
     Op.BACKWARD_INPUT: (Op.BACKWARD,),
@@ -211,7 +211,7 @@ _INSTEAD = {
 }
 """Operations that a replica that does one does not do."""
 _EVEN = 1e-9
-"""Of a sample: rounding."""
+"""Rounding, in samples."""
 
 
 class AutoLocal(CuttingLocal):

@@ -23,14 +23,14 @@ _USUAL, _ENOUGH = 12, 4
 _AGREES = 1.25
 """Samples within this factor of the median agree with it."""
 _SLOW, _CALM_AGAIN = 0.8, 0.9
-"""Of what is expected: a link under the first is slow, and calm again over the second."""
+"""Parts of what is expected: a link under the first is slow, and calm again over the second."""
 _SIZES, _UNLIKE = 8, 1.5
 """Sizes whose fastest message is kept; sizes at least so many times as large tell a round trip from a rate."""
 _SMALL_IN_A_ROW = 32
 """Small messages in a row that are the usual ones now: the large ones before were something else, as a plan's units."""
 _MIN_S = 1e-6
 _MIN_PART = 0.1
-"""Of a message's time since it, or the one before, was under way: it has taken at least that of the link."""
+"""The part of a message's time since it, or the one before, was under way, that it has taken of the link at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class PeerState:
     acknowledged_s: float | None = None
     """When the last word came."""
     fastest: tuple[tuple[int, float], ...] = ()
-    """Of messages that had the link to themselves: bytes, and the least seconds from start to word; by bytes."""
+    """Messages that had the link to themselves: bytes, and the least seconds from start to word; by bytes."""
     slow: bool = False
     small_in_a_row: int = 0
 

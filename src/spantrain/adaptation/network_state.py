@@ -27,7 +27,7 @@ SURE, UNSURE = 0.75, 0.25
 A step in which a link changes has up to half of them at the rate that is no longer.
 """
 _NORMAL = 0.9
-"""Of the plan's speed: what is at least as fast counts as normal."""
+"""Part of the plan's speed from which on a link counts as normal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class LinkState:
     """The present speeds."""
 
     speeds: Mapping[Pair, float] = field(default_factory=dict)
-    """Of pairs whose link is slower than planned: the part of the planned bandwidth."""
+    """Part of the planned bandwidth, by pair whose link is slower than planned."""
 
     def __post_init__(self) -> None:
         wrong = {pair: speed for pair, speed in self.speeds.items() if not 0 < speed < math.inf}
@@ -151,7 +151,7 @@ class LinkWatch:
         self._expected: list[tuple[Plan, LinkState, Mapping[Pair, float]]] = []
         """What was simulated last, the newest at the end."""
         self._first: dict[Pair, list[float]] = {}
-        """Of each pair's first reports: how many times the expected rate it was."""
+        """How many times the expected rate each pair's first reports were."""
 
     def learn(self, plan: Plan, rates: Mapping[Pair, float], state: LinkState) -> dict[Pair, float]:
         """Return the rates of links of which it is known how this runtime measures them; learn of the others.

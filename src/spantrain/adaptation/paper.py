@@ -32,7 +32,7 @@ from spantrain.core.span import Span
 from spantrain.schedule.dispatch.recut import halved
 
 _POOR, _GOOD_AGAIN = 0.8, 0.9
-"""Of what is expected of a link."""
+"""Parts of what is expected of a link."""
 _JUMPED = 1.3
 """Times the least that a poor link gave: it is good again, too. What was cut in mid-step is not what is expected of the
 plan, and links that share a line then give something else."""

@@ -60,11 +60,11 @@ def _with_units(stage: Stage, first: int, end: int) -> Stage:
 
 
 _HORIZON_STEPS = 20
-"""Of two plans the better one is that which is faster over so many steps, with its toll."""
+"""Steps over which the better of two plans must be the faster one, with its toll."""
 _TOO_LONG_STEPS = 1.5
 """For so many steps a plan for slow links still runs when those are calm again."""
 _FASTER = 0.98
-"""Of a step: a plan that takes so much of it on calm links is for those as well."""
+"""A plan whose step takes so much of the first plan's on calm links is for those as well."""
 _ROUNDS = 2
 """Times that a cut is moved on top of the best plan so far."""
 
@@ -91,7 +91,7 @@ class Find:
 
     plan: Plan
     seconds: float
-    """Of a step on the links that it was looked for."""
+    """Seconds of a step on the links that it was looked for."""
     toll_s: float = 0.0
     """What running it instead of the present plan costs once: the way there and back, and the steps that it still runs
     when links are calm again."""
@@ -114,7 +114,7 @@ class PlanSearch:
         self._forecast = forecast
         self._base = base
         self.state = state
-        """Of the links."""
+        """The links that it is looked for."""
         self.simulated = 1
         """Plans that were simulated; micro-batches and order that were looked for count as one."""
         self.running = self.best = Find(plan=running, seconds=forecast.adapted_s(running, state))

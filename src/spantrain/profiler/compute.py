@@ -51,7 +51,7 @@ class Bench:
     kind: str
     """Name of the device's kind, for the record."""
     dtype: str
-    """Of `core.precision`."""
+    """A dtype of `core.precision`."""
     emulate: Emulation | None = None
     """Seconds that an emulated device takes; None on real ones."""
 

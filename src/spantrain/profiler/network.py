@@ -31,7 +31,7 @@ from spantrain.transport.mailbox.interface import Limits, MailboxLike
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 _MIN_PINGS, _WARM_UP_PINGS = 15, 2
-"""Of a sample; several samples, some time apart, find a moment in which every processor on their way is free."""
+"""Pings of a sample; several samples, some time apart, find a moment in which every processor on the way is free."""
 _GAP_S = 3e-3
 """Pings do not wait for each other, or the processors on the way would fall asleep in between and wake up slowly; and
 they are far enough apart for none to wait behind the one before."""
@@ -135,7 +135,7 @@ _MIN_ALIKE, _DOUBTFUL_PART = 3, 0.8
 
 
 def pair_rounds(
-    cluster: Cluster, devices: Sequence[str] | None = None, *, most_at_once: int | None = None
+    cluster: Cluster, devices: Sequence[str] | None = None, *, max_at_once: int | None = None
 ) -> tuple[tuple[DevicePair, ...], ...]:
     """Divide the pairs to be measured into rounds; the pairs of a round measure at the same time.
 
@@ -145,7 +145,7 @@ def pair_rounds(
     Args:
         cluster: Where the devices are.
         devices: Which take part; all if None.
-        most_at_once: Bound of a round, where many emulated hosts share a few processors.
+        max_at_once: Bound of a round, where many emulated hosts share a few processors.
     """
     taking_part = cluster.devices if devices is None else tuple(cluster.device_by_name[name] for name in devices)
     by_host: dict[str, list[Device]] = {}
@@ -158,7 +158,7 @@ def pair_rounds(
     rounds: list[list[tuple[Device, Device]]] = []
     for pair in pairs:
         for members in rounds:
-            if len(members) != most_at_once and all(_may_run_together(pair, other) for other in members):
+            if len(members) != max_at_once and all(_may_run_together(pair, other) for other in members):
                 members.append(pair)
                 break
         else:

@@ -11,7 +11,7 @@ OVERHEAD_BYTES = 280
 WARM_UP_BYTES = 256 * 1024
 _TRANSFER_S, _TRANSFER_ROUND_TRIPS, _MAX_TRANSFER_S = 0.15, 1, 1.5
 _MAX_GROWTH = 6
-"""Of a transfer over the one before: TCP finds its speed in steps."""
+"""Growth of a transfer over the one before: TCP finds its speed in steps."""
 _LONG_ENOUGH_PART = 0.6
 _AS_EXPECTED = 0.05
 _MIN_REPEATS, _REPEAT_PART = 2, 2.0

@@ -114,7 +114,7 @@ def replica_tasks(
 ) -> tuple[tuple[ReplicaTask, ...], ...]:
     """Return the task of every replica, by stage and replica; static orders are found from the whole plan.
 
-    `schedule` takes the place of the plan's own. `critical-path` follows the plan's hints, unless `split_backward`
+    `schedule` replaces the plan's own. `critical-path` follows the plan's hints, unless `split_backward`
     says something else than they do.
 
     Raises:

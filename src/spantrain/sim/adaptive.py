@@ -44,7 +44,7 @@ class SlowedCosts(WrappedCosts):
 
 CostsOf = Callable[[Plan], StepCosts]
 MoveSeconds = Callable[[Plan, Plan, LinkState], float]
-_EFFORT = SearchEffort(most_runs=30, most_actions=15_000)
+_EFFORT = SearchEffort(max_runs=30, max_actions=15_000)
 """About half a second."""
 _TO_LEARN = 2
 """Steps after which devices know what their links, and their own work, take."""
@@ -118,7 +118,7 @@ class AdaptedStep:
     begun_s: float
     step_s: float
     plan: Plan
-    """That it ran under."""
+    """The plan that it ran under."""
     reason: str = ""
     """Why its plan is not that of the step before."""
     recuts: int = 0

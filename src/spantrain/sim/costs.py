@@ -342,7 +342,7 @@ class ProfileCosts(StepCosts):
         return self._update_s_per_byte * size_bytes / parts
 
     def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
-        """Return who sends whom how many bytes of shared gradients; of these parameters, or of all."""
+        """Return senders, receivers and bytes of shared gradients; of these parameters, or of all."""
         found = []
         for name in names or self._graph.shared_bytes:
             leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]

@@ -74,7 +74,7 @@ class SimulationResult:
     memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     """By device, over all steps; empty when no sizes were given."""
     step_ends_s: tuple[float, ...] = ()
-    """Of all steps, since the first one's begin: when all devices had come to the barrier."""
+    """When all devices had come to the barrier of each step, since the first one's begin."""
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -90,7 +90,7 @@ def simulate(
     schedule: str | None = None,
     options: SimulationOptions | None = None,
 ) -> SimulationResult:
-    """Run a plan's policies on a virtual clock; `schedule` takes the place of the plan's own.
+    """Run a plan's policies on a virtual clock; `schedule` replaces the plan's own.
 
     Raises:
         UsageError: there is no such schedule; options name a device or a link that the plan does not use.

@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 _FEW = 16
 """Messages, up to which groups of them are likely to meet again as they are."""
 _UNPLANNED = -1.0
-"""In the place of a speed that has not been found yet."""
+"""Stands for a speed that has not been found yet."""
 
 
 class Mesh:
@@ -313,7 +313,7 @@ class Network:
         self._mesh = Mesh(clock, self._ended, fair=fair, speeds=speeds)
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._lane_of: dict[Sending, Lane] = {}
-        """Of messages that others wait for."""
+        """The connection of each message that others wait for."""
 
     @property
     def links(self) -> tuple[str, ...]:

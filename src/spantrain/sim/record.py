@@ -91,9 +91,9 @@ class _HeldPart(IntEnum):
     DEFERRED = 1
     """From I to W."""
     AGAIN = 2
-    """Of recomputed units, while B runs."""
+    """What recomputed units hold while B runs."""
     AGAIN_SPLIT = 3
-    """The same while I does."""
+    """What they hold while I runs."""
     RECEIVED = 4
     SENDING = 5
 

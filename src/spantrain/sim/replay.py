@@ -26,7 +26,7 @@ class Difference:
 
     device: str
     index: int
-    """Of the decision, counted from the first one in the log."""
+    """Number of the decision, counted from the first one in the log."""
     logged: str
     replayed: str
     before: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ class SimulatedReplica:
         self.order: list[Action] = []
         """What it ran in the last step."""
         self.busy_s = 0.0
-        """In the last step."""
+        """Seconds of work in the last step."""
         self.ended_s = 0.0
         """When its last action ended."""
         self.last_start_s = 0.0

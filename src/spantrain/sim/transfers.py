@@ -24,7 +24,7 @@ class TransferCost:
     links: tuple[str, ...]
     """What it shares with others, each one direction of a link or of a host's port; the way between places first."""
     usage: tuple[float, ...] = ()
-    """Of each link: the part of it that the message takes when it goes at full speed; empty: all of each."""
+    """The part of each link that the message takes when it goes at full speed; empty: all of each."""
     uses: tuple[tuple[str, float], ...] = field(init=False, repr=False, compare=False)
     """Each link with that part."""
     bandwidth_bytes_per_s: float = field(init=False, repr=False, compare=False)
@@ -57,12 +57,12 @@ class Sending:
         self.transfer = transfer
         self.arrived = arrived
         self.left_s = transfer.occupancy_s
-        """Of its work, at full speed."""
+        """Seconds of its work that are left, at full speed."""
         self.start_s = 0.0
         self.end_s: float | None = None
         """When its last byte leaves, once that cannot change any more or as long as nothing comes between."""
         self.part = 1.0
-        """Of its full speed."""
+        """The part of its full speed that it has."""
         self.since_s = 0.0
         """Up to when work has been taken off `left_s`."""
         self.turn = 0

@@ -134,7 +134,7 @@ class _CarrierStatus:
     bytes_sent: int
     """IP bytes, headers included."""
     load_bytes_sent: int
-    """Of `bytes_sent`, those of `spantrain testbed load`."""
+    """Those of `bytes_sent` that `spantrain testbed load` made."""
     packets_sent: int
     packets_dropped: int
     """For want of room in the queue."""
@@ -174,7 +174,7 @@ class TestbedStatus:
     hosts: tuple[HostStatus, ...]
     links: tuple[ShapedLinkStatus, ...]
     lines: tuple[LineStatus, ...]
-    """Of sites that have them."""
+    """Lines of sites that have them."""
     packets_refused: int
     """Addressed to no site, or not IPv4."""
     up_s: float
@@ -224,7 +224,7 @@ class State:
     """The program whose testbed it is and with which it ends; None if it was left to run by itself."""
     has_user_namespace: bool
     site_of: Mapping[str, str]
-    """Of each host."""
+    """The site of each host."""
     address_of: Mapping[str, str]
     namespace_fd_of: Mapping[str, int]
     """Open in the router."""

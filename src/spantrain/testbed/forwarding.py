@@ -52,7 +52,7 @@ class ShapedNetwork:
         self._busy: tuple[set[ShapedLink], set[ShapedLink], set[ShapedLink]] = (set(), set(), set())
         """Uplinks, links and downlinks with packets."""
         self._changes: list[tuple[float, int, ShapedLink, float]] = []
-        """Of speeds, to come: when, by number, of what, to what."""
+        """Changes of speed to come: when, by number, of what, to what."""
         for rank, link in enumerate(links):
             shaped = self.links[link.source, link.target] = ShapedLink(shape_of(link), Random(_SEED + rank))
             self._pair_of[shaped] = (link.source, link.target)

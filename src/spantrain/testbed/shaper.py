@@ -23,7 +23,7 @@ class LinkShape:
     """What one direction of a link does to packets."""
 
     bandwidth_bytes_per_s: float
-    """Of IP packets, headers included."""
+    """The rate of IP packets, headers included."""
     latency_s: float
     """One way, without the time to send and to queue."""
     jitter_s: float = 0.0
@@ -140,7 +140,7 @@ class LinkCounters:
     packets_lost: int = 0
     """By `loss_ratio`."""
     load_bytes_sent: int = 0
-    """Of `bytes_sent`, those of traffic that was made to compete."""
+    """Those of `bytes_sent` that were made to compete."""
 
 
 class ShapedLink:
@@ -285,7 +285,7 @@ The router does not treat them otherwise, it counts them apart.
 """
 
 OFFLOAD_HEADER_BYTES = 10
-"""Of `struct virtio_net_hdr`, which stands before each packet (Linux: Documentation/networking/tuntap.rst)."""
+"""Size of `struct virtio_net_hdr`, which stands before each packet (Linux: Documentation/networking/tuntap.rst)."""
 _TCP, _UDP = 6, 17
 _CLASS = 0xFC
 """The two bits below are for congestion marks."""

@@ -174,7 +174,7 @@ class Testbed:
             ask(self._state.file("sock"), "shape_line", site=site, way=way, bandwidth_bytes_per_s=rate)
 
     def follow(self, traces: Mapping[str, SpeedTrace], *, start_s: float | None = None) -> float:
-        """Let links and lines have other speeds over time, in the place of any traces before; return when they begin.
+        """Let links and lines have other speeds over time, instead of any traces before; return when they begin.
 
         Args:
             traces: By way between two sites (`lab->office`) or line of a site (`lab up`); the others have their

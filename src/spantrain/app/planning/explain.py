@@ -182,7 +182,7 @@ def _copies(profile: Profile, old: Device, name: str) -> Iterator[LinkMeasuremen
 _TWICE = 2.0
 _MATTERS = 0.005
 """A what-if that saves a smaller part of the step is not worth a word."""
-_EFFORT = SearchEffort(most_runs=60, most_actions=10_000)
+_EFFORT = SearchEffort(max_runs=60, max_actions=10_000)
 """For the order of work of each what-if."""
 
 

@@ -162,7 +162,7 @@ def _question(session: Session, model: ModelSpec, graph: UnitGraph, options: Pro
 
 
 def _network_round(session: Session, reporter: Reporter) -> list[LinkMeasurement]:
-    rounds = pair_rounds(session.cluster, session.devices, most_at_once=_most_at_once(session))
+    rounds = pair_rounds(session.cluster, session.devices, max_at_once=_most_at_once(session))
     total = sum(len(pairs) for pairs in rounds)
     peers_of = _connect(session, [pair for pairs in rounds for pair in pairs])
     links: list[LinkMeasurement] = []

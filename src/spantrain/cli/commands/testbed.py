@@ -164,7 +164,7 @@ def follow(
     testbed_id: Id = None,
     as_json: Json = False,
 ) -> None:
-    """Let the links of a running testbed follow a trace from now on, in the place of any before."""
+    """Let the links of a running testbed follow a trace from now on, instead of any before."""
     from spantrain.testbed.testbed import Testbed
 
     run_s = _positive("--run", run, parse_seconds)

@@ -40,11 +40,11 @@ _ORDER_MAY_GAIN = 1.25
 """Plans that are over the best by more than that are shown with the plain rule's order: it seldom gains as much."""
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
-_EFFORT = SearchEffort(most_runs=60, most_actions=60_000)
+_EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
 """For the order of a plan: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
 """Of the default strategy, orders are searched for so many more plans that are at most that much over its best."""
-_EFFORT_MORE = SearchEffort(most_runs=12, most_actions=12_000)
+_EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
 """For the order of these."""
 
 

@@ -211,7 +211,7 @@ class Machine(ABC):
         return None if first is None else (first, state.activations.end_of(first.lo) - first.lo)
 
     def _recut(self, spans: Sequence[Span]) -> None:
-        """Put these micro-batches in the place of those that have not begun and share samples with them."""
+        """Put these micro-batches instead of those that have not begun and share samples with them."""
         state = self.state
         assert state is not None, "the step has not started"
         unbegun = self._unbegun_indices()

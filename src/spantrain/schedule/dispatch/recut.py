@@ -30,7 +30,7 @@ def halved(spans: Sequence[Span], *, least: int = 1) -> tuple[Span, ...]:
 
 
 def check_recut(spans: Sequence[Span], unbegun: Sequence[Span], planned: Sequence[Span], stage: int) -> list[int]:
-    """Return which of the micro-batches that have not begun a re-cut takes the place of, by position.
+    """Return which of the micro-batches that have not begun a re-cut replaces, by position.
 
     Raises:
         ScheduleError: it holds samples of others, leaves some out, or is coarser than planned.
@@ -73,7 +73,7 @@ class Renumbering:
 
     @classmethod
     def of(cls, before: Sequence[Span], replaced: Sequence[int], spans: Sequence[Span]) -> "Renumbering":
-        """Put spans in the place of others."""
+        """Put spans instead of others."""
         gone = set(replaced)
         kept = {span: index for index, span in enumerate(before) if index not in gone}
         after = tuple(sorted((*kept, *spans)))

@@ -143,21 +143,21 @@ class Exhausted:
     """What a search came to."""
 
     seconds: float
-    """Of the shortest order found; or what was to be beaten, where nothing did."""
+    """What the shortest order found takes; or what was to be beaten, where nothing did."""
     orders: Orders | None
     """By device: the part that each action is of; None where nothing beat what was to be beaten."""
     proven: bool
     """Whether no order is shorter; False: it gave up."""
 
 
-def shortest(model: StepModel, *, beat_s: float, enough_s: float = 0.0, most_nodes: int = 200_000) -> Exhausted:
+def shortest(model: StepModel, *, beat_s: float, enough_s: float = 0.0, max_nodes: int = 200_000) -> Exhausted:
     """Return the shortest order; `beat_s` are those of a known one, `enough_s` a lower bound.
 
     Raises:
         ValueError: micro-batches are not alike, or a link carries more than one sort of message.
     """
     _check(model)
-    search = _BranchAndBound(model, beat_s, enough_s, most_nodes)
+    search = _BranchAndBound(model, beat_s, enough_s, max_nodes)
     search.go()
     return Exhausted(seconds=search.best_s, orders=search.best, proven=search.nodes_left > 0)
 
@@ -184,10 +184,10 @@ def _check(model: StepModel) -> None:
 
 
 class _BranchAndBound:
-    def __init__(self, model: StepModel, beat_s: float, enough_s: float, most_nodes: int) -> None:
+    def __init__(self, model: StepModel, beat_s: float, enough_s: float, max_nodes: int) -> None:
         self.best_s = beat_s
         self.best: Orders | None = None
-        self.nodes_left = most_nodes
+        self.nodes_left = max_nodes
         self._enough_s = enough_s
         self._model = model
         self._free_s = [0.0] * len(model.seconds)

@@ -31,20 +31,20 @@ _WORTH = 1e-4
 class SearchEffort:
     """How long to search; counted, so that the same plan gives the same order on every machine."""
 
-    most_runs: int = 400
+    max_runs: int = 400
     """Simulations at most."""
-    most_actions: int = 150_000
+    max_actions: int = 150_000
     """Actions simulated at most, all runs together: about a second. Larger plans keep the plain rule."""
     least_runs: int = 10
 
     def runs(self, actions: int) -> int:
         """Return the simulations of so many actions that are allowed; 0 if too few to be of use."""
-        runs = min(self.most_runs, self.most_actions // max(actions, 1))
+        runs = min(self.max_runs, self.max_actions // max(actions, 1))
         return runs if runs >= self.least_runs else 0
 
     def part(self, fraction: float) -> "SearchEffort":
         """Return an effort that is a part of this one."""
-        return replace(self, most_runs=int(self.most_runs * fraction), most_actions=int(self.most_actions * fraction))
+        return replace(self, max_runs=int(self.max_runs * fraction), max_actions=int(self.max_actions * fraction))
 
 
 def with_hints(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = None) -> Plan:
@@ -188,7 +188,7 @@ class _OrderSearch:
             if sum(len(row) for parts in model.seconds for row in parts) > _SMALL or not is_alike(model):
                 continue
             most = self.runs * _NODES_PER_RUN
-            found = shortest(model, beat_s=best.outcome.seconds, enough_s=bound_s, most_nodes=most)
+            found = shortest(model, beat_s=best.outcome.seconds, enough_s=bound_s, max_nodes=most)
             if found.orders is not None:
                 outcome = run_orders(model, found.orders)
                 best = _FoundOrder(name="branch and bound", split=split, outcome=outcome)
