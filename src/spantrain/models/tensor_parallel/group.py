@@ -1,11 +1,10 @@
 """The members of a tensor-parallel group: what they add and put together, really or among threads.
 
-What crosses a tensor-parallel group in a forward and in a backward pass, as functions that autograd knows.
-
-They are f and g of Shoeybi et al., "Megatron-LM" (2019, section 3), the pair that Korthikanti et al. put in their place
-for slices of a sequence (2022, section 4.2.2), and gathering of what all use alike. None of them takes a parameter, so
-that the weights' half of a backward pass (W) holds no operation of the group (but for `positions`): I, or a full
-backward, has them all, in an order that depends on the graph alone, which is the same on all members.
+What crosses the group in a forward and in a backward pass are functions that autograd knows: f and g of Shoeybi et al.,
+"Megatron-LM" (2019, section 3), the pair that Korthikanti et al. put in their place for slices of a sequence (2022,
+section 4.2.2), and gathering of what all use alike. None of them takes a parameter, so that the weights' half of a
+backward pass (W) holds no operation of the group (but for `OwnHeadsOfBias`): I, or a full backward, has them all, in an
+order that depends on the graph alone, which is the same on all members.
 """
 
 import threading
@@ -22,6 +21,7 @@ from torch.distributed import ProcessGroup
 from spantrain.errors import PeerLostError
 
 T = TypeVar("T")
+Work = Callable[[Tensor], Tensor]
 
 
 class TensorGroup(Protocol):
@@ -46,7 +46,10 @@ class TensorGroup(Protocol):
 
 
 class TorchGroup:
-    """Members in processes of their own, joined by torch.distributed: Gloo, or NCCL between CUDA devices."""
+    """Members in processes of their own, joined by torch.distributed: Gloo, or NCCL between CUDA devices.
+
+    Operations raise `PeerLostError` where another member went away.
+    """
 
     def __init__(self, process_group: ProcessGroup, *, rank: int, size: int) -> None:
         """Take a group that exists; its owner destroys it."""
@@ -56,22 +59,13 @@ class TorchGroup:
         self.spent_s = 0.0
         """Seconds inside of its operations, with the wait for other members; on CUDA only what it takes to queue."""
         self.calls = 0
-        """Number of operations."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add the members' tensors in place.
-
-        Raises:
-            PeerLostError: another member went away.
-        """
+        """Add the members' tensors in place."""
         self._timed(lambda: dist.all_reduce(tensor, group=self._process_group))
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the members' tensors behind each other; shorter ones travel padded to the longest.
-
-        Raises:
-            PeerLostError: another member went away.
-        """
+        """Return the members' tensors behind each other; shorter ones travel padded to the longest."""
         longest = max(sizes)
         sent = tensor.movedim(dim, 0)
         if sent.shape[0] < longest:
@@ -83,11 +77,7 @@ class TorchGroup:
         return torch.cat(parts, dim=dim)
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the own piece of the sum: members exchange pieces and add them in the order of ranks.
-
-        Raises:
-            PeerLostError: another member went away.
-        """
+        """Return the own piece of the sum: members exchange pieces and add them in the order of ranks."""
         sent = tensor.movedim(dim, 0).contiguous()
         own = sizes[self.rank]
         received = sent.new_empty(self.size * own, *sent.shape[1:])
@@ -108,30 +98,23 @@ class TorchGroup:
         self.calls += 1
 
 
-class _Meeting:
-    """Where threads of one group lay down their tensors and take up the others'."""
-
-    def __init__(self, size: int, timeout_s: float) -> None:
-        self.barrier = threading.Barrier(size, timeout=timeout_s)
-        self.laid_down: list[Tensor] = [torch.empty(0)] * size
-
-
 class ThreadGroup:
     """Members in threads of one process: the fake, for tests and for trying a division without processes."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        """Use `together`, which makes all members at once."""
-        self._meeting = meeting
+    def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor], rank: int) -> None:
+        """Use `together`, which makes all members at once: they lay tensors down and take up the others'."""
+        self._barrier = barrier
+        self._laid_down = laid_down
         self.rank = rank
-        self.size = meeting.barrier.parties
+        self.size = barrier.parties
         self.operations: list[str] = []
         """What was called, in order, with the tensor's shape."""
 
     @classmethod
     def together(cls, size: int, *, timeout_s: float = 60.0) -> list["ThreadGroup"]:
         """Return the members of one group; a member that waits longer for another gives up."""
-        meeting = _Meeting(size, timeout_s)
-        return [cls(meeting, rank) for rank in range(size)]
+        barrier, laid_down = threading.Barrier(size, timeout=timeout_s), [torch.empty(0)] * size
+        return [cls(barrier, laid_down, rank) for rank in range(size)]
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the members' tensors in place, in the order of ranks."""
@@ -157,13 +140,13 @@ class ThreadGroup:
 
     def leave(self) -> None:
         """Give up: members that wait for this one fail at once."""
-        self._meeting.barrier.abort()
+        self._barrier.abort()
 
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
-        self._meeting.laid_down[self.rank] = tensor
-        self._meeting.barrier.wait()
-        parts = list(self._meeting.laid_down)
-        self._meeting.barrier.wait()
+        self._laid_down[self.rank] = tensor
+        self._barrier.wait()
+        parts = list(self._laid_down)
+        self._barrier.wait()
         return parts
 
 
@@ -184,14 +167,11 @@ def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     members = ThreadGroup.together(size)
 
     def one(member: ThreadGroup) -> T:
-        finished = False
         try:
-            result = work(member)
-            finished = True
-            return result
-        finally:
-            if not finished:
-                member.leave()
+            return work(member)
+        except BaseException:
+            member.leave()
+            raise
 
     with ThreadPoolExecutor(size) as pool:
         running = [pool.submit(one, member) for member in members]
@@ -201,64 +181,30 @@ def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     return [future.result() for future in running]
 
 
-class _SumGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
+class _Crossing(torch.autograd.Function):
+    """One operation forward, and another one on the gradient."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.group.all_reduce(total)
-        return total, None
-
-
-class _SumParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:  # noqa: ARG004 - the signature is torch's
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        group.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004 - the signature is torch's
-        return gradients[0], None
-
-
-class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: Tensor,  # noqa: ARG004 - what the gradient is of
-        gathered: tuple[Tensor],
-        group: TensorGroup,
-        sizes: Sequence[int],
-        dim: int,
-        used_by_parts: bool,
+        ctx: Any, tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        # In a tuple, so that torch takes it for a result and not for an argument that is handed on.
-        ctx.group, ctx.sizes, ctx.dim, ctx.used_by_parts = group, sizes, dim, used_by_parts
-        return gathered[0]
+        ctx.back = back
+        return there(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        if ctx.used_by_parts:
-            own = ctx.group.reduce_scatter(gradients[0], ctx.sizes, ctx.dim)
-        else:
-            own = _piece(gradients[0], ctx.group, ctx.sizes, ctx.dim)
-        return own, None, None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int, sums: bool) -> Tensor:
-        ctx.group, ctx.sizes, ctx.dim = group, sizes, dim
-        return group.reduce_scatter(tensor, sizes, dim) if sums else _piece(tensor, group, sizes, dim)
+def _crossing(tensor: Tensor, there: Work, back: Work) -> Tensor:
+    found: Tensor = _Crossing.apply(tensor, there, back)  # type: ignore[no-untyped-call]
+    return found
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return ctx.group.all_gather(gradients[0], ctx.sizes, ctx.dim), None, None, None, None
+
+def _sum(tensor: Tensor, group: TensorGroup) -> Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    group.all_reduce(total)
+    return total
 
 
 def _piece(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
@@ -269,50 +215,50 @@ def _piece(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -
 
 def sum_gradients(tensor: Tensor, group: TensorGroup) -> Tensor:
     """Return the tensor, which all members have and each uses in part; its gradient is summed over the group."""
-    copied: Tensor = _SumGradients.apply(tensor, group)  # type: ignore[no-untyped-call]
-    return copied
+    return _crossing(tensor, lambda whole: whole.view_as(whole), lambda gradient: _sum(gradient, group))
 
 
 def sum_parts(tensor: Tensor, group: TensorGroup) -> Tensor:
     """Return the sum of the members' tensors, which all of them use in the same way."""
-    total: Tensor = _SumParts.apply(tensor, group)  # type: ignore[no-untyped-call]
-    return total
+    return _crossing(tensor, lambda part: _sum(part, group), lambda gradient: gradient)
 
 
 def gather_parts(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return the members' tensors behind each other; each member computes another part from it."""
-    return _gathered(tensor, group.all_gather(tensor.detach(), sizes, dim), group, sizes, dim, used_by_parts=True)
+    whole = group.all_gather(tensor.detach(), sizes, dim)
+    return _crossing(tensor, lambda _: whole, lambda gradient: group.reduce_scatter(gradient, sizes, dim))
 
 
 def gather_same(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return the members' tensors behind each other; every member computes the same from it."""
-    return _gathered(tensor, group.all_gather(tensor.detach(), sizes, dim), group, sizes, dim, used_by_parts=False)
+    whole = group.all_gather(tensor.detach(), sizes, dim)
+    return _crossing(tensor, lambda _: whole, lambda gradient: _piece(gradient, group, sizes, dim))
 
 
 def gather_both(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> tuple[Tensor, Tensor]:
     """Return what `gather_parts` and what `gather_same` would, gathered once."""
     whole = group.all_gather(tensor.detach(), sizes, dim)
-    parts = _gathered(tensor, whole, group, sizes, dim, used_by_parts=True)
-    return parts, _gathered(tensor, whole.view_as(whole), group, sizes, dim, used_by_parts=False)
-
-
-def _gathered(
-    tensor: Tensor, whole: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int, *, used_by_parts: bool
-) -> Tensor:
-    found: Tensor = _Gather.apply(tensor, (whole,), group, sizes, dim, used_by_parts)  # type: ignore[no-untyped-call]
-    return found
+    parts = _crossing(tensor, lambda _: whole, lambda gradient: group.reduce_scatter(gradient, sizes, dim))
+    same = whole.view_as(whole)
+    return parts, _crossing(tensor, lambda _: same, lambda gradient: _piece(gradient, group, sizes, dim))
 
 
 def scatter_parts(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return the own piece along `dim` of the sum of the members' tensors."""
-    own: Tensor = _Scatter.apply(tensor, group, sizes, dim, True)  # type: ignore[no-untyped-call]
-    return own
+    return _crossing(
+        tensor,
+        lambda part: group.reduce_scatter(part, sizes, dim),
+        lambda gradient: group.all_gather(gradient, sizes, dim),
+    )
 
 
 def scatter_same(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return the own piece along `dim` of a tensor that all members have."""
-    own: Tensor = _Scatter.apply(tensor, group, sizes, dim, False)  # type: ignore[no-untyped-call]
-    return own
+    return _crossing(
+        tensor,
+        lambda whole: _piece(whole, group, sizes, dim),
+        lambda gradient: group.all_gather(gradient, sizes, dim),
+    )
 
 
 class InputCopy:
