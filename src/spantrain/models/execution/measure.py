@@ -1,16 +1,14 @@
-"""What a member of a tensor-parallel group holds of a unit, by its share: measured on two of them, in threads.
+"""What a unit costs: bytes that it holds behind F and I, alone or as a member of a group, and its operations.
 
-Two members with unlike parts give a line: bytes that both hold whole, and bytes that grow with the part. So what is
-gathered and summed counts too, and what a unit computes whole for want of a rule.
-
-Floating-point operations of what runs inside a `with` block, in this thread alone.
+What a member holds by its share is measured on two of them, in threads: unlike parts give a line of bytes that both
+hold whole, and bytes that grow with the part. So what is gathered and summed counts too, and what a unit computes whole
+for want of a rule.
 """
 
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from spantrain.core.shares import shares_of
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.segment import Segment
+from spantrain.models.tensor_parallel.divided import own_part
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import UnitModule
@@ -38,6 +37,8 @@ Batch = Callable[[], tuple[tuple[Tensor, ...], Tensor | None]]
 class HeldBehind:
     """Bytes of distinct storages, without parameters and buffers."""
 
+    outputs: tuple[Tensor, ...]
+    """Without numbers."""
     forward_bytes: int
     """Behind F, with inputs and outputs."""
     backward_input_bytes: int
@@ -54,11 +55,12 @@ def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | No
     with log.watching():
         held, outputs = segment.forward(inputs, labels)
     forward_bytes = log.look_with(*inputs, *outputs, *held.tensors)
+    shapes = tuple(torch.empty_like(output, device="meta") for output in map(own_part, outputs))
     del inputs
     segment.backward_input(held, tuple(torch.ones_like(output) for output in outputs if output.is_floating_point()))
     del outputs
     log.add(*held.tensors)
-    return HeldBehind(forward_bytes=forward_bytes, backward_input_bytes=log.look())
+    return HeldBehind(outputs=shapes, forward_bytes=forward_bytes, backward_input_bytes=log.look())
 
 
 def held_by_two(
@@ -68,11 +70,14 @@ def held_by_two(
 
     With `sequence_parallel`, they hold slices of the sequence where they can.
     """
+    members = [copy.deepcopy(unit) for _ in range(2)]
+
+    def work(group: TensorGroup) -> HeldBehind:
+        own = members[group.rank]
+        shard_units([own], TWO[group.rank].shares, group.rank, group, sequence_parallel=sequence_parallel)
+        return held_behind(own, batch, autocast_dtype)
+
     try:
-        members = [copy.deepcopy(unit) for _ in range(2)]
-        work = partial(
-            _member, members=members, batch=batch, autocast_dtype=autocast_dtype, sequence_parallel=sequence_parallel
-        )
         return run_members(2, work)
     except (RuntimeError, TypeError, ValueError) as error:
         # Of code that nobody here wrote. Most models are trained without dividing units: they must not be stopped.
@@ -80,20 +85,8 @@ def held_by_two(
         return []
 
 
-def _member(
-    group: TensorGroup,
-    members: list[UnitModule],
-    batch: Batch,
-    autocast_dtype: torch.dtype | None,
-    sequence_parallel: bool,
-) -> HeldBehind:
-    unit = members[group.rank]
-    shard_units([unit], TWO[group.rank].shares, group.rank, group, sequence_parallel=sequence_parallel)
-    return held_behind(unit, batch, autocast_dtype)
-
-
 class FlopMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts by torch's own table of operations.
+    """Counts floating-point operations of a `with` block in this thread, by torch's own table of operations.
 
     Torch's `FlopCounterMode` also puts hooks on the modules of all threads, to count by module. Here members of a
     tensor-parallel group may run in threads, and a hook that looks at a divided tensor would gather it out of turn.
