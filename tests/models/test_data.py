@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.data.choice import model_on_data
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.data.text import BYTE_MASK, read_windows
 
@@ -22,7 +23,7 @@ def text(tmp_path):
 
 
 def text_data(path, model="gpt2-tiny", *, held_out=False):
-    return open_dataset(resolve_model(model, data_path=path, sequence_length=LENGTH), held_out=held_out)
+    return open_dataset(model_on_data(model, data=path and str(path), sequence_length=LENGTH), held_out=held_out)
 
 
 def test_data_next_byte_labels_are_the_inputs_moved_by_one(text):
@@ -87,7 +88,7 @@ def test_data_digits_are_normalized_and_parts_are_apart():
 
 
 def test_data_missing_short_and_unknown_are_refused(tmp_path, text):
-    spec = resolve_model("gpt2-tiny", data_path=text)
+    spec = model_on_data("gpt2-tiny", data=str(text))
     text.unlink()
     with pytest.raises(ConfigError, match="does not exist on this machine"):
         open_dataset(spec)
@@ -107,7 +108,7 @@ def test_data_missing_short_and_unknown_are_refused(tmp_path, text):
 def test_data_masks_have_a_fixed_number_of_positions(tmp_path_factory, indices, length):
     path = tmp_path_factory.mktemp("data") / "text"
     path.write_bytes(bytes(range(256)) * 16)
-    data = open_dataset(resolve_model("bert-small-tiny", data_path=path, sequence_length=length))
+    data = open_dataset(model_on_data("bert-small-tiny", data=str(path), sequence_length=length))
     counted = (data.labels(indices) != -100).sum(dim=1)
     assert counted.unique().tolist() == [max(1, round(0.15 * length))]
 

@@ -41,11 +41,11 @@ def test_catalog_sequence_length_grows_the_position_table():
     assert resolve_model("gpt2-small", sequence_length=128).config["n_positions"] == 1024
 
 
-def test_catalog_options_that_cannot_be_honoured_are_refused_together(tmp_path):
-    with pytest.raises(ConfigError, match=r"data .* cannot be used.*; sequence length 8 cannot be used"):
-        resolve_model("resnet-tiny", data_path=tmp_path, sequence_length=8)
-    with pytest.raises(ConfigError, match=r"nowhere does not exist.*; sequence length must be from 2 to"):
-        resolve_model("gpt2-tiny", data_path=tmp_path / "nowhere", sequence_length=1)
+def test_catalog_options_that_cannot_be_honoured_are_refused():
+    with pytest.raises(ConfigError, match="sequence length 8 cannot be used"):
+        resolve_model("resnet-tiny", sequence_length=8)
+    with pytest.raises(ConfigError, match="sequence length must be from 2 to"):
+        resolve_model("gpt2-tiny", sequence_length=1)
 
 
 def test_catalog_imports_no_torch():
