@@ -70,20 +70,20 @@ class CatalogUnits:
         # Imported here: transformers takes seconds to import, and names need none of it.
         match self._spec.family:
             case "gpt2":
-                from spantrain.models.catalog.gpt2 import Gpt2Family
+                from spantrain.models.catalog.text import Gpt2Family
 
                 return Gpt2Family(self._spec)
             case "bert":
-                from spantrain.models.catalog.bert import BertFamily
+                from spantrain.models.catalog.text import BertFamily
 
                 return BertFamily(self._spec)
             case "resnet":
-                from spantrain.models.catalog.resnet import ResNetFamily
+                from spantrain.models.catalog.images import ResNetFamily
 
                 return ResNetFamily(self._spec)
             case other:
                 assert other == "efficientnet", f"no family {other}"
-                from spantrain.models.catalog.efficientnet import EfficientNetFamily
+                from spantrain.models.catalog.images import EfficientNetFamily
 
                 return EfficientNetFamily(self._spec)
 

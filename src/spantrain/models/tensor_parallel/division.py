@@ -16,14 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_parts, sum_parts
-from spantrain.models.tensor_parallel.layers import ColumnLayer, RowLayer, application
 from spantrain.models.tensor_parallel.rules import Column, Region
 from spantrain.models.tensor_parallel.sequence import SequenceSlices
 from spantrain.models.units import UnitModule
+
+Parameters = Mapping[str, nn.Parameter]
+Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Applies a layer with this weight and bias."""
 
 
 def whole_of(tensor: Tensor) -> TensorPart:
@@ -86,6 +90,65 @@ def _check(tensor: Tensor, wanted: tuple[int, ...], what: str) -> None:
 _BIAS = "position_bias"
 
 
+class ColumnLayer(nn.Module):
+    """The own outputs of a linear layer or convolution."""
+
+    def __init__(self, parameters: Parameters, apply: Apply, read: Callable[[Tensor], Tensor]) -> None:
+        """`read` makes what the weights are applied to of what comes in."""
+        super().__init__()
+        self.weight = parameters["weight"]
+        self.bias = parameters.get("bias")
+        self._apply_layer = apply
+        self._read = read
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """Return the own outputs."""
+        return self._apply_layer(self._read(tensor), self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Say what is held."""
+        return f"weight {tuple(self.weight.shape)}, a part of its outputs"
+
+
+class RowLayer(nn.Module):
+    """A linear layer or convolution of the own inputs; its bias is added once, to the group's sum."""
+
+    def __init__(
+        self, parameters: Parameters, apply: Apply, add: Callable[[Tensor], Tensor], *, of_images: bool
+    ) -> None:
+        """`add` makes the group's sum of the member's part, or a slice of the sum."""
+        super().__init__()
+        self.weight = parameters["weight"]
+        self.bias = parameters.get("bias")
+        self._apply_layer = apply
+        self._add = add
+        self._bias_index = (..., None, None) if of_images else ...
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """Return the whole output, the same on all members; or the own slice of it."""
+        total = self._add(self._apply_layer(tensor, self.weight, None))
+        return total if self.bias is None else total + self.bias.to(total.dtype)[self._bias_index]
+
+    def extra_repr(self) -> str:
+        """Say what is held."""
+        return f"weight {tuple(self.weight.shape)}, a part of its inputs"
+
+
+def _application(module: nn.Module, groups: int = 1) -> Apply:
+    """Return how a layer is applied: a convolution in so many groups, or a linear layer (transformers' Conv1D too)."""
+    if isinstance(module, nn.Conv2d):
+        settings = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
+        return partial(functional.conv2d, **settings, groups=groups)
+    if isinstance(module, nn.Linear):
+        return functional.linear
+    return lambda tensor, weight, bias: functional.linear(tensor, weight.t(), bias)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Whether a layer's weight is `(inputs, outputs)`, as of transformers' Conv1D."""
+    return not isinstance(module, nn.Linear | nn.Conv2d)
+
+
 @dataclass(kw_only=True)
 class OwnHeadsOfBias:
     """Stands between one attention module and the layers around it."""
@@ -122,9 +185,6 @@ class OwnHeadsOfBias:
         if whole is None:
             whole = result[1][:, :1].expand(-1, self.heads, -1, -1)
         return (result[0], whole, *result[2:])
-
-
-Parameters = Mapping[str, nn.Parameter]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,62 +259,54 @@ class Divider:
         spans = self.spans(rule.pieces)
         return None if spans is None else DivisionTask(title=rule.paths[0], changes=rule.changes(self, spans))
 
-    def _column(self, column: Column, region: Region, spans: Sequence[Span]) -> Change:
-        module, own = self.unit.get_submodule(column.path), spans[self.group.rank]
-        apply, parts = application(module), {}
-        for name, tensor in own_parameters(module):
-            dim = tensor.dim() - 1 if getattr(apply, "transposed", False) else 0
-            parts[name] = part_of(tensor, dim, own, region.pieces, column.blocks)
-
-        def build(parameters: Parameters) -> nn.Module:
-            read = self._reader(region)
-            if column.gathers:
-                read = partial(gather_parts, group=self.group, sizes=[span.size for span in spans], dim=1)
-            return ColumnLayer(parameters["weight"], parameters.get("bias"), apply, read)
-
-        return Change(path=column.path, module=module, parts=parts, build=build)
-
-    def _reader(self, region: Region) -> Callable[[Tensor], Tensor]:
-        """Return what makes the input of a region's column-wise layers."""
-        if region not in self.sliced:
-            return self.copy
-        return self.slices.for_columns if region.counts_at is None else self.slices.for_heads
-
-    def _adder(self, region: Region | None) -> Callable[[Tensor], Tensor]:
-        """Return what makes the output of a region's row-wise layers."""
-        if region is None or region not in self.sliced:
-            return partial(sum_parts, group=self.group)
-        return self.slices.own_tokens if region.counts_at is None else self.slices.own_of_heads
-
     def row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
         """Return what becomes of a row-wise layer."""
         module = self.unit.get_submodule(path)
-        apply, parts = application(module), {}
-        for name, tensor in own_parameters(module):
-            dim = 0 if getattr(apply, "transposed", False) else 1
-            parts[name] = whole_of(tensor) if name == "bias" else part_of(tensor, dim, own, pieces)
+        dim = 0 if _is_transposed(module) else 1
+        parts = {
+            name: whole_of(tensor) if name == "bias" else part_of(tensor, dim, own, pieces)
+            for name, tensor in own_parameters(module)
+        }
 
         def build(parameters: Parameters) -> nn.Module:
-            return RowLayer(parameters["weight"], parameters.get("bias"), apply, self._adder(region))
+            add: Callable[[Tensor], Tensor] = partial(sum_parts, group=self.group)
+            if region in self.sliced:
+                add = self.slices.own_tokens if region.counts_at is None else self.slices.own_of_heads
+            return RowLayer(parameters, _application(module), add, of_images=isinstance(module, nn.Conv2d))
 
         return Change(path=path, module=module, parts=parts, build=build)
 
+    def _column(self, column: Column, region: Region, spans: Sequence[Span]) -> Change:
+        module, own = self.unit.get_submodule(column.path), spans[self.group.rank]
+        parts = {
+            name: part_of(tensor, tensor.dim() - 1 if _is_transposed(module) else 0, own, region.pieces, column.blocks)
+            for name, tensor in own_parameters(module)
+        }
+
+        def build(parameters: Parameters) -> nn.Module:
+            read: Callable[[Tensor], Tensor] = self.copy
+            if region in self.sliced:
+                read = self.slices.for_columns if region.counts_at is None else self.slices.for_heads
+            if column.gathers:
+                read = partial(gather_parts, group=self.group, sizes=[span.size for span in spans], dim=1)
+            return ColumnLayer(parameters, _application(module), read)
+
+        return Change(path=column.path, module=module, parts=parts, build=build)
+
     def _channels(self, path: str, pieces: int, own: Span, *, sliced: bool) -> Change:
         module = self.unit.get_submodule(path)
-        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in own_parameters(module)}
-        if isinstance(module, nn.BatchNorm2d):
-            norm = module
-            return Change(path=path, module=module, parts=parts, build=lambda new: _normalized(norm, new, own, pieces))
-        assert isinstance(module, nn.Conv2d), path
-        assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
-        apply = application(module, groups=own.size)
 
         def read(tensor: Tensor) -> Tensor:
             return self.copy(tensor).narrow(1, own.lo, own.size) if sliced else tensor
 
         def build(parameters: Parameters) -> nn.Module:
-            return ColumnLayer(parameters["weight"], parameters.get("bias"), apply, read)
+            if isinstance(module, nn.BatchNorm2d):
+                return _normalized(module, parameters, own, pieces)
+            assert isinstance(module, nn.Conv2d), path
+            assert module.groups == module.in_channels == module.out_channels == pieces, f"{path} is not depthwise"
+            return ColumnLayer(parameters, _application(module, groups=own.size), read)
 
+        parts = {name: part_of(tensor, 0, own, pieces) for name, tensor in own_parameters(module)}
         return Change(path=path, module=module, parts=parts, build=build)
 
 

@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.divided import DividedLogits
-from spantrain.models.tensor_parallel.division import Change, Divider, ModuleRule, own_parameters, part_of
+from spantrain.models.tensor_parallel.division import Change, ColumnLayer, Divider, ModuleRule, own_parameters, part_of
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, sum_parts
-from spantrain.models.tensor_parallel.layers import ColumnLayer, Linear
 from spantrain.models.tensor_parallel.rules import child
 from spantrain.models.units import UnitModule
 
@@ -27,7 +26,7 @@ class OutputLayer(ColumnLayer):
         self, parameters: Mapping[str, nn.Parameter], read: InputCopy, all_classes: Sequence[Span], group: TensorGroup
     ) -> None:
         """`all_classes` are those of each member."""
-        super().__init__(parameters["weight"], parameters.get("bias"), Linear(transposed=False), read)
+        super().__init__(parameters, functional.linear, read)
         self._all_classes = tuple(all_classes)
         self._group = group
 

@@ -4,7 +4,7 @@ The loss at the end of an unedited model: summed over samples, so that any cut o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +94,6 @@ class Loss(Protocol):
         """Return a scalar, summed over samples."""
 
 
-@dataclass(frozen=True)
 class LabelLoss:
     """Cross-entropy of logits, each sample's mean over its counted labels."""
 
@@ -104,22 +103,37 @@ class LabelLoss:
         return sample_losses(result, labels).sum()
 
 
-class _Counts:
-    """How many labels of a sample are counted: a mean over all of a batch is one over samples if all have as many."""
+class MeanLoss:
+    """A mean over samples, or a number for each of them, made a sum.
+
+    A mean over all labels of a batch is one over samples only if all of them count as many labels.
+    """
 
     def __init__(self) -> None:
-        self._first: dict[torch.Size, int] = {}
+        self._counted: dict[torch.Size, int] = {}
 
-    def check(self, labels: Tensor | None) -> None:
-        """Compare with all labels of this shape so far.
+    def summed(self, loss: Tensor, labels: Tensor | None, samples: int) -> Tensor:
+        """Return the sum.
 
         Raises:
-            ConfigError: a sample has another number of counted labels.
+            ConfigError: the loss has another shape, or samples have unlike numbers of counted labels.
         """
+        if loss.dim() == 0:
+            self._check_counts(labels)
+            return loss * samples
+        if loss.shape != torch.Size([samples]):
+            raise ConfigError(
+                f"the loss has shape {tuple(loss.shape)} for {samples} samples; wanted one number for each sample, or "
+                "a scalar that is their mean"
+            )
+        return loss.sum()
+
+    def _check_counts(self, labels: Tensor | None) -> None:
+        """Compare with all labels of this shape so far."""
         if labels is None or labels.is_floating_point() or labels.is_meta:
             return
         counts = (labels != IGNORED_LABEL).reshape(labels.shape[0], -1).sum(dim=1)
-        first = self._first.setdefault(labels.shape[1:], int(counts[0]))
+        first = self._counted.setdefault(labels.shape[1:], int(counts[0]))
         other = counts[counts != first]
         if len(other) > 0:
             raise ConfigError(
@@ -129,42 +143,24 @@ class _Counts:
             )
 
 
-@dataclass(frozen=True)
-class OwnLoss:
-    """What the model computed itself, a mean over samples."""
-
-    counts: _Counts = field(default_factory=_Counts, compare=False)
+class OwnLoss(MeanLoss):
+    """What the model computed itself."""
 
     def __call__(self, result: Tensor, labels: Tensor | None, samples: int) -> Tensor:
-        """Return the mean times the samples."""
-        if result.dim() > 0:
-            return _summed(result, samples)
-        self.counts.check(labels)
-        return result * samples
+        """Return it as a sum."""
+        return self.summed(result, labels, samples)
 
 
-@dataclass(frozen=True)
-class FunctionLoss:
+class FunctionLoss(MeanLoss):
     """A user's function of the model's outputs and the labels."""
 
-    function: Callable[[Any, Tensor | None], Tensor]
-    counts: _Counts = field(default_factory=_Counts, compare=False)
+    def __init__(self, function: Callable[[Any, Tensor | None], Tensor]) -> None:
+        super().__init__()
+        self._function = function
 
     def __call__(self, result: Any, labels: Tensor | None, samples: int) -> Tensor:
-        """Return what the function returns for each sample, summed; or a scalar mean, times the samples."""
-        loss = self.function(result, labels)
+        """Return what the function returns as a sum."""
+        loss = self._function(result, labels)
         if not isinstance(loss, Tensor):
             raise ConfigError(f"the loss function returned a {type(loss).__name__}; wanted a tensor")
-        if loss.dim() > 0:
-            return _summed(loss, samples)
-        self.counts.check(labels)
-        return loss * samples
-
-
-def _summed(loss: Tensor, samples: int) -> Tensor:
-    if loss.shape != torch.Size([samples]):
-        raise ConfigError(
-            f"the loss has shape {tuple(loss.shape)} for {samples} samples; wanted one number for each sample, or a "
-            "scalar that is their mean"
-        )
-    return loss.sum()
+        return self.summed(loss, labels, samples)

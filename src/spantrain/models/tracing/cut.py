@@ -76,28 +76,9 @@ def needed_steps(tape: Tape) -> Tape:
     return replace(tape, steps=tuple(reversed(kept)))
 
 
-def cut_tape(
-    tape: Tape, starts: Callable[[TapeStep], bool], labels: Value | None, has_weights: Callable[[TapeStep], bool]
-) -> tuple[tuple[TapePart, ...], tuple[str, ...]]:
-    """Cut a tape before each block, where the fewest bytes cross; return the parts, and what could not be cut.
+class TapeCutter:
+    """Cuts a tape with nothing in it that is not needed; `labels` is the input that is given to the last part only."""
 
-    Steps before the first block, and those behind the last, are a part of their own if they have weights.
-
-    Args:
-        tape: with nothing in it that is not needed.
-        starts: whether a step runs a block.
-        labels: the input that is given to the last part only.
-        has_weights: whether a step uses parameters.
-    """
-    return _TapeCutter(tape, labels).cut(starts, has_weights)
-
-
-def crossing_counts(tape: Tape, labels: Value | None, inside: Callable[[TapeStep], bool]) -> tuple[int, int]:
-    """Return how many tensors cross at most between the steps that are `inside`, and before or behind all of them."""
-    return _TapeCutter(tape, labels).crossing_counts(inside)
-
-
-class _TapeCutter:
     def __init__(self, tape: Tape, labels: Value | None) -> None:
         self._tape = tape
         self._labels = labels
@@ -125,6 +106,14 @@ class _TapeCutter:
     def cut(
         self, starts: Callable[[TapeStep], bool], has_weights: Callable[[TapeStep], bool]
     ) -> tuple[tuple[TapePart, ...], tuple[str, ...]]:
+        """Cut before each block, where the fewest bytes cross; return the parts, and what could not be cut.
+
+        Steps before the first block, and those behind the last, are a part of their own if they have weights.
+
+        Args:
+            starts: whether a step runs a block.
+            has_weights: whether a step uses parameters.
+        """
         blocks = [number for number, step in enumerate(self._steps) if starts(step)]
         gaps = [range(before + 1, after + 1) for before, after in pairwise(blocks)]
         if blocks and any(has_weights(step) for step in self._steps[: blocks[0]]):
@@ -142,6 +131,7 @@ class _TapeCutter:
         return tuple(self._part(lo, hi) for lo, hi in pairwise(edges)), tuple(notices)
 
     def crossing_counts(self, inside: Callable[[TapeStep], bool]) -> tuple[int, int]:
+        """Return how many tensors cross at most between the steps that are `inside`, and before or behind them all."""
         places = [number for number, step in enumerate(self._steps) if inside(step)]
         if not places:
             return 0, 0

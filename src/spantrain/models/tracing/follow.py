@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import OwnLoss
-from spantrain.models.tracing.cut import crossing_counts, needed_steps
+from spantrain.models.tracing.cut import TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import record
 from spantrain.models.tracing.source import Loaded, load_empty, load_model, picked
@@ -308,7 +308,7 @@ def _opened_for_nothing(structure: Structure, tape: Tape, labels: Value | None) 
     """Return the opened elements of lists in which more tensors cross than around them: the innermost of them."""
     worse = []
     for path in structure.nested:
-        between, around = crossing_counts(tape, labels, partial(_is_inside, path))
+        between, around = TapeCutter(tape, labels).crossing_counts(partial(_is_inside, path))
         if between > around:
             worse.append(path)
     return tuple(path for path in worse if not any(other.startswith(f"{path}.") for other in worse))

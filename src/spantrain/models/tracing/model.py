@@ -16,7 +16,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences
-from spantrain.models.tracing.cut import TapePart, cut_tape, needed_steps
+from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
 from spantrain.models.tracing.follow import Structure, follow, is_composite
 from spantrain.models.tracing.source import emptied, load_model
 from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep, Value
@@ -129,7 +129,7 @@ def _cut(text: str) -> CutModel:
     found = follow(spec)
     model, tape = found.loaded.module, needed_steps(found.tape)
     blocks = _BlockSteps(model, found.structure, tape)
-    parts, uncut = cut_tape(tape, blocks.starts, found.labels, blocks.has_weights)
+    parts, uncut = TapeCutter(tape, found.labels).cut(blocks.starts, blocks.has_weights)
     _check_labels(spec, parts, found.labels, model)
     notices = (*found.notices, *uncut)
     for notice in notices:

@@ -70,19 +70,13 @@ class Registered:
 @contextlib.contextmanager
 def registering(replaced: Callable[[int, nn.Parameter], nn.Parameter]) -> Iterator[Registered]:
     """Number and replace every parameter as soon as a module is given it, before anything is drawn for it."""
-    register = nn.Module.register_parameter
     registered = Registered(replaced)
-
-    def register_replaced(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None:
-            self._parameters[name] = registered.enter(param)
-
-    nn.Module.register_parameter = register_replaced  # type: ignore[method-assign]
+    # What such a hook returns takes the parameter's place, whatever torch annotates.
+    hook = register_module_parameter_registration_hook(lambda _module, _name, param: registered.enter(param))  # type: ignore[arg-type]
     try:
         yield registered
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -1,13 +1,20 @@
-"""GPT-2 as units: embeddings; each block; final normalization, output layer (tied) and loss."""
+"""GPT-2, and BERT for masked bytes, as units: embeddings; each block; output layer (tied) and loss.
+
+Weights are drawn by the rules of the transformers library.
+"""
 
 import torch
 from torch import Tensor, nn
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertOnlyMLMHead, BertPreTrainedModel
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedModel
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.family import CatalogFamily
-from spantrain.models.units import HeadUnit, UnitModule
+from spantrain.models.units import HeadUnit, ModuleUnit, UnitModule
+
+_WORDS = "word_embeddings"
 
 
 class GPT2Embedding(UnitModule):
@@ -43,7 +50,7 @@ class GPT2Head(HeadUnit):
 
 
 class Gpt2Family(CatalogFamily):
-    """Weights are drawn by the rules of the transformers library."""
+    """Embeddings, blocks, output layer."""
 
     whole = "GPT2LMHeadModel"
 
@@ -70,3 +77,56 @@ class Gpt2Family(CatalogFamily):
     def initialize(self, unit: UnitModule) -> None:
         """Draw the weights of a unit."""
         unit.apply(GPT2PreTrainedModel(self.config)._init_weights)
+
+
+class BertEmbedding(ModuleUnit):
+    """Bytes to vectors: token, position and type embeddings, normalized."""
+
+    def __init__(self, name: str, config: BertConfig) -> None:
+        super().__init__(name, BertEmbeddings(config))
+        self.shared = {_WORDS: "body.word_embeddings.weight"}
+
+
+class BertHead(HeadUnit):
+    """Transform, output layer tied to the token embedding, loss on the masked bytes."""
+
+    def __init__(self, name: str, config: BertConfig) -> None:
+        super().__init__(name, prefixes={"cls": "cls"}, shared={_WORDS: "cls.predictions.decoder.weight"})
+        self.cls: nn.Module = BertOnlyMLMHead(config)
+        predictions = self.cls.get_submodule("predictions")
+        predictions.bias = self.cls.get_parameter("predictions.decoder.bias")  # one parameter, two names, as unsplit
+        self.eval()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return `(samples, tokens, vocabulary)`."""
+        logits: Tensor = self.cls(hidden)
+        return logits
+
+
+class BertFamily(CatalogFamily):
+    """Embeddings, blocks, output layer."""
+
+    whole = "BertForMaskedLM"
+
+    @staticmethod
+    def configuration(spec: ModelSpec) -> BertConfig:
+        """Return it with scaled-dot-product attention and no padding byte."""
+        drops = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return BertConfig(**spec.config, **drops, pad_token_id=None, attn_implementation="sdpa")
+
+    def first(self, name: str) -> UnitModule:
+        """Build the embeddings."""
+        return BertEmbedding(name, self.config)
+
+    def block(self, index: int) -> nn.Module:
+        """Build a layer."""
+        made: nn.Module = BertLayer(self.config, layer_idx=index)
+        return made
+
+    def last(self, name: str) -> UnitModule:
+        """Build the output layer."""
+        return BertHead(name, self.config)
+
+    def initialize(self, unit: UnitModule) -> None:
+        """Draw the weights of a unit."""
+        unit.apply(BertPreTrainedModel(self.config)._init_weights)
