@@ -15,8 +15,7 @@ from spantrain.transport.connection.bounds import HELLO
 from spantrain.transport.connection.links import PeerLink
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.format import WELCOME, LayerHello, Opening, encode_hello, encode_opening
-from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerTerms
+from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerTerms
 from spantrain.transport.layers.transport import LayerWire
 
 KIB = 1024

@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def token(config: Path) -> str:
     """A token in the folder where the master keeps it."""
-    from spantrain.transport.control.token import JoinToken
+    from spantrain.transport.control.credentials import JoinToken
 
     text = JoinToken.create(b"a certificate").text
     folder = config.parent / "state" / "master"

@@ -131,7 +131,7 @@ def test_a_shard_that_the_file_does_not_have_is_refused(spantrain, config) -> No
 
 
 def test_nobody_there(spantrain, config, tmp_path) -> None:
-    from spantrain.transport.control.token import JoinToken
+    from spantrain.transport.control.credentials import JoinToken
 
     token = JoinToken.create(b"of nobody").text
     ended = spantrain("outer", "status", "127.0.0.1:9", "--token", token)

@@ -7,7 +7,7 @@ import torch
 
 from spantrain.app import worker as use_case
 from spantrain.runtime.launch.launcher import WorkerSettings
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import JoinToken
 
 TOKEN = JoinToken.create(b"a certificate").text
 JOIN = ("worker", "--join", "127.0.0.1:7000")

@@ -25,13 +25,10 @@ from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.requests import REQUESTS
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
-from spantrain.transport.control.codec import decode
-from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
-from spantrain.transport.control.members import Members
-from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, unwrap
-from spantrain.transport.control.services import Denied, JoinDesk
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
+from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter
+from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, decode, unwrap
+from spantrain.transport.control.services import Denied, JoinService
 
 LIMIT_BYTES = 8 * 2**20
 MESSAGE = {"connection": 1, "events": [{"kind": "x", "at": [1.5, None]}], "body": b"xy", "name": "a"}
@@ -79,7 +76,7 @@ def _join_request(chance: Random) -> bytes:
 
 def _joined(body: bytes, _folder: Path) -> object:
     token, authority, _ = _authority()
-    desk = JoinDesk(
+    desk = JoinService(
         token=token,
         authority=authority,
         members=Members(max_peers=2, calls_per_peer=1),

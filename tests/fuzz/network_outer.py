@@ -27,7 +27,7 @@ from spantrain.outer.master.service import MasterService
 from spantrain.outer.pipeline.worker import StageWorker
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.control.protocol import decode, encode
 
 # The master.
 

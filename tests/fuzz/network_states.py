@@ -18,16 +18,14 @@ from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.arrivals import Arrivals
-from spantrain.transport.layers.copiers import Copiers
+from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.departures import Departures
-from spantrain.transport.layers.format import LayerHello, Opening
-from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerLink
-from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.layers.format import Opening
+from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink
 from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.interface import Limits
-from spantrain.transport.mailbox.outbox import Parcel
+from spantrain.transport.mailbox.outbox import OutgoingMessage
 
 Step = tuple[str, tuple[Any, ...]]
 _FAR = (0, 1, 2, 3, 5, wire.MAX_AHEAD, wire.MAX_AHEAD + 1, 2**31, 2**62, 2**63 - 2)
@@ -108,7 +106,7 @@ def _mailbox(case: list[Step], _folder: Path) -> object:
 
     def offer(size: int) -> None:
         key = MessageKey(generation=exchange.generation, step=1, lane="forward", cut=0, span=Span(0, 4))
-        exchange.offer("evil", Parcel.pack(key, [_a_tensor(size)], _WINDOW, 0.0), 0.0)
+        exchange.offer("evil", OutgoingMessage.pack(key, [_a_tensor(size)], _WINDOW, 0.0), 0.0)
 
     def flush() -> None:
         known = exchange.peers["evil"]
@@ -206,8 +204,8 @@ def _layers(case: list[Step], _folder: Path) -> object:
         limits, sent=lambda _peer, key: lost("", key, ""), lost=lost, count=lambda _peer, _size: None
     )
     link, now_s, came = SilentLink(limits, "evil"), 0.0, Counter[int]()
-    hello = LayerHello(name="evil", session=1, connection=0, connections=2, frame_bytes=65536, window_bytes=65536)
-    link.state.agree(hello, 2)
+    agreed = {"frame_bytes": 65536, "window_bytes": 65536, "connections": 2}
+    link.state.agree(**agreed)
     refused: list[Refusal] = []
 
     def data(number: int, offset: int | None, size: int) -> None:
@@ -244,7 +242,7 @@ def _layers(case: list[Step], _folder: Path) -> object:
         "refused": lambda number: departures.refused(link, number, "no", now_s),
         "forget": lambda ticket: (arrivals.forget(ticket, links), departures.forget(ticket, links)),
         "overdue": lambda: (arrivals.overdue(now_s, links), departures.overdue(now_s, links)),
-        "meet": lambda: link.state.agree(hello, 2),
+        "meet": lambda: link.state.agree(**agreed),
     }  # fmt: skip
     for name, values in case:
         now_s += 0.3

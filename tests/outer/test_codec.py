@@ -26,7 +26,7 @@ from spantrain.outer.link.codec import (
 from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.connection.peers import PeerAddress
-from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.control.protocol import decode, encode
 
 LIMIT = 1 << 20
 counts = st.integers(0, 2**40)

@@ -20,8 +20,7 @@ from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.policy.settings import OuterSettings
-from spantrain.transport.control.codec import decode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, decode
 
 CONFIG = MasterConfig(
     shards=("s0",), settings=OuterSettings(grace_s=0.0, lost_after_s=10.0), samples=8, chunks=4, encrypted=False

@@ -7,7 +7,7 @@ import pytest
 
 from spantrain.errors import UsageError
 from spantrain.runtime.launch.environment import Environment, Launch
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import JoinToken
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
 

@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
-from spantrain.transport.mailbox.interface import Limits, MailboxLike, Message
-from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.interface import Limits, Message
+from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import spantrain.transport.control
 from spantrain.errors import ProtocolError
-from spantrain.transport.control.codec import decode, encode
+from spantrain.transport.control.protocol import decode, encode
 
 LIMIT = 1 << 16
 scalars = (

@@ -22,14 +22,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control import client as client_module
-from spantrain.transport.control import token as token_module
-from spantrain.transport.control.certificates import Authority, ServerIdentity, WorkerIdentity, pem_of_der
+from spantrain.transport.control import credentials as credentials_module
 from spantrain.transport.control.client import ControlClient
-from spantrain.transport.control.codec import decode, encode
-from spantrain.transport.control.protocol import channel_options, method_path, server_options
+from spantrain.transport.control.credentials import Authority, JoinToken, ServerIdentity, WorkerIdentity, pem_of_der
+from spantrain.transport.control.protocol import channel_options, decode, encode, method_path, server_options
 from spantrain.transport.control.server import ControlServer
 from spantrain.transport.control.services import Denied
-from spantrain.transport.control.token import JoinToken
 
 MIB = 2**20
 
@@ -127,7 +125,7 @@ def test_proofs_and_fingerprints_are_compared_in_constant_time(monkeypatch: pyte
     token = JoinToken.create(b"c")
     compared: list[tuple[bytes, bytes]] = []
     seam = SimpleNamespace(compare_digest=lambda *pair: bool(compared.append(pair)), digest=hmac.digest)
-    monkeypatch.setattr(token_module, "hmac", seam)
+    monkeypatch.setattr(credentials_module, "hmac", seam)
     assert not token.accepts(b"request", token.proof(b"request")), "the answer is what compare_digest says"
     assert not token.matches(b"c")
     assert compared == [(token.proof(b"request"),) * 2, (token.fingerprint,) * 2]

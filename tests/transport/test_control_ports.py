@@ -10,8 +10,8 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.transport.control.client import ControlClient
+from spantrain.transport.control.credentials import JoinToken
 from spantrain.transport.control.server import ControlServer
-from spantrain.transport.control.token import JoinToken
 
 TOKEN = JoinToken.create(b"some certificate").text
 

@@ -15,12 +15,16 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.certificates import Authority, WorkerIdentity, pem_of_der
 from spantrain.transport.control.client import ControlClient, fetch_certificate
-from spantrain.transport.control.codec import encode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, channel_options, method_path
+from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
+from spantrain.transport.control.protocol import (
+    MESSAGE_LIMIT_BYTES,
+    RemoteRefusal,
+    channel_options,
+    encode,
+    method_path,
+)
 from spantrain.transport.control.server import ControlServer
-from spantrain.transport.control.token import JoinToken
 
 
 class Coordinator:

@@ -3,8 +3,7 @@
 import pytest
 
 from spantrain.errors import UsageError
-from spantrain.transport.control.certificates import ServerIdentity, WorkerIdentity
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import JoinToken, ServerIdentity, WorkerIdentity
 
 CERTIFICATE = b"some certificate"
 

@@ -10,10 +10,9 @@ from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.errors import ProtocolError
 from spantrain.transport.layers.arrivals import Arrivals
-from spantrain.transport.layers.copiers import Copiers
+from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.format import Opening
 from spantrain.transport.layers.interface import LayerLimits
-from spantrain.transport.layers.pool import BufferPool
 
 
 @pytest.fixture(params=["curve", "plain"])

@@ -7,17 +7,15 @@ from zmq.utils import z85
 from layer_wires import KIB, SilentLink, Wires, a_key, has_refused, hello_of, patient, still_takes
 from patience import PATIENCE_S
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.transport.connection.admission import Admission
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.links import data_socket
+from spantrain.transport.connection.listener import Admission
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.arrivals import Arrivals
-from spantrain.transport.layers.copiers import Copiers
-from spantrain.transport.layers.format import OPEN, LayerHello, Opening, decode_opening
-from spantrain.transport.layers.interface import LayerLimits
-from spantrain.transport.layers.link import LayerTerms
+from spantrain.transport.layers.copiers import BufferPool, Copiers
+from spantrain.transport.layers.format import OPEN, Opening, decode_opening
+from spantrain.transport.layers.interface import LayerLimits, LayerTerms
 from spantrain.transport.layers.loop import socket_limits
-from spantrain.transport.layers.pool import BufferPool
 
 MIB = 2**20
 ONE = (ParameterSpec(name="w", shape=(1,)),)
@@ -41,8 +39,7 @@ def test_defaults_are_those_of_the_page():
 def test_pieces_are_as_large_as_both_sides_take():
     for theirs, agreed in ((MIB, MIB), (8 * MIB, 4 * MIB)):
         terms = LayerTerms(LayerLimits())
-        hello = LayerHello(name="s", session=1, connection=0, connections=2, frame_bytes=theirs, window_bytes=16 * MIB)
-        terms.agree(hello, 2)
+        terms.agree(frame_bytes=theirs, window_bytes=16 * MIB, connections=2)
         assert terms.frame_bytes == agreed
 
 

@@ -4,9 +4,8 @@ import pytest
 
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
-from spantrain.transport.layers.copiers import ComingLayer
+from spantrain.transport.layers.copiers import BufferPool, ComingLayer
 from spantrain.transport.layers.interface import LayerKey
-from spantrain.transport.layers.pool import BufferPool
 
 
 def coming_layer(granted_bytes):

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from spantrain.transport.mailbox.pace import Pace
+from spantrain.transport.mailbox.outbox import Pace
 
 
 class Link:

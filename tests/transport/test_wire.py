@@ -9,7 +9,7 @@ from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
-from spantrain.transport.mailbox.outbox import Outbox, Parcel
+from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage
 from spantrain.transport.mailbox.wire import (
     BULK,
     CHUNK_BYTES,
@@ -116,7 +116,7 @@ def test_each_bound_of_a_header_is_checked(change, reason):
 
 def parcel(step, size, lane="forward"):
     key = MessageKey(1, step, lane, 3, Span(0, 8))
-    return Parcel.pack(key, [torch.full((size,), step % 251, dtype=torch.uint8)], LIMIT, 0.0)
+    return OutgoingMessage.pack(key, [torch.full((size,), step % 251, dtype=torch.uint8)], LIMIT, 0.0)
 
 
 def chunk_of(out):

@@ -22,7 +22,7 @@ from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.loop import SOCKET_LIMITS, MailboxLoop
-from spantrain.transport.mailbox.outbox import Parcel
+from spantrain.transport.mailbox.outbox import OutgoingMessage
 
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(4, 8))
 TENSORS = [torch.zeros(5, dtype=torch.uint8), torch.zeros(0, 3), torch.ones(2, 3)]
@@ -89,7 +89,7 @@ def test_whatever_may_be_sent_can_be_received():
     inbox.restart(anew=True)
     for number, shape in enumerate([(0, 2**31 - 1, 2**31 - 1), (2**31 - 1, 0), (1,) * 16, (), (0,) * 16], start=1):
         sent = [torch.zeros(shape, dtype=dtype) for dtype in (torch.uint8, torch.bool)]
-        parcel = Parcel.pack(KEY, sent, 10**6, 0.0)
+        parcel = OutgoingMessage.pack(KEY, sent, 10**6, 0.0)
         chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, parcel.header)
         message, _ = inbox.accept(chunk, memoryview(parcel.payload.piece(0, parcel.payload_bytes)), 0.0)
         assert [(one.shape, one.dtype) for one in message.tensors] == [(one.shape, one.dtype) for one in sent]
@@ -101,7 +101,7 @@ def test_whatever_may_be_sent_can_be_received():
 def test_a_message_is_charged_for_itself_and_for_each_of_its_tensors():
     made = wire.header_of(KEY, TENSORS, 1.5)
     assert made.charge_bytes == made.payload_bytes + 6144 + 3 * 1024
-    assert Parcel.pack(KEY, TENSORS, 10**6, 0.0).charge_bytes == made.charge_bytes
+    assert OutgoingMessage.pack(KEY, TENSORS, 10**6, 0.0).charge_bytes == made.charge_bytes
 
 
 def test_sizes_of_chunks_small_messages_frames_and_heads():

@@ -14,23 +14,22 @@ from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
 from spantrain.transport.connection.links import AcceptedLink, DialledLink, PeerLink
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
-from spantrain.transport.mailbox.exchange import Correspondent, Exchange
+from spantrain.transport.mailbox.exchange import Exchange, PeerState
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.loop import MailboxLoop, MailboxSender
 from spantrain.transport.mailbox.mailbox import Mailbox
-from spantrain.transport.mailbox.outbox import Outbox, Parcel
-from spantrain.transport.mailbox.pace import Pace
+from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage, Pace
 from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
 
-Dialled = DialledLink[Correspondent]
+Dialled = DialledLink[PeerState]
 NOTHING = ((0, ()), (0, ()))
 NOWHERE = "tcp://127.0.0.1:9"
 
 
-def parcel(size_bytes: int = 100, *, generation: int = 1, step: int = 0) -> Parcel:
+def parcel(size_bytes: int = 100, *, generation: int = 1, step: int = 0) -> OutgoingMessage:
     key = MessageKey(generation=generation, step=step, lane="forward", cut=3, span=Span(0, 4))
-    return Parcel.pack(key, [torch.zeros(size_bytes, dtype=torch.uint8)], 10**9, 0.0)
+    return OutgoingMessage.pack(key, [torch.zeros(size_bytes, dtype=torch.uint8)], 10**9, 0.0)
 
 
 def exchange_of(name: str, *peers: str, dialable: bool = True) -> Exchange:
@@ -71,12 +70,12 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
     assert not hidden.peers["b"].dials
 
 
-class Noted(PeerLink[Correspondent]):
+class Noted(PeerLink[PeerState]):
     """Notes by which connection each frame leaves."""
 
     connections = 4
 
-    def __init__(self, known: Correspondent) -> None:
+    def __init__(self, known: PeerState) -> None:
         super().__init__(known.peer, known)
         self.left: list[tuple[int, bytes]] = []
 

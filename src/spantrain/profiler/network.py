@@ -27,8 +27,8 @@ from spantrain.core.profile import LinkMeasurement
 from spantrain.errors import ProtocolError
 from spantrain.profiler.network_probes import Echo, Prober
 from spantrain.profiler.network_rates import OVERHEAD_BYTES, WARM_UP_BYTES, measure_bandwidth
-from spantrain.transport.mailbox.interface import Limits, MailboxLike
-from spantrain.transport.mailbox.mailbox import Mailbox
+from spantrain.transport.mailbox.interface import Limits
+from spantrain.transport.mailbox.mailbox import Mailbox, MailboxLike
 
 _MIN_PINGS, _WARM_UP_PINGS = 15, 2
 """Pings of a sample; several samples, some time apart, find a moment in which every processor on the way is free."""

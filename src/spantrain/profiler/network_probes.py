@@ -12,7 +12,8 @@ import torch
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.mailbox.interface import MailboxLike, Message
+from spantrain.transport.mailbox.interface import Message
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 MAX_PIECE_BYTES = 124 * 1024
 MAX_PIECES = 4096

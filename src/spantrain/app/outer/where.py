@@ -10,7 +10,7 @@ from spantrain.errors import ConfigError, UsageError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import JoinToken
 
 _SUFFIXES = (".yaml", ".yml")
 _START = "start the master first, with `spantrain outer master` or `spantrain outer up`"

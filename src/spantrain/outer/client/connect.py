@@ -14,8 +14,8 @@ from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MemberFacts
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.control.address import Address
+from spantrain.transport.control.credentials import JoinToken
 from spantrain.transport.control.members import check_name
-from spantrain.transport.control.token import JoinToken
 from spantrain.transport.layers.interface import WireListener
 from spantrain.transport.layers.transport import LayerWire
 

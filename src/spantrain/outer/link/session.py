@@ -10,8 +10,7 @@ from typing import Any
 
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.control.client import ControlClient, PendingCall
-from spantrain.transport.control.codec import decode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, decode
 
 HOLD_S = 5.0
 """So long the master holds a call that listens, when there is nothing to tell."""

@@ -8,8 +8,7 @@ from typing import Any
 from spantrain.outer.link.codec import encode_value
 from spantrain.outer.link.link import MemberFacts
 from spantrain.transport.connection.peers import PeerAddress
-from spantrain.transport.control.codec import encode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, encode
 
 _NOTICE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES - 2**16
 _WAITING_BYTES = 64 * 2**20

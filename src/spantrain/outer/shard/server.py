@@ -28,8 +28,8 @@ from spantrain.outer.shard.shard import OuterShard, ShardCommand
 from spantrain.outer.shard.snapshots import SnapshotStore, SnapshotWriter
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
+from spantrain.transport.layers.copiers import BufferPool
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits
-from spantrain.transport.layers.pool import BufferPool
 from spantrain.transport.layers.transport import LayerWire
 
 _LOG = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from spantrain.outer.shard.numerics import (
     weighted_mean,
 )
 from spantrain.outer.shard.snapshots import ShardVersion, SnapshotStore
-from spantrain.transport.layers.pool import BufferPool, LayerBytes
+from spantrain.transport.layers.copiers import BufferPool, LayerBytes
 
 ShardCommand = do.CheckPush | do.Forget | do.Measure | do.Combine | do.StageVersion | do.Commit | do.Restore
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, get
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.errors import PeerLostError, ProtocolError
-from spantrain.transport.control.codec import decode, encode
-from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal
+from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, decode, encode
 
 if TYPE_CHECKING:
     from spantrain.transport.control.client import ControlClient

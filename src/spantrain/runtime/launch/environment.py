@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.token import JoinToken
+from spantrain.transport.control.credentials import JoinToken
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _CUDA_DEVICE = re.compile(r"\d+|-1|(?:GPU|MIG)-[0-9A-Za-z/-]+")

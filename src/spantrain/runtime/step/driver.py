@@ -23,7 +23,8 @@ from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, Tensors
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.layout import Router
-from spantrain.transport.mailbox.interface import MailboxLike, Message
+from spantrain.transport.mailbox.interface import Message
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 
 class SampleInbox:

@@ -8,7 +8,7 @@ from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError
 from spantrain.runtime.gradients.stage_sums import Messenger
-from spantrain.transport.mailbox.interface import MailboxLike
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _POLL_S = 0.25
 

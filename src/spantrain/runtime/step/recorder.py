@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from spantrain.core.messages import Command, Decision, Event, MessageKey, Recut
 from spantrain.core.trace import Flow, Interval, Trace
-from spantrain.transport.mailbox.interface import MailboxLike, Message, PeerCounters
+from spantrain.transport.mailbox.interface import Message, PeerCounters
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 
 @dataclass

@@ -18,7 +18,7 @@ from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTime
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy, replica_tasks
-from spantrain.transport.mailbox.interface import MailboxLike
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 
 class StageActions:

@@ -15,7 +15,7 @@ from spantrain.runtime.control.requests import ReadClock, Ready
 from spantrain.runtime.gradients.groups import StageGroups
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import Feed
-from spantrain.transport.mailbox.interface import MailboxLike
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 OpenGroups = Callable[[Plan, int], StageGroups]
 """(plan, stage) -> the groups of this device there, when all of its devices have met."""

@@ -32,7 +32,7 @@ from spantrain.runtime.step.emulation import law_of
 from spantrain.runtime.worker.context import WorkerLinks, admit
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut
-from spantrain.transport.mailbox.interface import MailboxLike
+from spantrain.transport.mailbox.mailbox import MailboxLike
 
 _COLLECTIVE_TIMEOUT_S = 300.0
 """How long a device waits for another of its stage that lives; the watch ends a wait for one that does not."""

@@ -12,8 +12,7 @@ import grpc
 
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.certificates import WorkerIdentity, pem_of_der
-from spantrain.transport.control.codec import encode
+from spantrain.transport.control.credentials import JoinToken, WorkerIdentity, pem_of_der
 from spantrain.transport.control.members import check_name
 from spantrain.transport.control.protocol import (
     HELLO,
@@ -23,10 +22,10 @@ from spantrain.transport.control.protocol import (
     PROTOCOL_VERSION,
     RemoteRefusal,
     channel_options,
+    encode,
     method_path,
     unwrap,
 )
-from spantrain.transport.control.token import JoinToken
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2

@@ -19,7 +19,7 @@ _REDIAL_S = 1.0
 """A beat that is not answered by then is sent on a new connection as well: TCP tries an old one again after times that
 double, so that after a silence of four seconds it may take as many more to find out that the network is back."""
 _LOOK_S = 0.25
-_MOST_TRIES = 4
+_MAX_TRIES = 4
 """So many connections at once: each is given as many times `_REDIAL_S` for its handshake and the answer."""
 
 
@@ -79,7 +79,7 @@ class _Beat:
         """`client` makes connections, each of which may take `timeout_s`; `wake` is called when one has ended."""
         self._client = client
         self._timeout_s = timeout_s
-        self._redial_s = min(_REDIAL_S, timeout_s / _MOST_TRIES)
+        self._redial_s = min(_REDIAL_S, timeout_s / _MAX_TRIES)
         self._wake = wake
         self._tries: list[tuple[ControlClient, PendingCall]] = []
         self.due_s = 0.0
@@ -89,7 +89,7 @@ class _Beat:
 
     def send(self, line: ControlClient | None, now_s: float) -> None:
         """Send it on this connection, or on a new one."""
-        if len(self._tries) == _MOST_TRIES:
+        if len(self._tries) == _MAX_TRIES:
             self._tries.pop(0)[0].close()
         line = line or self._client.another()
         self._tries.append((line, line.begin(HEARTBEAT, {}, timeout_s=self._timeout_s, done=self._wake)))

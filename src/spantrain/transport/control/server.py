@@ -17,10 +17,8 @@ import grpc
 
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.certificates import ServerIdentity, der_of_pem
-from spantrain.transport.control.credentials import Credentials
-from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
-from spantrain.transport.control.members import Members
+from spantrain.transport.control.credentials import Credentials, ServerIdentity, der_of_pem
+from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter
 from spantrain.transport.control.protocol import (
     JOIN,
     JOIN_REQUEST_LIMIT_BYTES,
@@ -28,7 +26,7 @@ from spantrain.transport.control.protocol import (
     method_path,
     server_options,
 )
-from spantrain.transport.control.services import CallDesk, Denied, Handler, JoinDesk
+from spantrain.transport.control.services import CallDispatcher, Denied, Handler, JoinService
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""
@@ -187,8 +185,8 @@ class ControlServer:
         self._members = Members(max_peers=max_peers, calls_per_peer=_CALLS_PER_PEER, may_replace=may_replace)
         credentials = credentials or Credentials.create()
         self._token = credentials.token
-        self._calls = CallDesk(handlers=handlers, members=self._members, refusals=self._refusals)
-        self._joins = JoinDesk(
+        self._calls = CallDispatcher(handlers=handlers, members=self._members, refusals=self._refusals)
+        self._joins = JoinService(
             token=self._token,
             authority=credentials.authority,
             members=self._members,

@@ -1,4 +1,4 @@
-"""What the coordinator answers to bytes from a worker, apart from the network: JoinDesk and CallDesk."""
+"""What the coordinator answers to bytes from a worker, apart from the network: joining, and calls of members."""
 
 import threading
 from collections import Counter
@@ -11,20 +11,18 @@ import grpc
 
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.control.address import Address
-from spantrain.transport.control.certificates import Authority, certificate_digest
-from spantrain.transport.control.codec import decode
-from spantrain.transport.control.guard import JoinThrottle, RefusalCounter
-from spantrain.transport.control.members import Members, TooManyCalls, check_name
+from spantrain.transport.control.credentials import Authority, JoinToken, certificate_digest
+from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter, TooManyCalls, check_name
 from spantrain.transport.control.protocol import (
     HELLO,
     JOIN_REQUEST_LIMIT_BYTES,
     MESSAGE_LIMIT_BYTES,
     PROTOCOL_VERSION,
     RemoteRefusal,
+    decode,
     wrap_answer,
     wrap_refusal,
 )
-from spantrain.transport.control.token import JoinToken
 
 Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
@@ -47,7 +45,7 @@ class _JoinRequest:
     facts: dict[str, Any]
 
 
-class JoinDesk:
+class JoinService:
     """Answer workers that hold a token and no certificate yet."""
 
     def __init__(
@@ -126,7 +124,7 @@ def _read_join_request(body: bytes) -> _JoinRequest:
             raise ProtocolError(f"a request to join needs version, request, proof and facts, got {sorted(other)}")
 
 
-class CallDesk:
+class CallDispatcher:
     """Answer calls of workers that have joined."""
 
     def __init__(self, *, handlers: Mapping[str, Handler], members: Members, refusals: RefusalCounter) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from spantrain.core.outer.events import Ticket
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.bounds import Refusal, printable
-from spantrain.transport.layers.copiers import ComingLayer, Copiers
+from spantrain.transport.layers.copiers import BufferPool, ComingLayer, Copiers
 from spantrain.transport.layers.format import (
     DONE,
     GRANT,
@@ -18,9 +18,7 @@ from spantrain.transport.layers.format import (
     encode_refused,
     unlike,
 )
-from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerLink, tell
-from spantrain.transport.layers.pool import BufferPool
+from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink, tell
 
 _EARLY_LAYERS, _EARLY_PARAMETERS = 64, 16384
 """That one peer may open before they are expected: layers, and parameters in all of them."""

@@ -17,8 +17,7 @@ from spantrain.transport.layers.format import (
     encode_opening,
     encode_pair,
 )
-from spantrain.transport.layers.interface import LayerKey, LayerLimits
-from spantrain.transport.layers.link import LayerLink, tell
+from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerLink, tell
 
 _SMALL_BYTES = 65536
 """Parameters up to this size are put together; larger ones go from where they are."""

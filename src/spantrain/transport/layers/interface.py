@@ -1,12 +1,21 @@
-"""What a layer wire takes and gives: keys of layers, limits, what it tells its owner, what it counts."""
+"""What a layer wire takes and gives: keys of layers, limits, what it tells its owner, what it counts.
 
+What both sides of a layer wire's link take, and how they tell each other.
+
+A link lives once: when one of its connections ends, all that was under way by it is lost, and the side that dialled
+opens all anew, with a new session. So a piece of one session never ends up in a layer of another.
+"""
+
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import zmq
 from torch import Tensor
 
 from spantrain.core.outer.events import Ticket, TransferWay
+from spantrain.transport.connection.links import PeerLink
 
 _MIB = 2**20
 
@@ -99,3 +108,38 @@ class WireListener(Protocol):
 
     def died(self, fault: str) -> None:
         """Take note that a fault has ended one of the wire's threads, and with it the wire."""
+
+
+class LayerTerms:
+    """What was agreed with a peer, and what its connections were given."""
+
+    def __init__(self, limits: LayerLimits) -> None:
+        self._limits = limits
+        self.frame_bytes = limits.frame_bytes
+        """Largest piece that both sides take."""
+        self.window_bytes = limits.window_bytes
+        """What the other side takes of layers that it has not granted anything of."""
+        self._poured_bytes: list[int] = []
+
+    def agree(self, *, frame_bytes: int, window_bytes: int, connections: int) -> None:
+        """Note what the other side said of itself."""
+        self.frame_bytes = min(self._limits.frame_bytes, frame_bytes)
+        self.window_bytes = window_bytes
+        self._poured_bytes = [0] * (connections - 1)
+
+    def choose_connection(self, size_bytes: int) -> int:
+        """Return the connection for a layer: the one that was given the fewest bytes."""
+        least = min(range(len(self._poured_bytes)), key=self._poured_bytes.__getitem__)
+        self._poured_bytes[least] += size_bytes
+        return 1 + least
+
+
+LayerLink = PeerLink[LayerTerms]
+
+
+def tell(link: LayerLink | None, connection: int, head: bytes, piece: "memoryview | bytes | None" = None) -> None:
+    """Hand a message to a connection; the piece must not change until it has left. One that is gone drops it."""
+    if link is None or not link.up:
+        return
+    with contextlib.suppress(zmq.ZMQError):  # the monitor tells of it in a moment
+        link.send(connection, [head] if piece is None else [head, piece], copy=piece is None)

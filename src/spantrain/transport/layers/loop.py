@@ -40,8 +40,7 @@ from spantrain.transport.layers.format import (
     decode_refused,
     encode_hello,
 )
-from spantrain.transport.layers.interface import LayerLimits
-from spantrain.transport.layers.link import LayerLink, LayerTerms
+from spantrain.transport.layers.interface import LayerLimits, LayerLink, LayerTerms
 
 _LOG = logging.getLogger(__name__)
 _AGAIN_S = 0.2
@@ -200,7 +199,7 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
     def greeted(self, link: LayerLink, hello: Hello) -> None:
         """Note what the other side takes."""
         assert isinstance(hello, LayerHello)
-        link.state.agree(hello, link.connections)
+        link.state.agree(frame_bytes=hello.frame_bytes, window_bytes=hello.window_bytes, connections=link.connections)
 
     def welcome(self, link: AcceptedLink[LayerTerms]) -> bytes:
         """Return the answer to a peer."""

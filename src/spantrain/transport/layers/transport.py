@@ -18,12 +18,11 @@ from spantrain.errors import ProtocolError
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.arrivals import Arrivals
-from spantrain.transport.layers.copiers import ComingLayer, Copiers
+from spantrain.transport.layers.copiers import BufferPool, ComingLayer, Copiers, keep_freed_memory
 from spantrain.transport.layers.departures import Departures, specs_of
 from spantrain.transport.layers.format import Opening, encode_opening
 from spantrain.transport.layers.interface import LayerCounters, LayerKey, LayerLimits, WireListener
 from spantrain.transport.layers.loop import LayerLoop
-from spantrain.transport.layers.pool import BufferPool, keep_freed_memory
 
 _CLOSE_S = 30.0
 

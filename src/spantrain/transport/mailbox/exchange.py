@@ -13,7 +13,7 @@ from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Counters, Limits, Message, PeerCounters, SentInterval
-from spantrain.transport.mailbox.outbox import Outbox, Parcel
+from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage
 from spantrain.transport.mailbox.wire import Acknowledgement, Chunk, Greeting
 
 _logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _MAX_INTERVALS = 65536
 
 
 @dataclass(kw_only=True, eq=False)
-class Correspondent:
+class PeerState:
     """All that is known of one peer, beside the sockets."""
 
     peer: PeerAddress
@@ -49,7 +49,7 @@ class Correspondent:
             granted_bytes=self.inbox.granted_bytes,
         )
 
-    def greeted(self, greeting: Greeting) -> list[Parcel]:
+    def greeted(self, greeting: Greeting) -> list[OutgoingMessage]:
         """Take what the other side says when a link begins; return the messages that it has."""
         nothing = ((0, ()), (0, ()))
         done = greeting.done if greeting.peer_session == self.session else nothing
@@ -71,7 +71,7 @@ class Exchange:
         self.limits = limits
         self.encrypted = encrypted
         self.generation = 0
-        self.peers: dict[str, Correspondent] = {}
+        self.peers: dict[str, PeerState] = {}
         self.dirty: set[str] = set()
         self.changed = False
         self.stopped = False
@@ -79,8 +79,8 @@ class Exchange:
         self.condition = threading.Condition()
         self._dialable = dialable
         self._gone: dict[str, PeerCounters] = {}
-        self._arrived: list[tuple[Correspondent, Message, int]] = []
-        self._held: list[tuple[Correspondent, Message, int]] = []
+        self._arrived: list[tuple[PeerState, Message, int]] = []
+        self._held: list[tuple[PeerState, Message, int]] = []
         self._refused: Counter[str] = Counter()
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
@@ -114,7 +114,7 @@ class Exchange:
                 self.peers[name].held_back = False
             self.changed = True
 
-    def _stays(self, known: Correspondent, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
+    def _stays(self, known: PeerState, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
         peer = wanted.get(known.peer.name)
         if peer is None or peer.public_key != known.peer.public_key or self._dials(peer, dialable) != known.dials:
             return False
@@ -123,11 +123,11 @@ class Exchange:
     def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
         return bool(peer.endpoint) and (not dialable or self.name < peer.name)
 
-    def _introduce(self, peer: PeerAddress, dialable: bool) -> Correspondent:
+    def _introduce(self, peer: PeerAddress, dialable: bool) -> PeerState:
         if not dialable and not peer.endpoint:
             raise ValueError(f"neither {self.name} nor {peer.name} can be dialled; give one of them an endpoint")
         inbox = Inbox(peer.name, self.limits, checked=not self.encrypted)
-        known = Correspondent(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
+        known = PeerState(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
         known.counters = self._gone.pop(peer.name, known.counters)
         return known
 
@@ -148,7 +148,7 @@ class Exchange:
         for entry in entries:
             self._place(*entry)
 
-    def _place(self, known: Correspondent, message: Message, cost: int) -> None:
+    def _place(self, known: PeerState, message: Message, cost: int) -> None:
         if message.key.generation > self.generation:
             self._held.append((known, message, cost))
         elif message.key.generation < self.generation:
@@ -158,12 +158,12 @@ class Exchange:
         else:
             self._arrived.append((known, message, cost))
 
-    def offer(self, peer: str, parcel: Parcel, timeout_s: float | None) -> bool:
+    def offer(self, peer: str, outgoing: OutgoingMessage, timeout_s: float | None) -> bool:
         """Queue a message for a peer; return False if there was no room in time."""
         with self.condition:
             deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
             stalled_s: float | None = None
-            while (known := self._open(peer, parcel)) is not None and not self._has_room(known, parcel):
+            while (known := self._open(peer, outgoing)) is not None and not self._has_room(known, outgoing):
                 now_s = time.monotonic()
                 if stalled_s is None:
                     stalled_s = now_s
@@ -177,22 +177,22 @@ class Exchange:
                 return True
             if stalled_s is not None:
                 known.count(send_stall_s=time.monotonic() - stalled_s)
-            known.outbox.offer(parcel)
-            known.count(messages_sent=1, payload_bytes_sent=parcel.size_bytes)
+            known.outbox.offer(outgoing)
+            known.count(messages_sent=1, payload_bytes_sent=outgoing.size_bytes)
             self.dirty.add(peer)
             return True
 
-    def _open(self, peer: str, parcel: Parcel) -> Correspondent | None:
+    def _open(self, peer: str, outgoing: OutgoingMessage) -> PeerState | None:
         self._check_running()
-        if parcel.key.generation < self.generation:
+        if outgoing.key.generation < self.generation:
             return None
         if peer not in self.peers:
             raise PeerLostError(f"{self.name}: {peer} is not among the peers of generation {self.generation}")
         return self.peers[peer]
 
-    def _has_room(self, known: Correspondent, parcel: Parcel) -> bool:
+    def _has_room(self, known: PeerState, outgoing: OutgoingMessage) -> bool:
         held = known.outbox.held_bytes
-        return held == 0 or held + parcel.charge_bytes <= self.limits.send_queue_bytes
+        return held == 0 or held + outgoing.charge_bytes <= self.limits.send_queue_bytes
 
     def _check_running(self) -> None:
         if self.stopped:
@@ -234,7 +234,7 @@ class Exchange:
         if first:
             _logger.warning("%s refused from %s: %s (counted from now on)", self.name, source, refusal)
 
-    def begin(self, known: Correspondent, greeting: Greeting, *, fresh_link: bool) -> None:
+    def begin(self, known: PeerState, greeting: Greeting, *, fresh_link: bool) -> None:
         """Take what the other side says when a link begins.
 
         `fresh_link`: this side's inbox still is as on the link before (whoever dials has begun anew already).
@@ -248,7 +248,7 @@ class Exchange:
             self.settle(known, known.greeted(greeting))
             self.dirty.add(known.peer.name)
 
-    def take_chunk(self, known: Correspondent, chunk: Chunk, data: memoryview) -> None:
+    def take_chunk(self, known: PeerState, chunk: Chunk, data: memoryview) -> None:
         """Take a chunk from the network.
 
         Raises:
@@ -264,24 +264,24 @@ class Exchange:
             self.dirty.add(known.peer.name)
             self.condition.notify_all()
 
-    def take_acknowledgement(self, known: Correspondent, acknowledgement: Acknowledgement) -> None:
+    def take_acknowledgement(self, known: PeerState, acknowledgement: Acknowledgement) -> None:
         """Take a peer's word of what it has."""
         with self.condition:
             done, granted_bytes = acknowledgement.done, acknowledgement.granted_bytes
             self.settle(known, known.outbox.acknowledge(done, granted_bytes, time.monotonic()))
             self.dirty.add(known.peer.name)
 
-    def settle(self, known: Correspondent, parcels: Iterable[Parcel]) -> None:
+    def settle(self, known: PeerState, messages: Iterable[OutgoingMessage]) -> None:
         """Note messages that the peer has, and let those that wait for room go on."""
         now_s = time.monotonic()
-        for parcel in parcels:
-            assert parcel.started_s is not None
+        for outgoing in messages:
+            assert outgoing.started_s is not None
             interval = SentInterval(
                 peer=known.peer.name,
-                key=parcel.key,
-                size_bytes=parcel.size_bytes,
-                queued_s=parcel.queued_s,
-                started_s=parcel.started_s,
+                key=outgoing.key,
+                size_bytes=outgoing.size_bytes,
+                queued_s=outgoing.queued_s,
+                started_s=outgoing.started_s,
                 acknowledged_s=now_s,
             )
             self._intervals.append(interval)

@@ -15,9 +15,10 @@ from spantrain.transport.mailbox.interface import Limits, Message
 from spantrain.transport.mailbox.wire import (
     CHUNK_BYTES,
     MAX_AHEAD,
-    MOST_EXTRA_BYTES,
+    MAX_EXTRA_BYTES,
     Acknowledgement,
     Chunk,
+    DoneNumbers,
     Header,
     decode_header,
 )
@@ -81,7 +82,7 @@ class Inbox:
     def __init__(self, source: str, limits: Limits, *, checked: bool) -> None:
         self._source = source
         self._max_message_bytes = limits.max_message_bytes
-        self._window_bytes = limits.receive_queue_bytes + MOST_EXTRA_BYTES
+        self._window_bytes = limits.receive_queue_bytes + MAX_EXTRA_BYTES
         self._checked = checked
         self._partials: dict[tuple[int, int], _Partial] = {}
         self._seen = (_Seen(), _Seen())
@@ -110,7 +111,7 @@ class Inbox:
             seen.skip_to(number)
 
     @property
-    def done(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def done(self) -> DoneNumbers:
         """For each track, what has come, in full."""
         return tuple((seen.upto, tuple(sorted(seen.later))) for seen in self._seen)
 

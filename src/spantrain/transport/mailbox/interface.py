@@ -1,11 +1,10 @@
 """What a mailbox takes and gives, whatever carries it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spantrain.core.messages import MessageKey
-from spantrain.transport.connection.peers import PeerAddress
 
 if TYPE_CHECKING:
     import torch  # a control plane knows addresses, and no tensors
@@ -101,49 +100,3 @@ class Counters:
     peers: Mapping[str, PeerCounters]
     refused: Mapping[str, int]
     """Number by reason: `unknown peer`, `malformed`, `truncated`, `oversized`, `old generation`, ..."""
-
-
-class MailboxLike(Protocol):
-    """What `Mailbox` and `MemoryMailbox` have in common."""
-
-    @property
-    def name(self) -> str:
-        """Name of this side."""
-
-    @property
-    def endpoint(self) -> str:
-        """Where peers may dial; empty if they cannot."""
-
-    @property
-    def public_key(self) -> str:
-        """What peers must know to trust this side."""
-
-    @property
-    def generation(self) -> int:
-        """The generation of the last `set_peers`; messages of it are delivered."""
-
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
-        """Replace the set of peers that may send and be sent to; dial those that are new, or wait for `dial`."""
-
-    def dial(self, names: Iterable[str] | None = None) -> None:
-        """Dial peers that `set_peers` held back, all or some."""
-
-    def send(
-        self, peer: str, key: MessageKey, tensors: "Sequence[torch.Tensor]", *, timeout_s: float | None = None
-    ) -> bool:
-        """Queue a message; False if there was no room within the time."""
-
-    def receive(self, timeout_s: float | None) -> list[Message]:
-        """Return what has arrived, waiting for the first if there is none."""
-
-    def wake(self) -> None:
-        """Make a waiting `receive` return."""
-
-    def counters(self) -> Counters:
-        """Return totals."""
-
-    def sent_intervals(self) -> list[SentInterval]:
-        """Return the messages acknowledged since the last call."""
-
-    def close(self) -> None:
-        """Stop; what is not sent is lost."""

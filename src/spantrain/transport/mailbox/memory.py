@@ -2,16 +2,12 @@
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from itertools import permutations
 
-import torch
-
-from spantrain.core.messages import MessageKey
-from spantrain.transport.connection.peers import PeerAddress
-from spantrain.transport.mailbox.exchange import Correspondent, Exchange
-from spantrain.transport.mailbox.interface import Counters, Limits, Message, SentInterval
-from spantrain.transport.mailbox.outbox import Parcel
+from spantrain.transport.mailbox.exchange import Exchange, PeerState
+from spantrain.transport.mailbox.interface import Limits, Message
+from spantrain.transport.mailbox.mailbox import MailboxLike
+from spantrain.transport.mailbox.outbox import OutgoingMessage
 from spantrain.transport.mailbox.wire import BULK, EXPRESS, Chunk
 
 
@@ -21,7 +17,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exchanges: dict[str, Exchange] = {}
-        self._begun: dict[tuple[str, str], tuple[Correspondent, Correspondent]] = {}
+        self._begun: dict[tuple[str, str], tuple[PeerState, PeerState]] = {}
 
     def mailbox(self, name: str, limits: Limits | None = None) -> "MemoryMailbox":
         """Make a mailbox."""
@@ -53,12 +49,12 @@ class MemoryNetwork:
             return False
         moved = False
         for track in (EXPRESS, BULK):
-            while (parcel := self._peek(source, out, track)) is not None:
-                piece = memoryview(parcel.payload.piece(parcel.offset, parcel.length))
-                chunk = Chunk(track, parcel.number, parcel.offset, 0, parcel.header)
+            while (outgoing := self._peek(source, out, track)) is not None:
+                piece = memoryview(outgoing.payload.piece(outgoing.offset, outgoing.length))
+                chunk = Chunk(track, outgoing.number, outgoing.offset, 0, outgoing.header)
                 with source.condition:
-                    out.outbox.advance(parcel)
-                    out.count(wire_bytes_sent=len(piece) + len(parcel.header))
+                    out.outbox.advance(outgoing)
+                    out.count(wire_bytes_sent=len(piece) + len(outgoing.header))
                 target.take_chunk(back, chunk, piece)
                 moved = True
         with target.condition:
@@ -68,11 +64,11 @@ class MemoryNetwork:
             source.take_acknowledgement(out, acknowledgement)
         return moved or due
 
-    def _peek(self, source: Exchange, out: Correspondent, track: int) -> Parcel | None:
+    def _peek(self, source: Exchange, out: PeerState, track: int) -> OutgoingMessage | None:
         with source.condition:
             return out.outbox.peek(track, time.monotonic())
 
-    def _introduce(self, a: Exchange, a_side: Correspondent, b: Exchange, b_side: Correspondent) -> bool:
+    def _introduce(self, a: Exchange, a_side: PeerState, b: Exchange, b_side: PeerState) -> bool:
         """Connect two sides, if they are not; return whether they are now."""
         if a.name > b.name:
             a, a_side, b, b_side = b, b_side, a, a_side
@@ -91,80 +87,27 @@ class MemoryNetwork:
         return True
 
 
-class MemoryMailbox:
+class MemoryMailbox(MailboxLike):
     """One device's end, like `Mailbox`; what it sends is carried by whoever calls next."""
 
     def __init__(self, *, name: str, network: MemoryNetwork, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._exchange = Exchange(name=name, limits=self._limits, encrypted=True, dialable=True)
+        super().__init__(Exchange(name=name, limits=limits or Limits(), encrypted=True, dialable=True))
         self._network = network
         network.attach(self._exchange)
-
-    @property
-    def name(self) -> str:
-        """Name of this side."""
-        return self._exchange.name
 
     @property
     def endpoint(self) -> str:
         """Made up, so that it looks like an address."""
         return f"memory://{self.name}"
 
-    @property
-    def public_key(self) -> str:
-        """Empty: nobody listens in."""
-        return ""
-
-    @property
-    def address(self) -> PeerAddress:
-        """What peers need to know of this side."""
-        return PeerAddress(name=self.name, endpoint=self.endpoint, public_key=self.public_key)
-
-    @property
-    def generation(self) -> int:
-        """The generation of the last `set_peers`."""
-        return self._exchange.generation
-
-    def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
-        """Replace the set of peers; see `Mailbox.set_peers`."""
-        self._exchange.set_peers(generation, peers, dial=dial)
-        self._network.pump()
-
-    def dial(self, names: Iterable[str] | None = None) -> None:
-        """Dial peers that `set_peers(..., dial=False)` held back, all or some; those that are connected stay so.
-
-        Raises:
-            ValueError: a name is not among the peers.
-        """
-        self._exchange.dial(names)
-        self._network.pump()
-
-    def send(
-        self, peer: str, key: MessageKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None
-    ) -> bool:
-        """Queue tensors for a peer; see `Mailbox.send`."""
-        parcel = Parcel.pack(key, tensors, self._limits.max_message_bytes, time.monotonic())
-        queued = self._exchange.offer(peer, parcel, timeout_s)
-        self._network.pump()
-        return queued
-
     def receive(self, timeout_s: float | None) -> list[Message]:
-        """Return everything that has arrived; see `Mailbox.receive`."""
-        messages, _ = self._exchange.collect(timeout_s)
-        self._network.pump()
+        """Return everything that has arrived; carry what then has credit."""
+        messages = super().receive(timeout_s)
+        self._carry()
         return messages
 
-    def wake(self) -> None:
-        """Make a `receive` that waits, or the next one, return early."""
-        self._exchange.wake()
-
-    def counters(self) -> Counters:
-        """Return totals since the start."""
-        return self._exchange.counters()
-
-    def sent_intervals(self) -> list[SentInterval]:
-        """Return the messages acknowledged since the last call."""
-        return self._exchange.take_intervals()
+    def _carry(self) -> None:
+        self._network.pump()
 
     def close(self) -> None:
         """Stop; what is not received is lost."""

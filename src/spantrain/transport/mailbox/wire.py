@@ -27,7 +27,7 @@ MAX_FRAME_BYTES = 512 * 1024
 room for what a greeting says of `MAX_AHEAD` messages on each track."""
 EXPRESS, BULK = 0, 1
 """Tracks of messages, each with numbers of its own."""
-_MOST_CONNECTIONS = 18
+_MAX_CONNECTIONS = 18
 """One for control, one for small messages, up to 16 for bulk."""
 MAX_AHEAD = 16384
 """How far a message's number may be ahead of the first that is not acknowledged: bounds what receivers remember."""
@@ -37,13 +37,16 @@ _MESSAGE_COST_BYTES, _TENSOR_COST_BYTES = 6144, 1024
 """What whoever holds a message needs besides its tensors' bytes, at most: for itself, with what is left over of a page
 of memory, and for each tensor."""
 _MAX_TENSORS, _MAX_DIMENSIONS, _MAX_NAME = 256, 16, 256
-MOST_EXTRA_BYTES = _MESSAGE_COST_BYTES + _MAX_TENSORS * _TENSOR_COST_BYTES
+MAX_EXTRA_BYTES = _MESSAGE_COST_BYTES + _MAX_TENSORS * _TENSOR_COST_BYTES
 """What a message may be charged besides its tensors' bytes."""
 _INT31, _INT63 = 2**31, 2**63
 _BOUNDS = {"max_text": _MAX_NAME, "max_entries": MAX_AHEAD}
 _CHUNK_PREFIX = struct.Struct("<BQQI")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+DoneNumbers = tuple[tuple[int, tuple[int, ...]], ...]
+"""For each track: all messages up to this number have come, and these later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Greeting:
     epoch: int
     connection: int
     connections: int
-    done: tuple[tuple[int, tuple[int, ...]], ...]
+    done: DoneNumbers
     """For each track: all messages up to this number have come, and these later ones."""
     first: tuple[int, ...]
     """For each track: the first number that the sender of this greeting still has."""
@@ -112,7 +115,7 @@ class Greeting:
 class Acknowledgement:
     """What has come, and how many bytes may have been started in all since the link began."""
 
-    done: tuple[tuple[int, tuple[int, ...]], ...]
+    done: DoneNumbers
     granted_bytes: int
 
 
@@ -256,7 +259,7 @@ def decode_greeting(head: bytes | memoryview) -> Greeting:
         head[1:], 10, **_BOUNDS
     )
     _version(version)
-    connections = whole_number(connections, 1, _MOST_CONNECTIONS + 1)
+    connections = whole_number(connections, 1, _MAX_CONNECTIONS + 1)
     return Greeting(
         name=text(name, _MAX_NAME),
         session=whole_number(session, 0, _INT63),
@@ -294,7 +297,7 @@ def decode_bye(head: bytes | memoryview) -> int:
     return whole_number(generation, 0, _INT31)
 
 
-def _decode_done(value: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _decode_done(value: Any) -> DoneNumbers:
     tracks = []
     for entry in array(value, 2, 2):
         upto, later = array(entry, 2, 2)
