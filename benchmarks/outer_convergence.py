@@ -36,7 +36,7 @@ from typing import Any
 from outer_gpt import Recipe
 from outer_training import SPEEDS, Run, Trained, kept_of, train_or_read
 from results import line_plot, save
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
 from worker_pool import workers
 
 MAIN = ("0-50 %", "5.2 times")
@@ -52,11 +52,11 @@ OURS, BOUNDED = "outer", f"outer {AHEAD:g}"
 RULES = "0.7/0.8,0.9/0.7,0.9/0.8"
 """That are tried: the paper's, and two with a larger rate."""
 Results = dict[Run, Trained]
-Chosen = Mapping[str, OuterRule]
+Chosen = Mapping[str, Nesterov]
 """By the kind of run."""
 
 
-def tries(kinds: Sequence[str], common: Mapping[str, Any], recipe: Recipe, rules: Sequence[OuterRule]) -> list[Run]:
+def tries(kinds: Sequence[str], common: Mapping[str, Any], recipe: Recipe, rules: Sequence[Nesterov]) -> list[Run]:
     """Return the first seed's runs of some kinds with each rule."""
     return [
         run
@@ -75,7 +75,7 @@ def runs_of(kind: str, mine: Mapping[str, Any]) -> list[Run]:
 
 def chosen_of(found: Results, inner_steps: int) -> Chosen:
     """Return the rule with which each kind came to the lowest loss, over the speeds."""
-    losses: dict[str, dict[OuterRule, list[float]]] = {}
+    losses: dict[str, dict[Nesterov, list[float]]] = {}
     for run, one in found.items():
         if run.inner_steps == inner_steps and run.seed == 0 and run.speeds in MAIN and not run.spoil:
             losses.setdefault(run.kind, {}).setdefault(run.recipe.rule, []).append(one.loss)
@@ -168,7 +168,7 @@ def comparable(found: Results) -> Results:
 
 def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     """Return a line for each kind of run and H with the losses of each rule, over the speeds; and the same as data."""
-    losses: dict[tuple[int, str], dict[OuterRule, list[float]]] = {}
+    losses: dict[tuple[int, str], dict[Nesterov, list[float]]] = {}
     for run, one in found.items():
         if run.seed == 0 and run.speeds in MAIN and not run.spoil and run.method != "dp":
             by_rule = losses.setdefault((run.inner_steps, run.kind), {})
@@ -182,7 +182,7 @@ def tried(found: Results) -> tuple[list[str], list[dict[str, Any]]]:
     return lines, data
 
 
-def rule_text(rule: OuterRule) -> str:
+def rule_text(rule: Nesterov) -> str:
     """Return rate/momentum.
 
     >>> rule_text(OuterRule())
@@ -191,10 +191,10 @@ def rule_text(rule: OuterRule) -> str:
     return f"{rule.learning_rate:g}/{rule.momentum:g}"
 
 
-def rules_of(text: str) -> list[OuterRule]:
+def rules_of(text: str) -> list[Nesterov]:
     """Read what `rule_text` makes, several with commas."""
     pairs = [one.split("/") for one in text.split(",")]
-    return [OuterRule(learning_rate=float(rate), momentum=float(momentum)) for rate, momentum in pairs]
+    return [Nesterov(learning_rate=float(rate), momentum=float(momentum)) for rate, momentum in pairs]
 
 
 def base_of(found: Results, run: Run) -> float:

@@ -20,7 +20,7 @@ from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, fragm
 from spantrain.formats.registry import WireFormat
 from spantrain.models.data.text import read_windows
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots
 
@@ -40,7 +40,7 @@ class Recipe:
     begun_steps: int = 1500
     """Before there are clusters."""
     begun_rate: float = 1e-3
-    rule: OuterRule = field(default_factory=OuterRule)
+    rule: Nesterov = field(default_factory=Nesterov)
 
     @property
     def tokens_per_step(self) -> int:

@@ -24,8 +24,8 @@ from outer_gpt import Recipe, begun
 from outer_training import SPEEDS, OuterBodies, Run, case_of
 from results import save
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain_studies.outer.methods import simulate_method
 
 DEFAULT = ("plain", "bfloat16", "int8", "int4", "compensation=0.1", "staleness=0.5", "fragments=3")
@@ -53,7 +53,7 @@ def settings_of(option: str, settings: OuterSettings) -> OuterSettings:
 
 def trained(run: Run, option: str) -> tuple[float, float, float]:
     """Train; return the held-out loss, the mean staleness, and seconds of a cluster's line busy in a round."""
-    start = begun(replace(run.recipe, rule=OuterRule()), run.seed)
+    start = begun(replace(run.recipe, rule=Nesterov()), run.seed)
     bodies, case = OuterBodies(run, start), case_of(run, start)
     settings = settings_of(option, case.settings)
     shards = case.shards[: len(case.layers) // settings.fragments]

@@ -207,7 +207,7 @@ def update(layers: int, layer_mb: float, runs: int, *, pushes: int = 2) -> list[
 def _begun(layout: ShardLayout) -> ShardVersion:
     first = {name: one for k in range(len(layout.layers)) for name, one in tensors_of(layout, k, 1.0).items()}
     still = {name: torch.zeros_like(one) for name, one in first.items()}
-    return ShardVersion(version=1, parameters=first, velocity=still)
+    return ShardVersion(version=1, parameters=first, state={"velocity": still})
 
 
 def one_update(shard: OuterShard, layout: ShardLayout, number: int, pushes: int) -> dict[str, float]:

@@ -26,8 +26,8 @@ from spantrain.core.outer.events import LayerTransfer, Moved, OuterEvent, Transf
 from spantrain.core.outer.layers import ShardLayout
 from spantrain.outer.link.codec import decode_command, decode_value, encode_message
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
@@ -108,7 +108,7 @@ def run_shard(name: str, bind: str, folder: Path, encrypted: bool, limits: Layer
                 layout = decode_value(ShardLayout, order["layout"], "layout")
                 links[0].listener.joined(
                     MasterWelcome(
-                        layout=layout, rule=OuterRule(), settings=OuterSettings(), peers=peers_of(order)
+                        layout=layout, rule=Nesterov(), settings=OuterSettings(), peers=peers_of(order)
                     )
                 )  # fmt: skip
                 say(ready=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from outer_gpt import Copy, GptCluster, GptShard, Progress, Recipe, as_tensors, begun, held_out_loss, layers_of
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.outer.layers import ShardLayout
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, weighted_mean
 from spantrain.outer.shard.snapshots import MemorySnapshots
 from spantrain_studies.outer.case import MemberLine, OuterCase, OuterResult, SimulatedCluster, SimulatedShard
@@ -131,7 +131,7 @@ def _file_of(run: Run, folder: Path) -> Path:
 def train(run: Run) -> Trained:
     """Train; one thread."""
     torch.set_num_threads(1)
-    start = begun(replace(run.recipe, rule=OuterRule()), run.seed)
+    start = begun(replace(run.recipe, rule=Nesterov()), run.seed)
     bodies = (OuterBodies if run.method == "outer" else PeerBodies)(run, start)
     result = simulate_method(run.method, case_of(run, start), bodies)
     return Trained.of(run, bodies, result)

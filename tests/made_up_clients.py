@@ -20,13 +20,13 @@ from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots
 from spantrain.transport.layers.interface import LayerKey
 
-EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
+EXACT = Nesterov(learning_rate=1.0, momentum=0.0)
 """With it the shards hold the mean of what clusters have."""
 
 
@@ -34,7 +34,7 @@ class MadeUpServer:
     """Everything happens in one thread, in order; `hook` sees each command on its way and may call faults below."""
 
     def __init__(
-        self, *, shards: int = 2, rule: OuterRule = EXACT, settings: OuterSettings | None = None,
+        self, *, shards: int = 2, rule: Nesterov = EXACT, settings: OuterSettings | None = None,
         samples: int = 0, chunks: int = 0, passes: int | None = 1,
     ) -> None:  # fmt: skip
         self.rule, self.settings = rule, settings or OuterSettings(clip_norm=None, grace_s=0.0)

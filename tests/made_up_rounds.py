@@ -13,8 +13,8 @@ from spantrain.core.outer import events as on
 from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.layers import Layer, ParameterSpec, divide
 from spantrain.outer.policy.master import OuterMaster
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots, SnapshotStore
 
@@ -36,7 +36,7 @@ class MadeUpRounds:
     """Whole rounds, one after the other; a cluster is what it last pulled."""
 
     def __init__(
-        self, parameters: Tensors, clusters: Sequence[str], *, shards: int, rule: OuterRule | None = None,
+        self, parameters: Tensors, clusters: Sequence[str], *, shards: int, rule: Nesterov | None = None,
         settings: OuterSettings | None = None, snapshots: Mapping[str, SnapshotStore] | None = None,
     ) -> None:  # fmt: skip
         self.layout = divide(layers_of(parameters), [f"s{k}" for k in range(shards)])

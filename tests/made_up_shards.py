@@ -21,8 +21,8 @@ from spantrain.core.outer.layers import divide
 from spantrain.outer.link.link import LinkListener, MasterWelcome, MemberFacts
 from spantrain.outer.policy.client import OuterClient
 from spantrain.outer.policy.master import OuterMaster
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import MasterState, OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.server import ShardServer
 from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
@@ -170,7 +170,7 @@ class LocalOuterRun(contextlib.ExitStack):
     def _join(self, link: FakeLink) -> None:
         self.links[link.name] = link
         peers = tuple(cluster.address for cluster in self.clusters.values())
-        welcome = MasterWelcome(layout=self.layout, rule=OuterRule(), settings=self.settings, peers=peers)
+        welcome = MasterWelcome(layout=self.layout, rule=Nesterov(), settings=self.settings, peers=peers)
         known = [
             PeerAddress(name=one.name, endpoint=one.facts.endpoint, public_key=one.facts.public_key)
             for one in self.links.values()

@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 from programs import process_of_log
 from spantrain.app.outer.health import MASTER, Health
 from spantrain.app.outer.up import OuterUp, keep_up
-from spantrain.config.outer.outer_file import load_outer
+from spantrain.outer.config.outer_file import load_outer
 
 STARTED = {MASTER: 0.0, "s0": 0.0, "s1": 0.0}
 

@@ -11,8 +11,8 @@ from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.config.cluster_file import load_preset
-from spantrain.config.outer.outer_file import load_outer
 from spantrain.errors import PeerLostError, WorkerError
+from spantrain.outer.config.outer_file import load_outer
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
 

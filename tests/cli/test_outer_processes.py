@@ -78,7 +78,7 @@ def test_a_master_is_asked_how_it_stands_and_ends_when_told(spantrain, config) -
 
 def test_the_folder_of_a_master_is_where_its_token_is_looked_for(config) -> None:
     from spantrain.app.outer.where import token_file
-    from spantrain.config.outer.outer_file import load_outer
+    from spantrain.outer.config.outer_file import load_outer
     from spantrain.outer.master import files as master_files
 
     place = load_outer(config).master

@@ -1,14 +1,24 @@
 """outer.yaml: what it says, and all that can be wrong with it in one message."""
 
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import pytest
+from torch import Tensor
 
-from spantrain.config.outer.numbers import GuardNumbers, OuterNumbers, RuleNumbers, SettingNumbers
-from spantrain.config.outer.outer_file import OuterData, load_outer, parse_outer
+from spantrain.core.bounds import Bounds
 from spantrain.errors import ConfigError
 from spantrain.formats.registry import WireFormat
+from spantrain.outer.config.outer_file import OuterData, load_outer, parse_outer
+from spantrain.outer.policy.guard import GuardSettings
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 
 SMALL = """\
 name: two-places
@@ -57,7 +67,7 @@ def test_what_must_be_said_is_enough() -> None:
         ("s1", "2001:db8::7", 0, "::"),
     ]
     assert config.shard("s1").snapshots == Path("/var/s1")
-    assert config.numbers == OuterNumbers(inner_steps=64)
+    assert (config.inner_steps, config.rule, config.settings) == (64, Nesterov(), OuterSettings())
     assert config.encrypted
     assert config.data is None
     assert config.places is None
@@ -65,26 +75,23 @@ def test_what_must_be_said_is_enough() -> None:
 
 def test_all_numbers_can_be_said() -> None:
     config = parse(SMALL + WHOLE)
-    assert config.numbers == OuterNumbers(
-        inner_steps=16,
-        rule=RuleNumbers(learning_rate=1.0, momentum=0.0),
-        settings=SettingNumbers(
-            grace_s=0.0,
-            clipped=False,
-            part_steps=False,
-            common_rounds=False,
-            ahead=0.25,
-            staleness_power=0.5,
-            lost_after_s=5.0,
-            transfer_limit_s=120.0,
-            lease_s=3600.0,
-            shard_slots=2,
-            worker_slots=3,
-            push_format=WireFormat.INT8,
-            fragments=4,
-            compensation=0.1,
-        ),
-        guard=GuardNumbers(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),
+    assert (config.inner_steps, config.rule) == (16, Nesterov(learning_rate=1.0, momentum=0.0))
+    assert config.settings == OuterSettings(
+        grace_s=0.0,
+        clip_norm=None,
+        part_steps=False,
+        common_rounds=False,
+        ahead=0.25,
+        staleness_power=0.5,
+        lost_after_s=5.0,
+        transfer_limit_s=120.0,
+        lease_s=3600.0,
+        shard_slots=2,
+        worker_slots=3,
+        push_format=WireFormat.INT8,
+        fragments=4,
+        compensation=0.1,
+        guard=GuardSettings(smoothing=0.1, factor=2.0, warm_up=4, wild=5.0, restart_after=3),
     )
     assert not config.encrypted
 
@@ -101,7 +108,26 @@ def test_data_and_places_can_be_said() -> None:
 
 
 def test_empty_tables_say_nothing() -> None:
-    assert parse(SMALL + "rule:\nsettings:\n").numbers == OuterNumbers()
+    config = parse(SMALL + "rule:\nsettings:\n")
+    assert (config.rule, config.settings) == (Nesterov(), OuterSettings())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainDescent(OuterRule):
+    """Steps along the mean, and keeps nothing."""
+
+    name: ClassVar[str] = "plain-descent"
+    learning_rate: Annotated[float, Bounds(over=0, under=2)] = 1.0
+
+    def step(self, ahead: Tensor, old: Sequence[Tensor], new: Sequence[Tensor], part: float) -> float:
+        return self.learning_rate
+
+
+def test_a_rule_that_somebody_defined_is_named_with_its_numbers_and_bounds() -> None:
+    assert parse(SMALL + "rule: {name: plain-descent, learning_rate: 0.5}\n").rule == PlainDescent(learning_rate=0.5)
+    (said,) = problems(SMALL + "rule: {name: plain-descent, learning_rate: 2}\n")
+    assert "2 must be between 0 and 2" in said
+    assert "'adam' must be one of nesterov, plain-descent" in "\n".join(problems(SMALL + "rule: {name: adam}\n"))
 
 
 def test_all_problems_are_told_at_once_with_their_lines() -> None:
@@ -189,3 +215,8 @@ def test_the_page_shows_a_file_that_loads(examples: Path, tmp_path: Path) -> Non
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
         load_outer(path)
+
+
+def test_a_file_is_read_without_torch() -> None:
+    code = "import sys; from spantrain.outer.rules.registry import rules; from spantrain.outer.config import outer_file"
+    assert not subprocess.run([sys.executable, "-c", f"{code}; rules(); sys.exit('torch' in sys.modules)"]).returncode

@@ -11,8 +11,8 @@ from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.files.parsing import OutOfRange, parse_json, parse_yaml_nodes
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import check_tensor_header, read_text
-from spantrain.config.outer.outer_file import parse_outer
 from spantrain.errors import ConfigError
+from spantrain.outer.config.outer_file import parse_outer
 
 ALIASES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
 

@@ -13,7 +13,6 @@ from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoile
 from fuzz.mutation import corrupted
 from fuzz.target import Target
 from made_up_reference import case, files
-from spantrain.app.outer.setup import master_config
 from spantrain.app.outer.where import place_outer
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan
@@ -24,7 +23,6 @@ from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import read_profile
 from spantrain.config.cluster_file import load_cluster
 from spantrain.config.files.json_codec import render_json, to_json
-from spantrain.config.outer.outer_file import load_outer, parse_outer
 from spantrain.config.traces.network_traces import Changes, changes_text, network_links, network_trace, read_changes
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.layers import Layer, ParameterSpec, divide
@@ -34,6 +32,7 @@ from spantrain.errors import SpanTrainError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.choice import vocabulary_size
 from spantrain.models.data.text import ByteEncoder, document_parts
+from spantrain.outer.config.outer_file import load_outer, parse_outer
 from spantrain.outer.master.files import MasterFiles
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
@@ -153,7 +152,7 @@ def run_trace_name(folder: Path) -> None:
 
 def run_outer(folder: Path) -> None:
     config = load_outer(folder / "outer.yaml")
-    master_config(config)
+    assert config.for_master
     if config.places is not None:
         place_outer(config)
 
@@ -315,7 +314,7 @@ def lines_case(chance: Random) -> Files:
 
 
 def master_case(chance: Random) -> Files:
-    config = master_config(parse_outer(OUTER, source="outer.yaml", folder=Path()))
+    config = parse_outer(OUTER, source="outer.yaml", folder=Path()).for_master
     layers = [Layer(name=f"{k}", parameters=(ParameterSpec(name=f"{k}.w", shape=(2, 3)),)) for k in range(6)]
     layout = divide(tuple(layers), ["s0", "s1"], fragments=2)
     known = {"layout.json": layout, "state.json": config.first_state()}
@@ -325,7 +324,7 @@ def master_case(chance: Random) -> Files:
 
 
 def run_master(folder: Path) -> None:
-    config = master_config(parse_outer(OUTER, source="outer.yaml", folder=folder))
+    config = parse_outer(OUTER, source="outer.yaml", folder=folder).for_master
     kept = MasterFiles(folder)
     try:
         kept.check(config)

@@ -25,8 +25,8 @@ from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.pipeline.worker import StageWorker
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.control.protocol import decode, encode
 
 # The master.
@@ -175,7 +175,7 @@ def _cluster(case: list[Any], _folder: Path) -> object:
         ClusterCopy({one.name: torch.zeros(one.shape) for layer in LAYERS for one in layer.parameters}),
     )
     layout = divide(LAYERS, ("s0",), fragments=1)
-    welcome = MasterWelcome(layout=layout, rule=OuterRule(), settings=OuterSettings(), peers=())
+    welcome = MasterWelcome(layout=layout, rule=Nesterov(), settings=OuterSettings(), peers=())
     refused: list[SpanTrainError] = []
     try:
         for one in (session, stage):

@@ -21,8 +21,9 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.outer.link.codec import encode_value
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 
 _WORDS = (
     "a",
@@ -63,7 +64,7 @@ def _valid() -> Mapping[Any, Any]:
         StoredFile: to_json(StoredFile(device="edge-0", sha256="0" * 64, size_bytes=3)),
         Layer: encode_value(layers[0]),
         ShardLayout: encode_value(layout),
-        OuterRule: encode_value(OuterRule()),
+        OuterRule: encode_value(Nesterov()),
         OuterSettings: encode_value(OuterSettings()),
     }
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up_rounds import MadeUpRounds, Tensors, random_tensors, without_clip
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean
 
 TOKENS = {"a": 300, "b": 100, "c": 200}
@@ -64,7 +64,7 @@ def test_the_order_of_arrival_changes_no_bit(order):
 
 def test_one_cluster_with_rate_1_and_no_momentum_trains_as_if_alone():
     made = MadeUpRounds(
-        random_tensors(0), "a", shards=2, rule=OuterRule(learning_rate=1.0, momentum=0.0), settings=without_clip()
+        random_tensors(0), "a", shards=2, rule=Nesterov(learning_rate=1.0, momentum=0.0), settings=without_clip()
     )
     alone = random_tensors(0)
     for k in range(5):
@@ -131,7 +131,7 @@ def test_the_mean_never_steps_further_than_the_clip():
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.floats(0.01, 2.0), st.sampled_from([0.0, 0.5, 0.9]))
 def test_a_step_is_torchs(seed, rate, momentum):
-    rule = OuterRule(learning_rate=rate, momentum=momentum)
+    rule = Nesterov(learning_rate=rate, momentum=momentum)
     chance = torch.Generator().manual_seed(seed)
     parameter, velocity = torch.randn(7, generator=chance), torch.zeros(7)
     mine = torch.nn.Parameter(parameter.clone())
@@ -147,7 +147,7 @@ def test_a_step_is_torchs(seed, rate, momentum):
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=5), st.sampled_from([0.0, 0.5, 0.8]))
 def test_parts_of_a_step_come_to_the_whole(sizes, momentum):
     """Nothing more comes after it: the parameters end where one step, and the rest of its velocity, would take them."""
-    rule = OuterRule(learning_rate=0.7, momentum=momentum)
+    rule = Nesterov(learning_rate=0.7, momentum=momentum)
     parts = [size / sum(sizes) for size in sizes]
     gradient, nothing = torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     parameter, velocity = nothing, nothing

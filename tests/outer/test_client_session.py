@@ -14,15 +14,15 @@ from spantrain.core.outer.layers import divide
 from spantrain.outer.client.replica import TakenPush
 from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import MasterWelcome
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.connection.peers import PeerAddress
 
 LAYERS = layers_of(2, 3)
 S0, S1, S1_AGAIN = (PeerAddress(name=name, endpoint=f"tcp://{port}", public_key="") for name, port in
                     (("s0", "h:1"), ("s1", "h:2"), ("s1", "h:3")))  # fmt: skip
 WELCOME = MasterWelcome(
-    layout=divide(LAYERS, ("s0", "s1")), rule=OuterRule(), settings=OuterSettings(), peers=(S0, S1)
+    layout=divide(LAYERS, ("s0", "s1")), rule=Nesterov(), settings=OuterSettings(), peers=(S0, S1)
 )  # fmt: skip
 
 

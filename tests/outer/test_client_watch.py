@@ -21,12 +21,12 @@ from spantrain.outer.client.session import ClientSession
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.layers.loop import LayerLoop
 
 LAYERS = layers_of(2, 3)
-WELCOME = MasterWelcome(layout=divide(LAYERS, ("s0", "s1")), rule=OuterRule(), settings=OuterSettings(), peers=())
+WELCOME = MasterWelcome(layout=divide(LAYERS, ("s0", "s1")), rule=Nesterov(), settings=OuterSettings(), peers=())
 
 
 class Ends:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_up_rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
 
 
 def moved(copy: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ def test_the_server_and_the_cluster_together_hold_every_step_once(happenings):
 @pytest.mark.parametrize("meanwhile", [0, 3])
 def test_one_cluster_with_rate_1_and_no_momentum_is_local_training_also_while_it_exchanges(meanwhile):
     live, alone = whole(0), whole(0)
-    rule = OuterRule(learning_rate=1.0, momentum=0.0)
+    rule = Nesterov(learning_rate=1.0, momentum=0.0)
     made = MadeUpRounds(whole(0), "a", shards=2, rule=rule, settings=without_clip())
     copy = ClusterCopy(live)
     for k in range(4):

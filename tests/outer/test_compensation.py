@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from made_up_rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.core.outer import commands as do
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import Tensors, compensate, pseudo_gradient
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots
 
-EXACT = OuterRule(learning_rate=1.0, momentum=0.0)
+EXACT = Nesterov(learning_rate=1.0, momentum=0.0)
 
 
 def made_up(strength: float, *, shards: int = 2) -> MadeUpRounds:

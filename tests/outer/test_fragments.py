@@ -9,8 +9,8 @@ from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, trai
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov
 
 EACH = {name: [name] for name, _ in small_model().named_parameters()}
@@ -42,7 +42,7 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(fragments, sh
         assert outer.metrics.outer_rounds == state.updates == sum(one.version for one in state.fragments)
 
 
-def by_hand(steps: int, tokens: dict[str, int], rule: OuterRule, offsets: dict[str, int]) -> dict[str, torch.Tensor]:
+def by_hand(steps: int, tokens: dict[str, int], rule: Nesterov, offsets: dict[str, int]) -> dict[str, torch.Tensor]:
     """Each parameter is a fragment of its own, and exchanged every four steps, from its offset on."""
     models = {name: small_model(0) for name in tokens}
     inner = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
@@ -62,7 +62,7 @@ def by_hand(steps: int, tokens: dict[str, int], rule: OuterRule, offsets: dict[s
 
 
 def test_synchronous_clusters_are_diloco_by_the_fragment():
-    rule, tokens = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}
+    rule, tokens = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}
     settings = settings_of(4, grace_s=1e6, common_rounds=False, ahead=0.0)
     models = {"a": small_model(0), "b": small_model(1)}
     with MadeUpServer(rule=rule, shards=1, settings=settings) as server:

@@ -17,15 +17,15 @@ from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
 
 AT_ONCE = OuterSettings(clip_norm=None, grace_s=0.0)
 
 
-def config(*, rule: OuterRule = EXACT, settings: OuterSettings = AT_ONCE, **more: object) -> MasterConfig:
+def config(*, rule: Nesterov = EXACT, settings: OuterSettings = AT_ONCE, **more: object) -> MasterConfig:
     return MasterConfig(shards=("s0", "s1"), rule=rule, settings=settings, **more)
 
 
@@ -128,7 +128,7 @@ def test_what_can_never_join_is_refused_at_once(master, token, cluster, told):
 
 
 def test_synchronous_clusters_are_diloco():
-    rule, tokens, rounds = OuterRule(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
+    rule, tokens, rounds = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
     models = {"a": small_model(0), "b": small_model(1)}
     options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S)
     endless = replace(AT_ONCE, grace_s=1e6, common_rounds=False, ahead=0.0)
@@ -153,7 +153,7 @@ def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def test_after_the_end_a_cluster_has_the_version_of_then_and_who_joins_later_the_newest(caplog):
     """And nobody is warned of anything in a run where nothing goes wrong."""
-    with LocalParameterServer(config(rule=OuterRule(learning_rate=0.7, momentum=0.8))) as server:
+    with LocalParameterServer(config(rule=Nesterov(learning_rate=0.7, momentum=0.8))) as server:
 
         def run(cluster: str, steps: int) -> tuple[int, dict[str, torch.Tensor]]:
             model = small_model(ord(cluster))

@@ -102,7 +102,7 @@ def test_a_shard_without_the_newest_takes_the_others_back_with_it(tmp_path):
 
 def version_of(number: int) -> ShardVersion:
     tensors = random_tensors(number)
-    return ShardVersion(version=number, parameters=tensors, velocity=random_tensors(number + 1))
+    return ShardVersion(version=number, parameters=tensors, state={"velocity": random_tensors(number + 1)})
 
 
 def test_a_folder_keeps_the_newest_whole(tmp_path):
@@ -117,7 +117,7 @@ def test_a_folder_keeps_the_newest_whole(tmp_path):
     assert found
     for name, one in version_of(10).parameters.items():
         assert torch.equal(found.parameters[name], one)
-    assert found.velocity.keys() == version_of(10).velocity.keys()
+    assert found.state["velocity"].keys() == version_of(10).state["velocity"].keys()
     assert again.load(1) is None
 
 

@@ -98,7 +98,7 @@ def test_layers_of_a_connection_that_ended_are_dropped_and_the_round_is_skipped(
 
 def test_a_snapshot_of_another_model_is_named_and_ends_the_shard(tmp_path):
     other = {name: torch.zeros(7) for name in random_tensors(0)}
-    FolderSnapshots(tmp_path / "s1").save(ShardVersion(version=2, parameters=other, velocity=other))
+    FolderSnapshots(tmp_path / "s1").save(ShardVersion(version=2, parameters=other, state={"velocity": other}))
     with LocalOuterRun(random_tensors(0), shards=2, clusters="ab", folder=tmp_path) as local:
         local.seed(random_tensors(0))
         restore = do.Restore(shard="s1", source=2, version=2, reason="test")
@@ -167,7 +167,7 @@ class SlowStore(MemorySnapshots):
 
 
 def version(number):
-    return ShardVersion(version=number, parameters={}, velocity={})
+    return ShardVersion(version=number, parameters={}, state={"velocity": {}})
 
 
 @pytest.mark.parametrize("lasts", [0, 1, 2, 3, 5])

@@ -224,7 +224,7 @@ def test_one_that_sends_a_few_times_more_is_let_in_as_a_newcomer_would_be():
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="smoothing must be between 0 and 1, got 1"):
         GuardSettings(smoothing=1.0)
-    with pytest.raises(ValueError, match="warm_up must be at least 2"):
+    with pytest.raises(ValueError, match="warm_up must be from 2 to 1000000, got 1"):
         GuardSettings(warm_up=1)
     with pytest.raises(ValueError, match="must be finite and positive"):
         NormLevel(norms=(1.0, math.nan))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from spantrain.app.training.session import Session
-from spantrain.core.outer.stages import OuterCluster
+from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
 from spantrain.errors import ConfigError
 from spantrain.outer.client.connect import ClientEnvironment
 
@@ -38,9 +38,6 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
         raise ConfigError(f"{command[0]}: cannot be run: {error.strerror}") from None
 
 
-_INNER_STEPS = 64
-
-
 def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | None:
     """Return as whom this command was started by `spantrain outer run`; None if it was not.
 
@@ -54,7 +51,7 @@ def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | N
         master=found.master,
         token=found.token,
         cluster=found.cluster,
-        inner_steps=found.inner_steps or _INNER_STEPS,
+        inner_steps=found.inner_steps or INNER_STEPS,
         encrypted=found.encrypted,
     )
 

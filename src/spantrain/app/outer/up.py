@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from spantrain.app.outer.health import ASK_EVERY_S, MASTER, Asker, Health
-from spantrain.app.outer.setup import master_config, naming_state
-from spantrain.app.outer.where import address_file, token_file
-from spantrain.config.outer.outer_file import OuterConfig
+from spantrain.app.outer.where import address_file, naming_state, token_file
 from spantrain.core.names import file_stem
 from spantrain.errors import UsageError
+from spantrain.outer.config.outer_file import OuterConfig
 from spantrain.outer.master.files import MasterFiles
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.private_file import make_private_folder
@@ -260,7 +259,7 @@ def keep_up(
 
 
 def _patience_s(config: OuterConfig) -> float:
-    return max(_LEAST_PATIENCE_S, _PATIENCE * master_config(config).settings.lost_after_s)
+    return max(_LEAST_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
 
 
 def _reach(config: OuterConfig, written: Path) -> tuple[str, str] | None:
@@ -281,7 +280,7 @@ def _prepare(config: OuterConfig, logs: Path, written: Path) -> None:
         ConfigError: it cannot be written, is in use, or what is kept in it is damaged, or of another model or data.
     """
     with naming_state(config), contextlib.closing(MasterFiles(config.master.state)) as files:
-        files.check(master_config(config))
+        files.check(config.for_master)
         make_private_folder(logs)
         try:
             written.unlink(missing_ok=True)

@@ -1,13 +1,15 @@
 """Where the outer optimizer's master is and the token to join it with; where its shards belong."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spantrain.config.files.text_files import read_text
-from spantrain.config.outer.outer_file import OuterConfig, load_outer
-from spantrain.config.outer.rows import MasterPlace
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.formats.registry import WireFormat
+from spantrain.outer.config.outer_file import OuterConfig, load_outer
+from spantrain.outer.config.rows import MasterPlace
 from spantrain.outer.policy.placement import PlacementRequest, ShardPlacement, place_shards
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import JoinToken
@@ -15,6 +17,19 @@ from spantrain.transport.control.credentials import JoinToken
 _SUFFIXES = (".yaml", ".yml")
 _START = "start the master first, with `spantrain outer master` or `spantrain outer up`"
 _ELSEWHERE = f"{_START}; on another machine give --token-file FILE, or the token in SPANTRAIN_OUTER_TOKEN"
+
+
+@contextmanager
+def naming_state(config: OuterConfig) -> Iterator[None]:
+    """Say of what is wrong with the master's folder which field of which file names it.
+
+    Raises:
+        ConfigError: the folder, or something in it, cannot be used.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise ConfigError(f"{config.source}: master.state: {error}") from None
 
 
 def listen_address(master: MasterPlace) -> str:
@@ -92,7 +107,7 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
     places = config.places
     if places is None:
         raise ConfigError(f"{config.source}: has no placement section; {_REMEDY}")
-    count, settings = len(config.shards), config.numbers.settings
+    count, settings = len(config.shards), config.settings
     held = len(places.throughput) if settings.compensation else 0
     size, more = divmod(places.model_bytes, count)
     try:
@@ -110,7 +125,7 @@ def place_outer(config: OuterConfig) -> ShardPlacement:
         raise ConfigError(f"{config.source}: {error}") from None
 
 
-def _pushed(model_bytes: int, push_format: WireFormat | None) -> float:
+def _pushed(model_bytes: int, push_format: WireFormat) -> float:
     """Return what goes up for each byte of a model of float32 that comes down."""
     model = ParameterSpec(name="model", shape=(max(1, model_bytes // 4),))
-    return model.sent_as(push_format or WireFormat.NATIVE).size_bytes / model.size_bytes
+    return model.sent_as(push_format).size_bytes / model.size_bytes

@@ -13,7 +13,7 @@ from spantrain.cli.failure import clean_interrupt
 from spantrain.cli.options import Json, NoNetwork, Out, print_json
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
-from spantrain.config.outer.outer_file import load_outer
+from spantrain.outer.config.outer_file import load_outer
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A file as docs/outer.md shows, e.g. outer.yaml.")]
 TokenFile = Annotated[
@@ -159,7 +159,7 @@ def run(
         master=master_address(config),
         token=master_token(config, text=token, file=token_file),
         cluster=cluster,
-        inner_steps=config.numbers.inner_steps,
+        inner_steps=config.inner_steps,
         encrypted=config.encrypted,
     )
     become(command, environment)

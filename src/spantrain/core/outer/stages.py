@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from spantrain.core.outer.events import Ticket
 
+INNER_STEPS = 64
+"""Between two pushes of a cluster, unless it is said."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OuterCluster:
@@ -19,7 +22,7 @@ class OuterCluster:
     """HOST:PORT; all devices that lead a stage must reach it, and the shards."""
     token: str = field(repr=False)
     cluster: str
-    inner_steps: int = 64
+    inner_steps: int = INNER_STEPS
     """Between two pushes."""
     encrypted: bool = True
     """Whether layers are."""

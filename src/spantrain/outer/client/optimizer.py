@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spantrain.core.outer.layers import Layer
+from spantrain.core.outer.stages import INNER_STEPS
 from spantrain.errors import UsageError
 from spantrain.outer.client.connect import ClientEnvironment, Connector, NetworkConnector
 from spantrain.outer.client.data import LeasedBatches
@@ -72,7 +73,7 @@ class OuterOptimizer:
     """
 
     def __init__(
-        self, parameters: Parameters, *, master: str, token: str, cluster: str, inner_steps: int = 64,
+        self, parameters: Parameters, *, master: str, token: str, cluster: str, inner_steps: int = INNER_STEPS,
         options: OuterOptions | None = None, group: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         """Join, and wait for the newest version; with no master in reach, say so and train until there is one.
@@ -117,7 +118,7 @@ class OuterOptimizer:
 
     @classmethod
     def from_environment(
-        cls, parameters: Parameters, *, inner_steps: int = 64, options: OuterOptions | None = None,
+        cls, parameters: Parameters, *, inner_steps: int = INNER_STEPS, options: OuterOptions | None = None,
         group: dist.ProcessGroup | None = None, variables: Mapping[str, str] = os.environ,
     ) -> "OuterOptimizer":  # fmt: skip
         """Join as `spantrain outer run` says; what it says of steps and encryption goes before what is given here.

@@ -17,12 +17,13 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.errors import ProtocolError
+from spantrain.outer.rules.registry import OuterRule, rules
 
 T = TypeVar("T")
 _Reader = Callable[[object, str], Any]
 """(what came, its place in the message) -> value; raises ProtocolError."""
 
-_KIND, _FRAGMENT = "kind", "fragment"
+_KIND, _FRAGMENT, _NAME = "kind", "fragment", "name"
 _LONGEST_TEXT = 65_536
 _LONGEST_LIST = 200_000
 _EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent)}
@@ -67,7 +68,8 @@ def encode_value(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode_value(getattr(value, field.name)) for field in fields(value)}
+        plain = {field.name: encode_value(getattr(value, field.name)) for field in fields(value)}
+        return {_NAME: value.name, **plain} if isinstance(value, OuterRule) else plain
     if isinstance(value, Mapping):
         return {str(key): encode_value(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
@@ -106,6 +108,8 @@ def _reader(kind: Any) -> _Reader:
         return _SCALARS[kind]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum_reader(kind)
+    if kind is OuterRule:
+        return _read_rule
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     origin, hints = get_origin(kind), get_args(kind)
@@ -156,6 +160,14 @@ def _read_ticket(data: object, where: str) -> Ticket:
         except ValueError:
             pass
     raise _wrong(where, "a ticket like 2.17", data)
+
+
+def _read_rule(data: object, where: str) -> OuterRule:
+    name = data.get(_NAME) if isinstance(data, dict) else None
+    known = rules()
+    if not isinstance(data, dict) or not isinstance(name, str) or name not in known:
+        raise _wrong(f"{where}.{_NAME}", f"one of {', '.join(sorted(known))}", name)
+    return cast(OuterRule, _reader(known[name])({key: one for key, one in data.items() if key != _NAME}, where))
 
 
 _SCALARS: Mapping[Any, _Reader] = {

@@ -17,8 +17,8 @@ from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
 from spantrain.outer.link.codec import decode_command, decode_value, encode_message, encode_value
 from spantrain.outer.link.session import MAX_BATCH, LinkSession
 from spantrain.outer.master.status import MasterStatus
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.registry import OuterRule
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.client import ControlClient

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedState
-from spantrain.outer.policy.rule import OuterRule
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -18,7 +19,7 @@ class MasterConfig:
     shards: tuple[str, ...]
     """Names, in the order of the layers that they are to hold."""
     settings: OuterSettings = field(default_factory=OuterSettings)
-    rule: OuterRule = field(default_factory=OuterRule)
+    rule: OuterRule = field(default_factory=Nesterov)
     samples: int = 0
     """Of the data set that is leased in chunks; 0 where the clusters bring their own."""
     chunks: int = 0

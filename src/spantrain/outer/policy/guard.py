@@ -29,6 +29,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, median_low, pstdev
+from typing import Annotated
+
+from spantrain.core.bounds import Bounds, check_bounds
 
 _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""
@@ -41,26 +44,19 @@ _LEAST_IN_A_ROW = 2
 class GuardSettings:
     """How strict to be."""
 
-    smoothing: float = 0.02
+    smoothing: Annotated[float, Bounds(over=0, under=1)] = 0.02
     """The paper's alpha."""
-    factor: float = 3.0
+    factor: Annotated[float, Bounds(low=1)] = 3.0
     """The paper's beta."""
-    warm_up: int = 8
+    warm_up: Annotated[int, Bounds(low=2, high=10**6)] = 8
     """Pushes of a cluster until it is judged by its own."""
-    wild: float = 10.0
+    wild: Annotated[float, Bounds(over=1)] = 10.0
     """How many times the others' usual norm a cluster may have that is new, and any at most."""
-    restart_after: int = 8
+    restart_after: Annotated[int, Bounds(low=1, high=10**6)] = 8
     """Pushes left out in a row, of all clusters, after which those that sent them are judged as new ones."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.smoothing < 1:
-            raise ValueError(f"smoothing must be between 0 and 1, got {self.smoothing}")
-        if not self.factor >= 1 or not self.wild > 1:
-            raise ValueError(f"factor must be at least 1 and wild over 1, got {self.factor} and {self.wild}")
-        if self.warm_up < 2 or self.restart_after < 1:
-            raise ValueError(
-                f"warm_up must be at least 2 and restart_after at least 1, got {self.warm_up} and {self.restart_after}"
-            )
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from spantrain.core.bounds import Bounds, check_bounds
 from spantrain.core.outer.events import Ticket
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
@@ -13,10 +15,10 @@ from spantrain.outer.policy.guard import GuardSettings, GuardState
 class OuterSettings:
     """How the master decides."""
 
-    grace_s: float = 1.0
+    grace_s: Annotated[float, Bounds(low=0)] = 1.0
     """From the first push of a window to the update, which comes sooner where every cluster has pushed. Without end it
     is a synchronous outer optimizer."""
-    clip_norm: float | None = 1.0
+    clip_norm: Annotated[float | None, Bounds(over=0)] = 1.0
     """The mean is scaled down to this norm; None for never."""
     part_steps: bool = True
     """Whether a window that holds pushes of some of the clusters is a part of a step, as large as their tokens are of
@@ -25,51 +27,34 @@ class OuterSettings:
     common_rounds: bool = True
     """Whether a cluster that has taken all steps of a round ends that of the others, who push what they have: so a
     window holds pushes of all, made from about the same version. False: each ends its own, as in Di-PS."""
-    ahead: float | None = None
+    ahead: Annotated[float | None, Bounds(low=0, high=1)] = None
     """How many inner steps, as a part of a round's, a cluster takes while its push waits for the version with it; then
     it stands still until that is there. None: as many as it takes. 0: none, as in synchronous DiLoCo."""
-    staleness_power: float = 0.0
+    staleness_power: Annotated[float, Bounds(low=0, high=10)] = 0.0
     """A push weighs its tokens over this power of one more than the versions that were made since it began; 0 for its
     tokens alone."""
-    compensation: float = 0.0
+    compensation: Annotated[float, Bounds(low=0, high=1)] = 0.0
     """A push that began from an older version is corrected for what parameters did since, by at most this part of its
     own size; 0 for never. Shards then hold parameters of every version that a cluster began from."""
-    lost_after_s: float = 10.0
+    lost_after_s: Annotated[float, Bounds(over=0)] = 10.0
     """Without a sign of life."""
-    transfer_limit_s: float = 600.0
+    transfer_limit_s: Annotated[float, Bounds(over=0)] = 600.0
     """A push or a pull that takes longer is ended."""
-    lease_s: float = 600.0
+    lease_s: Annotated[float, Bounds(over=0)] = 600.0
     """Of a chunk, from the last sign of life."""
-    shard_slots: int = 2
+    shard_slots: Annotated[int, Bounds(low=1, high=1024)] = 2
     """Layers that a shard takes, and gives, at once: one on its way, and one that follows it without a pause."""
-    worker_slots: int = 2
+    worker_slots: Annotated[int, Bounds(low=1, high=1024)] = 2
     """The same of a worker."""
     push_format: WireFormat = WireFormat.NATIVE
     """What pseudo-gradients are sent as; first parameters and pulls are always sent as they are, so that every cluster
     begins from exactly what the shards hold."""
-    fragments: int = 1
+    fragments: Annotated[int, Bounds(low=1, high=1000)] = 1
     """Of the layers, each with pushes, windows and versions of its own, at other steps; 1 for all layers at once."""
     guard: GuardSettings = field(default_factory=GuardSettings)
 
     def __post_init__(self) -> None:
-        if self.grace_s < 0 or min(self.lost_after_s, self.transfer_limit_s, self.lease_s) <= 0:
-            raise ValueError(
-                "grace_s must not be negative; lost_after_s, transfer_limit_s and lease_s must be positive; "
-                f"got {self.grace_s}, {self.lost_after_s}, {self.transfer_limit_s} and {self.lease_s}"
-            )
-        if self.ahead is not None and not 0 <= self.ahead <= 1:
-            raise ValueError(f"ahead must be from 0 to 1, or None for as many steps as it takes, got {self.ahead}")
-        if not 0 <= self.staleness_power <= 10:
-            raise ValueError(f"staleness_power must be from 0 to 10, got {self.staleness_power}")
-        if not 0 <= self.compensation <= 1:
-            raise ValueError(f"compensation must be from 0 to 1, got {self.compensation}")
-        if min(self.shard_slots, self.worker_slots, self.fragments) < 1:
-            raise ValueError(
-                "shard_slots, worker_slots and fragments must be at least 1, "
-                f"got {self.shard_slots}, {self.worker_slots} and {self.fragments}"
-            )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, or None for no clipping, got {self.clip_norm}")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
 """The arithmetic of the outer optimizer, on tensors by name.
 
-Di-PS, 4.1 (steps 1 and 3) and algorithm 1. Kept: the mean weighted by tokens, clipping by the norm over all shards,
-Nesterov momentum with rate 0.7 and momentum 0.8. Decided here: all in float32, or what the parameters have if that is
-more; sums of squares in float64; terms are added in the order given. A step is that of torch.optim.SGD with
-`nesterov=True` and no dampening, also for momentum 0; where only some of the clusters pushed it is a part of one. All
-goes through memory once, in blocks that stay in the processor's cache from the first operation to the last; blocks
+Di-PS, 4.1 (steps 1 and 3) and algorithm 1. Kept: the mean weighted by tokens, clipping by the norm over all shards.
+Decided here: all in float32, or what the parameters have if that is more; sums of squares in float64; terms are added
+in the order given. A step is the rule's (`outer.rules`); where only some of the clusters pushed it is a part of one.
+All goes through memory once, in blocks that stay in the processor's cache from the first operation to the last; blocks
 begin with each parameter, so that no bit depends on what else a shard holds.
 """
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.registry import OuterRule
 
 Tensors = Mapping[str, Tensor]
 """By parameter name."""
@@ -128,26 +127,26 @@ def velocity_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def step_along(
-    mean: Tensor, parameter: Tensor, velocity: Tensor, rule: OuterRule, *, scale: float, part: float = 1.0, out: Tensor
-) -> None:
-    """Write the new parameter to `out`, and the new velocity over the mean, which is multiplied by `scale` first.
+    mean: Tensor, parameter: Tensor, kept: Sequence[Tensor], rule: OuterRule, *, scale: float, part: float = 1.0,
+    out: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Write the new parameter to `out`; return what the rule keeps from now on, the first of it in the mean's memory.
 
-    `part`: of a whole step (see `OuterRule.of_part`).
-    Reads three arrays and writes two: twenty bytes a number in single precision.
+    `kept`: what it kept before, in the order of its slots; `scale`: what the mean is multiplied by first, `part`: of a
+    whole step. With one slot three arrays are read and two written: twenty bytes a number in single precision.
     """
-    kept, own, ahead_of_it = rule.of_part(part)
-    arrays = (_blocks(one) for one in (mean, parameter, velocity, out))
+    new = tuple(torch.empty_like(mean) if k else mean for k in range(len(rule.slots)))
     room = torch.empty(min(_BLOCK, mean.numel()), dtype=mean.dtype)
-    for gradient, before, speed, into in zip(*arrays, strict=True):
+    before = list(zip(*map(_blocks, kept), strict=True))
+    after = list(zip(*map(_blocks, new), strict=True))
+    for k, (gradient, here, into) in enumerate(zip(_blocks(mean), _blocks(parameter), _blocks(out), strict=True)):
         ahead = torch.mul(gradient, scale * part, out=room[: gradient.numel()])
-        faster = torch.add(ahead, speed, alpha=kept, out=gradient)
-        if own != 1.0:
-            ahead.mul_(own)
-        ahead.add_(faster, alpha=ahead_of_it)
+        rate = rule.step(ahead, before[k] if before else (), after[k] if after else (), part)
         if into.dtype == ahead.dtype:
-            torch.sub(before, ahead, alpha=rule.learning_rate, out=into)
+            torch.sub(here, ahead, alpha=rate, out=into)
         else:
-            into.copy_(torch.sub(before, ahead, alpha=rule.learning_rate))
+            into.copy_(torch.sub(here, ahead, alpha=rate))
+    return new
 
 
 def nesterov(
@@ -155,11 +154,12 @@ def nesterov(
 ) -> tuple[Tensor, Tensor]:
     """Return a new parameter and a new velocity; nothing is changed in place. `part`: of a whole step.
 
-    >>> rule = OuterRule(learning_rate=1.0, momentum=0.0)
+    >>> from spantrain.outer.rules.nesterov import Nesterov
+    >>> rule = Nesterov(learning_rate=1.0, momentum=0.0)
     >>> nesterov(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([0.0]), rule)[0]
     tensor([2.])
     """
     faster = gradient.detach().to(velocity_type(parameter.dtype), copy=True).contiguous()
     new = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-    step_along(faster, parameter, velocity, rule, scale=1.0, part=part, out=new)
+    step_along(faster, parameter, (velocity,), rule, scale=1.0, part=part, out=new)
     return new, faster

@@ -23,7 +23,8 @@ from spantrain.core.outer.events import LayerTransfer, OuterEvent, Ticket, Trans
 from spantrain.core.outer.layers import ShardLayout, fragment_layouts
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.shard import OuterShard, ShardCommand
 from spantrain.outer.shard.snapshots import SnapshotStore, SnapshotWriter
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
@@ -86,7 +87,8 @@ class ShardServer:
         self._fragments: tuple[_Fragment, ...] = ()
         """None before the layout is known."""
         self._layout: ShardLayout | None = None
-        self._rule, self._count = OuterRule(), 1
+        self._rule: OuterRule = Nesterov()
+        self._count = 1
         self._failed = threading.Event()
         self.failure: str | None = None
         """Why it cannot go on; None while it can."""

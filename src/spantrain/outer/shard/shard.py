@@ -24,7 +24,8 @@ from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.push_rounding import unrounded
-from spantrain.outer.policy.rule import OuterRule
+from spantrain.outer.rules.nesterov import Nesterov
+from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.numerics import (
     Tensors,
     compensate,
@@ -56,7 +57,7 @@ class OuterShard:
         """Begin with nothing in memory; what is in snapshots is served when the master says which."""
         self._name = name
         self._layout = layout
-        self._rule = rule or OuterRule()
+        self._rule = rule or Nesterov()
         self._snapshots = snapshots
         self._pool = pool or BufferPool()
         self._lock = threading.Lock()
@@ -237,17 +238,22 @@ class OuterShard:
         if command.parameters:
             held = self._pushes[command.parameters]
             first = {name: tensor for k in self.layers for name, tensor in held[k].items()}
-            still = {
-                name: torch.zeros_like(tensor, dtype=velocity_type(tensor.dtype)) for name, tensor in first.items()
-            }
-            return ShardVersion(version=command.version, parameters=first, velocity=still)
+            still = {name: torch.zeros_like(one, dtype=velocity_type(one.dtype)) for name, one in first.items()}
+            state: dict[str, Tensors] = dict.fromkeys(self._rule.slots, still)
+            return ShardVersion(version=command.version, parameters=first, state=state)
         before, means = self.serving, self._means.pop(command.update)
         assert before is not None, "the master stages a step only where a version is served"
         parameters = {name: one for layer in self.layers.values() for name, one in self._room(layer).items()}
+        kept: dict[str, dict[str, Tensor]] = {slot: {} for slot in self._rule.slots}
         for name, mean in means.items():
-            old, speed = before.parameters[name], before.velocity[name]
-            step_along(mean, old, speed, self._rule, scale=command.scale, part=command.part, out=parameters[name])
-        return ShardVersion(version=command.version, parameters=parameters, velocity=means)
+            old = [before.state[slot][name] for slot in kept]
+            new = step_along(
+                mean, before.parameters[name], old, self._rule, scale=command.scale, part=command.part,
+                out=parameters[name],
+            )  # fmt: skip
+            for slot, one in zip(kept, new, strict=True):
+                kept[slot][name] = one
+        return ShardVersion(version=command.version, parameters=parameters, state=kept)
 
     def _room(self, layer: Layer) -> dict[str, Tensor]:
         """Return tensors for a layer, in memory that was used before if there is some."""
@@ -292,7 +298,8 @@ class OuterShard:
         try:
             _check_tensors(specs, found.parameters, what)
             kept = [replace(one, dtype=_text(velocity_type(found.parameters[one.name].dtype))) for one in specs]
-            _check_tensors(kept, found.velocity, f"{what}, velocity")
+            for slot in self._rule.slots:
+                _check_tensors(kept, found.state.get(slot, {}), f"{what}, {slot}")
         except ProtocolError as error:
             raise ConfigError(f"{error}; give it a folder of its own for snapshots, or an empty one") from error
         return found

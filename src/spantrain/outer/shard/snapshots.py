@@ -2,11 +2,11 @@
 
 Di-PS, 4.2: each shard keeps several snapshots of its newest versions, to begin again from and for new clusters. Kept:
 that. Decided here: a file is named by its version and its digest, `version-12-0a1b2c3d4e5f6789.safetensors`, holds
-parameters and velocities by name, and gets its name when all of it is on disk. It is written from where the tensors
-are, with no copy of them, by a thread beside pushes, pulls and updates: as soon as a version is served, or not at all,
-since what waited would take memory, or be another on each shard. A writer that is too slow for every version writes
-multiples of a power of two, and of older versions those are kept that other shards are the likeliest to have, too: all
-must go back to one version.
+parameters and what the update rule keeps of each by name, and gets its name when all of it is on disk. It is written
+from where the tensors are, with no copy of them, by a thread beside pushes, pulls and updates: as soon as a version is
+served, or not at all, since what waited would take memory, or be another on each shard. A writer that is too slow for
+every version writes multiples of a power of two, and of older versions those are kept that other shards are the
+likeliest to have, too: all must go back to one version.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from spantrain.transport.connection.threads import Died, ReliedOnThread
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"version-(\d+)-([0-9a-f]{16})\.safetensors")
-_PARAMETERS, _VELOCITY = "parameters/", "velocity/"
+_PARAMETERS = "parameters"
 _TYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
 _PIECE_BYTES = 2**22
 
@@ -41,7 +41,8 @@ class ShardVersion:
 
     version: int
     parameters: Tensors
-    velocity: Tensors
+    state: Mapping[str, Tensors]
+    """What the update rule keeps of each parameter, by its slots."""
 
 
 def to_keep(versions: Iterable[int], keep: int) -> tuple[int, ...]:
@@ -133,8 +134,8 @@ class FolderSnapshots:
         Raises:
             OSError: it cannot be written; what was there before is still there.
         """
-        tensors = {_PARAMETERS + name: tensor for name, tensor in version.parameters.items()}
-        tensors |= {_VELOCITY + name: tensor for name, tensor in version.velocity.items()}
+        parts = {_PARAMETERS: version.parameters, **version.state}
+        tensors = {f"{part}/{name}": one for part, named in parts.items() for name, one in named.items()}
         hidden = self._folder / f".unfinished-{version.version}"
         try:
             path = self._folder / f"version-{version.version}-{_write(hidden, tensors)}.safetensors"
@@ -163,11 +164,11 @@ class FolderSnapshots:
             _LOG.warning("snapshot %s cannot be used: %s; set aside as %s", path, reason, aside.name)
             path.rename(aside)
             return None
-        parts = {
-            prefix: {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-            for prefix in (_PARAMETERS, _VELOCITY)
-        }
-        return ShardVersion(version=version, parameters=parts[_PARAMETERS], velocity=parts[_VELOCITY])
+        parts: dict[str, dict[str, Tensor]] = {_PARAMETERS: {}}
+        for key, one in tensors.items():
+            part, _, name = key.partition("/")
+            parts.setdefault(part, {})[name] = one
+        return ShardVersion(version=version, parameters=parts.pop(_PARAMETERS), state=parts)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:

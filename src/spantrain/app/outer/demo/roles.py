@@ -54,13 +54,13 @@ def _say(**message: Any) -> None:
 def _master(order: Mapping[str, Any], stop: threading.Event) -> None:
     from spantrain.outer.master.config import MasterConfig
     from spantrain.outer.master.server import MasterServer
-    from spantrain.outer.policy.rule import OuterRule
     from spantrain.outer.policy.settings import OuterSettings
+    from spantrain.outer.rules.nesterov import Nesterov
 
     config = MasterConfig(
         shards=tuple(order["shards"]),
         settings=OuterSettings(grace_s=order["grace_s"], clip_norm=None),
-        rule=OuterRule(momentum=order["momentum"]),
+        rule=Nesterov(momentum=order["momentum"]),
         samples=order["samples"],
         chunks=order["chunks"],
         encrypted=order["encrypted"],

@@ -1,21 +1,24 @@
 """outer.yaml -> OuterConfig: where the outer optimizer's master and shards are, and with what numbers they work.
 
 Strict, with all that is wrong in one message. The schema is in docs/outer.md.
-
-The `placement` of an outer.yaml: places that could have shards, how fast clusters reach them, how fast they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml
-from spantrain.config.outer.numbers import OuterNumbers, read_numbers, read_switch
-from spantrain.config.outer.rows import MasterPlace, ShardPlace, check_apart, read_master, read_shards
+from spantrain.core.outer.stages import INNER_STEPS
 from spantrain.core.quantities import parse_bandwidth, parse_bytes
 from spantrain.errors import ConfigError
+from spantrain.outer.config.numbers import read_numbers, read_rule, read_switch
+from spantrain.outer.config.rows import MasterPlace, ShardPlace, check_apart, read_master, read_shards
+from spantrain.outer.master.config import MasterConfig
+from spantrain.outer.policy.guard import GuardSettings
+from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.rules.registry import OuterRule
 
 _MAX_ITEMS = 256
 """Clusters, and places."""
@@ -106,8 +109,9 @@ def _name(row: Mapping[str, Field], item: Field, what: str, taken: Mapping[str, 
 _PAGE = "docs/outer.md"
 _REMEDY = f"name a file such as {_PAGE} shows"
 _OPTIONAL = ("inner_steps", "rule", "settings", "guard", "data", "encryption", "placement")
-_MOST_SAMPLES = 10**12
-_MOST_CHUNKS = 10**6
+_MAX_SAMPLES = 10**12
+_MAX_STEPS = 10**9
+_MAX_CHUNKS = 10**6
 """The master keeps two numbers for each."""
 
 
@@ -136,13 +140,30 @@ class OuterConfig:
     name: str
     master: MasterPlace
     shards: tuple[ShardPlace, ...]
-    numbers: OuterNumbers
+    inner_steps: int
+    """Of a cluster between two pushes."""
+    rule: OuterRule
+    settings: OuterSettings
     data: OuterData | None
     """None where clusters bring their own."""
     encrypted: bool
     """Whether parameters are encrypted and authenticated on their way; the control plane always is."""
     places: OuterPlaces | None
     """Where shards could be, and what is known of clusters."""
+
+    @property
+    def for_master(self) -> MasterConfig:
+        """What the master is told."""
+        data = self.data
+        return MasterConfig(
+            shards=tuple(shard.name for shard in self.shards),
+            settings=self.settings,
+            rule=self.rule,
+            samples=data.samples if data else 0,
+            chunks=data.chunks if data else 0,
+            passes=data.passes if data else None,
+            encrypted=self.encrypted,
+        )
 
     def shard(self, name: str) -> ShardPlace:
         """Return the shard of that name.
@@ -184,7 +205,11 @@ def parse_outer(text: str, *, source: str, folder: Path) -> OuterConfig:
         name=name,
         master=master,
         shards=shards,
-        numbers=read_numbers(top),
+        inner_steps=top["inner_steps"].count(most=_MAX_STEPS) if "inner_steps" in top else INNER_STEPS,
+        rule=read_rule(top.get("rule")),
+        settings=replace(
+            read_numbers(top.get("settings"), OuterSettings), guard=read_numbers(top.get("guard"), GuardSettings)
+        ),
         data=_read_data(top.get("data")),
         encrypted=read_switch(top["encryption"]) if "encryption" in top else True,
         places=read_places(top.get("placement")),
@@ -197,11 +222,11 @@ def _read_data(at: Field | None) -> OuterData | None:
     if at is None:
         return None
     row = at.table(required=("samples", "chunk_samples"), optional=("passes",))
-    samples = row["samples"].count(most=_MOST_SAMPLES) if "samples" in row else 1
-    chunk = row["chunk_samples"].count(most=_MOST_SAMPLES) if "chunk_samples" in row else 1
+    samples = row["samples"].count(most=_MAX_SAMPLES) if "samples" in row else 1
+    chunk = row["chunk_samples"].count(most=_MAX_SAMPLES) if "chunk_samples" in row else 1
     if "samples" in row and "chunk_samples" in row and chunk > samples:
         row["chunk_samples"].problem(f"a chunk of {chunk} samples is more than all {samples}; make chunks smaller")
-    if "chunk_samples" in row and samples // chunk > _MOST_CHUNKS:
-        row["chunk_samples"].problem(f"{samples // chunk} chunks are more than {_MOST_CHUNKS}; make them larger")
+    if "chunk_samples" in row and samples // chunk > _MAX_CHUNKS:
+        row["chunk_samples"].problem(f"{samples // chunk} chunks are more than {_MAX_CHUNKS}; make them larger")
     passes = row["passes"].count(most=10**6) if "passes" in row else None
     return OuterData(samples=samples, chunk_samples=chunk, passes=passes)

@@ -11,9 +11,9 @@ from spantrain.config.files.yaml_fields import Field
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _EXAMPLE = "192.0.2.7:29500 or [2001:db8::7]:29500"
 _ANYWHERE = ("0.0.0.0", "::")
-_MOST_SHARDS = 100
+_MAX_SHARDS = 100
 """A master has 128 members: clusters need places, too."""
-_MOST_LETTERS = 32
+_MAX_LETTERS = 32
 """Of a shard's name."""
 _Key = TypeVar("_Key")
 
@@ -61,16 +61,16 @@ def read_shards(at: Field | None, folder: Path) -> tuple[ShardPlace, ...]:
     items = at.items() if at else []
     if at and not items and at.is_list_or_empty:
         at.problem("the outer optimizer needs at least one shard")
-    if at and len(items) > _MOST_SHARDS:
-        at.problem(f"{len(items)} shards are more than {_MOST_SHARDS}; give fewer, each with more layers")
+    if at and len(items) > _MAX_SHARDS:
+        at.problem(f"{len(items)} shards are more than {_MAX_SHARDS}; give fewer, each with more layers")
     shards: list[ShardPlace] = []
     for item in items:
         row = item.table(required=("name", "address", "snapshots"), optional=("listen",))
         name = row["name"].name() if "name" in row else ""
         if name and name in {shard.name for shard in shards}:
             item.problem(f"two shards are named {name!r}; rename one")
-        if len(name) > _MOST_LETTERS:
-            row["name"].problem(f"{name!r} has {len(name)} letters; a shard's name has up to {_MOST_LETTERS}")
+        if len(name) > _MAX_LETTERS:
+            row["name"].problem(f"{name!r} has {len(name)} letters; a shard's name has up to {_MAX_LETTERS}")
         host, port = _address(row)
         place = ShardPlace(
             name=name,
