@@ -335,17 +335,20 @@ def planned(tmp_path_factory) -> dict:
     return {"folder": folder, "text": (folder / "plan.json").read_text()}
 
 
-@pytest.mark.parametrize("command", ["explain", "simulate", "train"])
+@pytest.mark.parametrize("command", ["explain", "simulate", "train", "validate"])
 @pytest.mark.parametrize("name", EDITS)
 def test_plans_edited_by_hand(refused, planned, command, name):
     """Whatever is to be done with a plan, one reader checks it."""
     change, says = EDITS[name]
     content = json.loads(planned["text"])
     change(content)
-    path = planned["folder"] / "edited.json"
+    path = planned["folder"] / ("run/plan.json" if command == "validate" else "edited.json")
+    path.parent.mkdir(exist_ok=True)
+    if command == "validate":
+        content["profile"]["path"] = f"../{content['profile']['path']}"
     path.write_text(json.dumps(content))
     more = ("--out", "run", "--no-network") if command == "train" else ()
-    refused(command, path, *more, says=("edited.json", *says))
+    refused(command, path.parent if command == "validate" else path, *more, says=(path.name, *says))
 
 
 def test_runs_that_cannot_be(refused, plan_path, tmp_path):
@@ -396,7 +399,7 @@ def test_what_was_planned_is_shown_though_it_cannot_be_written(spantrain, profil
     def full(*_args, **_more) -> None:
         raise ConfigError(f"{tmp_path}/plan.json: cannot be written: No space left on device; choose another place")
 
-    monkeypatch.setattr("spantrain.planner.engine.engine.write_plan", full)
+    monkeypatch.setattr("spantrain.app.planning.plan_files.write_plan", full)
     ended = spantrain("plan", profile_path, "--global-batch", 8, "--out", tmp_path / "plan.json")
     assert ended.code == 2
     assert "stage 0" in ended.out

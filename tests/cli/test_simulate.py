@@ -266,7 +266,7 @@ def test_links_follow_a_trace(spantrain, plan_path, tmp_path):
     assert step_ends("--network-trace", "drop-50:from=99%,until=100%")[:3] == pytest.approx(calm[:3])
     # A file of the same content does the same; links that the plan does not use do not matter in it.
     path = tmp_path / "trace.yaml"
-    run_s = calm_run_s(*open_plan(plan_path), "critical-path", 4)
+    run_s = calm_run_s(*open_plan(plan_path), 4)
     speeds = network_trace("outage-30:from=10%").on(load_preset("laptop"), run_s)
     write_changes(Changes(link_speed=speeds), path)
     assert step_ends("--network-trace", str(path)) == pytest.approx(out)

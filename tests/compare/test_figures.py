@@ -10,8 +10,8 @@ from rich.console import Console
 
 from spantrain.app.comparison.compare import bounds_of
 from spantrain.app.comparison.figures import ComparedSetting, CompareOutcome, MeasuredRun, Scale, figures_of
+from spantrain.app.comparison.picture import draw_comparison
 from spantrain.app.comparison.runs import framework_run, sent_bytes
-from spantrain.app.picture import draw_comparison
 from spantrain.app.profiling.describe import described_profile
 from spantrain.cli.render.compare import bound_lines, method_table, traffic_table
 from spantrain.config.cluster_file import load_preset

@@ -1,5 +1,7 @@
 """Plans for a user's model: made by data sheets, taken again, refused for another model."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -48,6 +50,23 @@ def test_a_plan_by_data_sheets_is_kept_and_can_be_given_again(user_file, tmp_pat
     found = setting_of(moved, tmp_path / "moved", plan=tmp_path / "run" / "plan.json").ready(3, QUIET)
     assert found is not None
     assert found.plan.model.source == f"{moved}:build"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda plan: plan["stages"][-1].update(end_unit=plan["stages"][-1]["end_unit"] - 1), "stages end at unit"),
+        (lambda plan: plan["model"]["config"].update(width=3), "another .* than the profile: config.width 3"),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_profile_is_refused_as_by_the_commands(user_file, tmp_path, change, says):
+    setting_of(user_file, tmp_path / "run").ready(3, QUIET)
+    path = tmp_path / "run" / "plan.json"
+    plan = json.loads(path.read_text())
+    change(plan)
+    path.write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match=says):
+        setting_of(user_file, tmp_path / "other", plan=path).ready(3, QUIET)
 
 
 def test_a_plan_of_another_model_is_refused(user_file, tmp_path):

@@ -19,6 +19,8 @@ from spantrain.errors import ConfigError
 
 MAX_SAMPLES = 2**24
 """Of an optimizer step."""
+STATE_OF = {"sgd": "momentum"}
+"""The optimizer by the state that it keeps: SGD is run with momentum."""
 _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:

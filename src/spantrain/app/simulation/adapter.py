@@ -1,6 +1,6 @@
 """Steps of a plan over links that change, with an adapter, simulated: what each took, and what was decided."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.network_state import LinkState
@@ -28,8 +28,6 @@ class AdapterRequest:
     adapter: str
     """As `spantrain train --adapter` names it."""
     steps: int
-    schedule: str = ""
-    """Empty: the plan's own."""
     optimizer: str = "adamw"
     """As `cost.memory` names it: it decides what moves with a unit."""
     allow_wire: tuple[WireFormat, ...] = ()
@@ -99,9 +97,8 @@ def simulate_adapter(request: AdapterRequest) -> AdapterOutcome:
         ConfigError: the trace does not fit the cluster.
     """
     check_fits_profile(request.plan, request.profile)
-    plan = replace(request.plan, schedule=request.schedule or request.plan.schedule)
-    request, profile = replace(request, plan=plan), request.profile
-    calm_s = calm_run_s(plan, profile, plan.schedule, request.steps)
+    plan, profile = request.plan, request.profile
+    calm_s = calm_run_s(plan, profile, request.steps)
     forecast = ProfileForecast(plan, profile, request.optimizer)
     settings = AutoSettings(allowed=request.allow_wire)
     done = simulate_adapting(

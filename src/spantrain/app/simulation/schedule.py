@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spantrain.app.planning.plan_files import open_plan
+from spantrain.app.planning.plan_files import open_plan, under_schedule
 from spantrain.config.artefacts import read_plan
 from spantrain.config.files.text_files import read_text
 from spantrain.core.action import Op
@@ -98,7 +98,7 @@ def show_even(schedule: str, pipeline: EvenPipeline) -> ShownSchedule:
         forward_s=(pipeline.transfer_s,) * cuts,
         backward_s=(pipeline.transfer_s,) * cuts,
     )
-    return _shown(check_schedule(schedule), _even_plan(pipeline), costs, steps=1)
+    return _shown(_even_plan(check_schedule(schedule), pipeline), costs, steps=1)
 
 
 def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
@@ -111,8 +111,7 @@ def show_plan(schedule: str, plan_path: Path) -> ShownSchedule:
     """
     check_schedule(schedule)
     plan, profile = open_plan(plan_path)
-    costs = ProfileCosts(profile, plan)
-    return _shown(schedule, plan, costs, steps=3)
+    return _shown(under_schedule(plan, schedule), ProfileCosts(profile, plan), steps=3)
 
 
 def check_order_file(path: Path, plan_path: Path | None = None) -> Orders:
@@ -143,11 +142,11 @@ def _layout_of(orders: Orders) -> CutLayout:
     )
 
 
-def _shown(schedule: str, plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
-    result = simulate(plan, costs, schedule=schedule, steps=steps)
+def _shown(plan: Plan, costs: StepCosts, *, steps: int) -> ShownSchedule:
+    result = simulate(plan, costs, steps=steps)
     last = max((interval.step for interval in result.trace.intervals), default=0)
     return ShownSchedule(
-        schedule=schedule,
+        schedule=plan.schedule,
         step_s=result.step_s,
         pipeline_s=result.pipeline_s,
         lower_bound_s=pipeline_bound_s(plan, costs),
@@ -165,7 +164,7 @@ def _shown(schedule: str, plan: Plan, costs: StepCosts, *, steps: int) -> ShownS
     )
 
 
-def _even_plan(pipeline: EvenPipeline) -> Plan:
+def _even_plan(schedule: str, pipeline: EvenPipeline) -> Plan:
     names = tuple(f"d{stage}" for stage in range(pipeline.stages))
     limit = pipeline.micro_batches if pipeline.in_flight is None else pipeline.in_flight
     return Plan(
@@ -192,5 +191,5 @@ def _even_plan(pipeline: EvenPipeline) -> Plan:
             )
             for index, name in enumerate(names)
         ),
-        schedule="critical-path",
+        schedule=schedule,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spantrain.app.planning.plan_files import check_fits_profile, with_room_for_two
+from spantrain.app.planning.plan_files import check_fits_profile, under_schedule, with_room_for_two
 from spantrain.config.files.text_files import write_atomically
 from spantrain.config.traces.network_traces import Changes, NetworkTrace
 from spantrain.core.plan import Plan
@@ -28,24 +28,22 @@ from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.stale import STALE_STEPS, simulate_stale
 
 
-def calm_run_s(plan: Plan, profile: Profile, schedule: str, steps: int) -> float:
+def calm_run_s(plan: Plan, profile: Profile, steps: int) -> float:
     """Return what so many steps should take on the normal network."""
-    return steps * predict(plan, profile, schedule).step_s
+    return steps * predict(plan, profile).step_s
 
 
-def simulate_traced(
-    plan: Plan, profile: Profile, schedule: str, steps: int, speeds: Mapping[str, SpeedTrace]
-) -> SimulationResult:
+def simulate_traced(plan: Plan, profile: Profile, steps: int, speeds: Mapping[str, SpeedTrace]) -> SimulationResult:
     """Simulate a plan while links change; those that it does not use do not matter."""
-    used = used_links(plan, profile, schedule)
+    used = used_links(plan, profile)
     options = SimulationOptions(trace=False, link_speed={name: speed for name, speed in speeds.items() if name in used})
-    return simulate(plan, costs_of(plan, profile), steps=max(1, steps), schedule=schedule, options=options)
+    return simulate(plan, costs_of(plan, profile), steps=max(1, steps), options=options)
 
 
-def used_links(plan: Plan, profile: Profile, schedule: str) -> frozenset[str]:
+def used_links(plan: Plan, profile: Profile) -> frozenset[str]:
     """Return the ways between sites, and the sites' lines, that a step's samples take."""
     network = NetworkCost(profile)
-    result = simulate(plan, costs_of(plan, profile), steps=1, schedule=schedule, options=SimulationOptions(trace=False))
+    result = simulate(plan, costs_of(plan, profile), steps=1, options=SimulationOptions(trace=False))
     return frozenset(
         shared.name for pair in result.link_bytes for shared in network.route(*pair) if shared.between_sites
     )
@@ -214,15 +212,15 @@ class _Case:
 
     def _simulate(self, plan: Plan, schedule: str) -> tuple[Plan, SimulationResult]:
         """Simulate a plan; one whose limits are not its own has no order of work of its own either."""
+        plan = under_schedule(plan, schedule)
         if plan.stages != self._request.plan.stages:
-            plan = with_best_order(replace(plan, schedule=schedule), self._request.profile)
+            plan = with_best_order(plan, self._request.profile)
         stale = self._request.staleness > 0
         run = simulate_stale if stale else simulate
         return plan, run(
             plan,
             ProfileCosts(self._request.profile, plan),
             steps=max(self._request.steps, STALE_STEPS) if stale else self._request.steps,
-            schedule=schedule,
             options=self._options,
         )
 
@@ -253,9 +251,10 @@ class _Case:
 def _traced(request: SimulateRequest, trace: NetworkTrace) -> Mapping[str, SpeedTrace]:
     """Return how the links that the plan uses change; parts of the run are parts of its length without a change."""
     plan, profile = request.plan, request.profile
-    schedule = request.schedules[0] if len(request.schedules) == 1 else plan.schedule
-    speeds = trace.on(plan.cluster, calm_run_s(plan, profile, schedule, request.steps))
-    used = used_links(plan, profile, schedule)
+    if len(request.schedules) == 1:
+        plan = under_schedule(plan, request.schedules[0])
+    speeds = trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
+    used = used_links(plan, profile)
     return {name: speed for name, speed in speeds.items() if name in used}
 
 

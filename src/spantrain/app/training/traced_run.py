@@ -76,7 +76,7 @@ class TracedNetwork(StaticNetwork):
         Raises:
             ConfigError: the trace does not fit the cluster or the run.
         """
-        self._run_s = calm_run_s(self._plan, self._profile, self._plan.schedule, steps)
+        self._run_s = calm_run_s(self._plan, self._profile, steps)
         self._speeds = self._trace.on(self._plan.cluster, self._run_s)
         write_changes(Changes(link_speed=self._speeds), folder / TRACE_NAME)
 
@@ -101,9 +101,7 @@ class TracedNetwork(StaticNetwork):
         begun_s = 0.0 if self._begun_s is None else self._begun_s
         normal = _normal_rates(self._plan.cluster)
         ends_s = tuple(outcome.closed_s - begun_s for outcome in outcomes if outcome.loss is not None)
-        predicted = simulate_traced(
-            self._plan, self._profile, self._plan.schedule, min(len(ends_s), _MAX_PREDICTED_STEPS), self._speeds
-        )
+        predicted = simulate_traced(self._plan, self._profile, min(len(ends_s), _MAX_PREDICTED_STEPS), self._speeds)
         return NetworkTraceFigures(
             trace=self._trace.text,
             file=str(folder / TRACE_NAME),

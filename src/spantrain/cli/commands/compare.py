@@ -144,7 +144,7 @@ def compare(asked: CompareArguments, _: typer.Context) -> None:
     request = asked.request()
     from spantrain.app.comparison.compare import compare as run_comparison
     from spantrain.app.comparison.methods import METHODS, MethodKind
-    from spantrain.app.picture import draw_comparison
+    from spantrain.app.comparison.picture import draw_comparison
     from spantrain.cli.render.compare import CompareReporter, show_comparison
 
     options = session_options(no_network=asked.no_network, model=request.model)

@@ -9,6 +9,7 @@ import typer
 
 from spantrain.cli.options import (
     MAX_SAMPLES,
+    STATE_OF,
     ClusterFile,
     Data,
     Json,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _EITHER = "give either a profile, or --preset NAME or --cluster FILE together with --model"
 _NOT_IN_JSON = ("single_site_plan", "single_device_plan", "outer_plans")
-_STATE_OF = {"sgd": "momentum"}
-"""The optimizer by the state that it keeps: SGD is run with momentum."""
 _QUOTA = re.compile(r"(?:(?P<site>[^/=]+)/)?(?P<kind>[^/=]+)=(?P<count>\d+)")
 _ANY = "auto"
 """As a schedule: all are tried."""
@@ -105,7 +104,7 @@ class PlanArguments:
         """
         return JobSpec(
             global_batch=self.global_batch,
-            optimizer=_STATE_OF.get(self.optimizer, self.optimizer),
+            optimizer=STATE_OF.get(self.optimizer, self.optimizer),
             dtype=self.dtype,
             schedule="critical-path" if self.schedule == _ANY else check_schedule(self.schedule),
         )

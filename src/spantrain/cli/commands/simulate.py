@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import Json, NetworkTraceName, chosen_trace, print_json
+from spantrain.cli.options import STATE_OF, Json, NetworkTraceName, chosen_trace, print_json
 from spantrain.cli.render.validation import check_adapter, show_adapter
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from spantrain.app.simulation.simulate import ScheduleOutcome, SimulateRequest, SimulationReport
-
-_STATE_OF = {"sgd": "momentum"}
-"""The optimizer by the state that it keeps: SGD is run with momentum."""
 
 _WIDTH = 150
 """Where there is no terminal."""
@@ -99,7 +96,7 @@ def _schedules(name: str) -> tuple[str, ...]:
 
 
 def _optimizer_state(optimizer: str) -> str:
-    state = _STATE_OF.get(optimizer, optimizer)
+    state = STATE_OF.get(optimizer, optimizer)
     if state not in OPTIMIZER_STATE_RATIO:
         raise ConfigError(f"--optimizer {optimizer}: give adamw or sgd")
     return state

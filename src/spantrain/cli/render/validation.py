@@ -15,7 +15,6 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.core.job import ADAPTERS
 from spantrain.core.quantities import format_bytes, format_seconds
 from spantrain.errors import ConfigError
-from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
     from spantrain.app.simulation.adapter import AdapterOutcome
@@ -162,7 +161,7 @@ def show_adapter(
     as_json: bool,
 ) -> None:
     """Simulate and print; `optimizer` is named as `cost.memory` does."""
-    from spantrain.app.planning.plan_files import open_plan
+    from spantrain.app.planning.plan_files import open_plan, under_schedule
     from spantrain.app.simulation.adapter import AdapterRequest, simulate_adapter
 
     plan, profile = open_plan(plan_path)
@@ -170,12 +169,11 @@ def show_adapter(
     assert trace is not None, "it was named"
     outcome = simulate_adapter(
         AdapterRequest(
-            plan=plan,
+            plan=under_schedule(plan, schedule),
             profile=profile,
             network_trace=trace,
             adapter=adapter,
             steps=steps,
-            schedule=check_schedule(schedule or plan.schedule),
             optimizer=optimizer,
         )
     )
