@@ -117,7 +117,7 @@ def test_seconds_and_bytes_come_from_the_profile(profile: Profile, plan: Plan) -
     back = costs.transfer("b", "a", Direction.BACKWARD, 1, Span(0, 1))
     assert (there.size_bytes, there.latency_s, there.occupancy_s) == (28, 0.5, pytest.approx(0.28))
     assert (back.size_bytes, back.occupancy_s) == (20, pytest.approx(0.2))  # the mask has no gradient
-    assert there.link == costs.transfer("a", "c", Direction.FORWARD, 0, Span(1, 2)).link != back.link
+    assert there.links == costs.transfer("a", "c", Direction.FORWARD, 0, Span(1, 2)).links != back.links
     assert costs.gradient_sum_s(0) == 0.0
     # Twice: the word of the receiver, and half of the bytes.
     assert costs.gradient_sum_s(1) == pytest.approx(2 * (0.1 + 60 / 2 / 1000 + 0.1))

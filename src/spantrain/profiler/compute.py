@@ -33,7 +33,6 @@ Emulation = Callable[[Unit, Op, int], float]
 Progress = Callable[[int, int, str], None]
 """(points done, points in all, what comes next)"""
 
-_HALVES = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _LONG_POINT_S = 0.15
 """A point that has taken less in all is repeated further: what else the machine does weighs more in short ones."""
 
@@ -112,19 +111,6 @@ def _representatives(graph: UnitGraph) -> list[int]:
     return list(chosen.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OpSeconds:
-    """Seconds of F, I and W on one number of samples."""
-
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.forward_s + self.backward_input_s + self.backward_weight_s
-
-
 class _UnitBench:
     """One unit as a stage of its own, ready to be run on any number of samples."""
 
@@ -146,53 +132,41 @@ class _UnitBench:
 
     def measure(self, samples: int, repeats: int) -> UnitTiming:
         """Return the median seconds of each operation; on an emulated device the least."""
-        inputs, labels = self._data(samples)
+        span, (inputs, labels) = Span(0, samples), self._data(samples)
+        device, executor = self._device, self._executor
         try:
             # The warm-up of an emulated device need not take its time.
-            outputs = self._run(inputs, labels, None)
-            gradients = self._gradients(outputs)
-            self._finish(samples, gradients, None)
-            seen: list[_OpSeconds] = []
+            gradients = self._gradients(device.run(lambda: executor.forward(span, inputs, labels), None))
+            works: dict[Op, Callable[[], object]] = {
+                Op.FORWARD: lambda: executor.forward(span, inputs, labels),
+                Op.BACKWARD_INPUT: lambda: executor.backward_input(span, gradients),
+                Op.BACKWARD_WEIGHT: lambda: executor.backward_weight(span),
+            }
+            for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
+                device.run(works[op], None)
+            seen: list[list[float]] = []
             while len(seen) < repeats or (repeats > 1 and self._is_short(seen)):
-                seen.append(self._once(samples, inputs, labels, gradients))
+                seen.append([])
+                for op, work in works.items():
+                    device.run(work, self._seconds(op, samples))
+                    seen[-1].append(device.last_s)
         finally:
-            self._executor.discard()
+            executor.discard()
         # An emulated device never takes less than its time; what it takes more is the machine below it.
-        middle = statistics.median if self._bench.emulate is None else min
+        middle: Callable[[Sequence[float]], float] = statistics.median if self._bench.emulate is None else min
+        forward_s, input_s, weight_s = (middle(column) for column in zip(*seen, strict=True))
         return UnitTiming(
             unit_class=self.unit.unit_class,
             kind=self.kind,
             dtype=self._bench.dtype,
             samples=samples,
-            forward_s=middle([seconds.forward_s for seconds in seen]),
-            backward_input_s=middle([seconds.backward_input_s for seconds in seen]),
-            backward_weight_s=middle([seconds.backward_weight_s for seconds in seen]),
+            forward_s=forward_s,
+            backward_input_s=input_s,
+            backward_weight_s=weight_s,
         )
 
-    def _is_short(self, seen: Sequence[_OpSeconds]) -> bool:
-        return len(seen) < _MAX_REPEATS and sum(seconds.total_s for seconds in seen) < _LONG_POINT_S
-
-    def _once(
-        self, samples: int, inputs: tuple[Tensor, ...], labels: Tensor | None, gradients: tuple[Tensor, ...]
-    ) -> _OpSeconds:
-        self._run(inputs, labels, self._seconds(Op.FORWARD, samples))
-        forward_s = self._device.last_s
-        return self._finish(samples, gradients, forward_s)
-
-    def _run(self, inputs: tuple[Tensor, ...], labels: Tensor | None, seconds: float | None) -> tuple[Tensor, ...]:
-        span = Span(0, inputs[0].shape[0])
-        return self._device.run(lambda: self._executor.forward(span, inputs, labels), seconds)
-
-    def _finish(self, samples: int, gradients: tuple[Tensor, ...], forward_s: float | None) -> _OpSeconds:
-        """Run I and W; `forward_s` is None in the warm-up, which takes no emulated time."""
-        span = Span(0, samples)
-        halves = (None, None) if forward_s is None else tuple(self._seconds(op, samples) for op in _HALVES[1:])
-        self._device.run(lambda: self._executor.backward_input(span, gradients), halves[0])
-        backward_input_s = self._device.last_s
-        self._device.run(lambda: self._executor.backward_weight(span), halves[1])
-        return _OpSeconds(
-            forward_s=forward_s or 0.0, backward_input_s=backward_input_s, backward_weight_s=self._device.last_s
-        )
+    def _is_short(self, seen: Sequence[Sequence[float]]) -> bool:
+        return len(seen) < _MAX_REPEATS and sum(map(sum, seen)) < _LONG_POINT_S
 
     def _seconds(self, op: Op, samples: int) -> float | None:
         emulate = self._bench.emulate

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.profile import LinkMeasurement
@@ -185,19 +185,21 @@ def spread(
     names = [device.name for device in cluster.devices] if devices is None else list(devices)
     host_of = {name: cluster.device_by_name[name].host for name in names}
     by_hosts = {(host_of[link.source], host_of[link.target]): link for link in measured}
-    links, missing = [], set()
-    for source in names:
-        for target in names:
-            if source == target:
-                continue
-            hosts = (host_of[source], host_of[target])
-            if hosts in by_hosts:
-                links.append(replace(by_hosts[hosts], source=source, target=target))
-            else:
-                missing.add(hosts)
+    pairs = {pair: (host_of[pair[0]], host_of[pair[1]]) for pair in permutations(names, 2)}
+    missing = sorted(set(pairs.values()) - by_hosts.keys())
     if missing:
-        raise ProtocolError(f"not measured: {', '.join(f'{a} -> {b}' for a, b in sorted(missing))}")
-    return tuple(links)
+        raise ProtocolError(f"not measured: {', '.join(f'{a} -> {b}' for a, b in missing)}")
+    return tuple(replace(by_hosts[hosts], source=source, target=target) for (source, target), hosts in pairs.items())
+
+
+def _between_sites(cluster: Cluster, links: Iterable[LinkMeasurement]) -> dict[DevicePair, list[LinkMeasurement]]:
+    """Return the measurements between hosts by the sites, from and to."""
+    found: dict[DevicePair, list[LinkMeasurement]] = {}
+    for link in links:
+        one, other = (cluster.device_by_name[name] for name in (link.source, link.target))
+        if one.host != other.host:
+            found.setdefault((one.site, other.site), []).append(link)
+    return found
 
 
 def doubtful(cluster: Cluster, links: Iterable[LinkMeasurement]) -> frozenset[DevicePair]:
@@ -205,14 +207,9 @@ def doubtful(cluster: Cluster, links: Iterable[LinkMeasurement]) -> frozenset[De
 
     What disturbs a measurement only ever makes a link look slower. With fewer than three pairs there is no telling.
     """
-    alike: dict[tuple[str, str], list[LinkMeasurement]] = {}
-    for link in links:
-        one, other = (cluster.device_by_name[name] for name in (link.source, link.target))
-        if one.host != other.host:
-            alike.setdefault((one.site, other.site), []).append(link)
     return frozenset(
         (link.source, link.target)
-        for group in alike.values()
+        for group in _between_sites(cluster, links).values()
         if len(group) >= _MIN_ALIKE
         for link in group
         if link.bandwidth_bytes_per_s
@@ -224,16 +221,16 @@ def expected_rates(
     cluster: Cluster, links: Iterable[LinkMeasurement], pair: DevicePair
 ) -> tuple[float | None, float | None]:
     """Return what to expect of a pair, there and back: the median of the pairs between the same two places, if any."""
-    places = tuple(cluster.device_by_name[name] for name in pair)
-    if places[0].host == places[1].host:
+    one, other = (cluster.device_by_name[name] for name in pair)
+    if one.host == other.host:
         return None, None
-    rates: dict[tuple[str, str], list[float]] = {}
-    for link in links:
-        one, other = (cluster.device_by_name[name] for name in (link.source, link.target))
-        if one.host != other.host:
-            rates.setdefault((one.site, other.site), []).append(link.bandwidth_bytes_per_s)
-    there, back = (rates.get(sites) for sites in ((a.site, b.site) for a, b in (places, places[::-1])))
-    return (statistics.median_high(there) if there else None), (statistics.median_high(back) if back else None)
+    between = _between_sites(cluster, links)
+    there, back = (between.get(sites) for sites in ((one.site, other.site), (other.site, one.site)))
+    return _median_rate(there), _median_rate(back)
+
+
+def _median_rate(links: Sequence[LinkMeasurement] | None) -> float | None:
+    return statistics.median_high(link.bandwidth_bytes_per_s for link in links) if links else None
 
 
 def better(first: LinkMeasurement, again: LinkMeasurement) -> LinkMeasurement:

@@ -106,24 +106,20 @@ def simulate(
 _Pair = tuple[str, str]
 
 
+@dataclass(slots=True, eq=False)
 class _SampleMessage:
     """Samples on their way."""
 
-    __slots__ = ("direction", "made_s", "route", "simulation", "span", "stage", "step", "target", "transfer")
-
-    def __init__(
-        self, simulation: "Simulation", direction: Direction, stage: int, step: int, span: Span, made_s: float
-    ) -> None:
-        self.simulation = simulation
-        self.direction = direction
-        self.stage = stage
-        self.step = step
-        self.span = span
-        self.made_s = made_s
-        """When the action began that made it."""
-        self.route: tuple[str, str]
-        self.target: SimulatedReplica
-        self.transfer: TransferCost
+    simulation: "Simulation"
+    direction: Direction
+    stage: int
+    step: int
+    span: Span
+    made_s: float
+    """When the action began that made it."""
+    route: _Pair
+    target: SimulatedReplica
+    transfer: TransferCost
 
     def arrived(self, start_s: float, sent_s: float) -> None:
         """Be there."""
@@ -297,20 +293,16 @@ class Simulation:
             hold_s = self._options.send_hold_s.get((source, direction), 0.0)
             self._by_leader[source].hold_until(self._clock.now_s + hold_s)
         for target, part in self._router.destinations(source, direction, action.span):
-            for piece in self._by_leader[source].pieces(target, part):
-                message = _SampleMessage(self, direction, action.stage, step, piece, made_s)
-                self._send(source, target, message)
-
-    def _send(self, source: str, target: str, message: _SampleMessage) -> None:
-        key = (source, target, message.direction, message.span.hi - message.span.lo)
-        known = self._transfers.get(key)
-        if known is None:
-            transfer = self._costs.transfer(source, target, message.direction, message.stage, message.span)
-            known = self._transfers[key] = (transfer, self._by_leader[target], (source, target))
-        message.transfer, message.target, message.route = known
-        route, transfer = message.route, message.transfer
-        self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
-        self._network.send(source, target, transfer, message.arrived)
+            for span in self._by_leader[source].pieces(target, part):
+                key = (source, target, direction, span.hi - span.lo)
+                known = self._transfers.get(key)
+                if known is None:
+                    transfer = self._costs.transfer(source, target, direction, action.stage, span)
+                    known = self._transfers[key] = (transfer, self._by_leader[target], (source, target))
+                transfer, receiver, route = known
+                self._link_bytes[route] = self._link_bytes.get(route, 0) + transfer.size_bytes
+                message = _SampleMessage(self, direction, action.stage, step, span, made_s, route, receiver, transfer)
+                self._network.send(source, target, transfer, message.arrived)
 
     def arrived(self, message: _SampleMessage, start_s: float, sent_s: float) -> None:
         """Give a message to the replica that it is for."""

@@ -96,10 +96,10 @@ def fold(plan: Plan, costs: ProfileCosts) -> _Fold | None:
         for by_number in flows:
             full: dict[str, float] = {}
             for number in row:
-                for name, part in _uses(by_number[number][1]):
+                for name, part in by_number[number][1].uses:
                     full[name] = full.get(name, 0.0) + part
             pair, transfer = by_number[row[0]]
-            loads[pair] = tuple(full[name] for name, _ in _uses(transfer))
+            loads[pair] = tuple(full[name] for name, _ in transfer.uses)
     first = [row[0] for row in sorts.values()]
     return _Fold(
         plan=_narrowed(plan, first, width),
@@ -151,15 +151,11 @@ def _looks(plan: Plan, flows: list[list[_Flow]], number: int) -> tuple[object, .
         (
             round(transfer.latency_s, _DIGITS),
             round(transfer.occupancy_s, _DIGITS),
-            tuple(round(part, _DIGITS) for _, part in _uses(transfer)),
+            tuple(round(part, _DIGITS) for _, part in transfer.uses),
         )
         for transfer in (row[number][1] for row in flows)
     )
     return stages, ways
-
-
-def _uses(transfer: TransferCost) -> list[tuple[str, float]]:
-    return list(zip(transfer.links, transfer.usage or (1.0,) * len(transfer.links), strict=True))
 
 
 def _narrowed(plan: Plan, numbers: list[int], width: int) -> Plan:

@@ -36,28 +36,20 @@ class TraceRecorder:
         if not self.on:
             return
         source, target = route
-        latency_s = arrived_s - sent[1]
-        what = f"{Direction(key.lane).value} {key.span}"
-        self._add(source, "send", f"{what} to {target}", key.step, sent, {"bytes": size_bytes})
-        self._add(
-            target,
-            "receive",
-            f"{what} from {source}",
-            key.step,
-            (sent[0] + latency_s, arrived_s),
-            {"bytes": size_bytes},
+        first_s = sent[0] + (arrived_s - sent[1])
+        what, detail = f"{Direction(key.lane).value} {key.span}", {"bytes": size_bytes}
+        self._add(source, "send", f"{what} to {target}", key.step, sent, detail)
+        self._add(target, "receive", f"{what} from {source}", key.step, (first_s, arrived_s), detail)
+        flow = Flow(
+            name=str(key),
+            source=source,
+            target=target,
+            step=key.step,
+            sent_s=sent[0],
+            received_s=arrived_s,
+            size_bytes=size_bytes,
         )
-        self._flows.append(
-            Flow(
-                name=str(key),
-                source=source,
-                target=target,
-                step=key.step,
-                sent_s=sent[0],
-                received_s=arrived_s,
-                size_bytes=size_bytes,
-            )
-        )
+        self._flows.append(flow)
 
     def decided(self, device: str, what: str, reason: str, step: int, now_s: float) -> None:
         """Note a decision of an adapter."""

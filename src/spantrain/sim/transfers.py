@@ -42,11 +42,6 @@ class TransferCost:
         bandwidth = max(self.size_bytes, 1) / max(self.occupancy_s, _MIN_S)
         object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
 
-    @property
-    def link(self) -> str:
-        """The first of its links."""
-        return self.links[0]
-
 
 class Sending:
     """A message that is on its links, or waits for those before it on its connection."""

@@ -137,13 +137,9 @@ class Testbed:
         sites = sorted(set(self._state.site_of.values()))
         _known("site", source, sites)
         _known("site", target, sites)
-        wanted = {
-            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-            "latency_s": latency_s,
-            "jitter_s": jitter_s,
-            "loss_ratio": loss_ratio,
-        }
-        changes = {name: value for name, value in wanted.items() if value is not None}
+        shape = (bandwidth_bytes_per_s, latency_s, jitter_s, loss_ratio)
+        names = ("bandwidth_bytes_per_s", "latency_s", "jitter_s", "loss_ratio")
+        changes = {name: value for name, value in zip(names, shape, strict=True) if value is not None}
         try:
             Link(source=source, target=target, **{"bandwidth_bytes_per_s": 1.0, "latency_s": 0.0, **changes})
         except ValueError as error:

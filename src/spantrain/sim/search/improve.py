@@ -156,7 +156,9 @@ def shortest(model: StepModel, *, beat_s: float, enough_s: float = 0.0, max_node
     Raises:
         ValueError: micro-batches are not alike, or a link carries more than one sort of message.
     """
-    _check(model)
+    unlike = _unlike(model)
+    if unlike:
+        raise ValueError(f"{unlike} for an exhaustive search")
     search = _BranchAndBound(model, beat_s, enough_s, max_nodes)
     search.go()
     return Exhausted(seconds=search.best_s, orders=search.best, proven=search.nodes_left > 0)
@@ -164,23 +166,20 @@ def shortest(model: StepModel, *, beat_s: float, enough_s: float = 0.0, max_node
 
 def is_alike(model: StepModel) -> bool:
     """Whether all micro-batches are alike, and every link has one sort of message."""
-    try:
-        _check(model)
-    except ValueError:
-        return False
-    return True
+    return not _unlike(model)
 
 
-def _check(model: StepModel) -> None:
-    unlike = [row for parts in model.seconds for row in parts if len(set(row)) > 1]
-    if unlike or any(len(set(row)) > 1 for row in model.sizes) or len(set(map(len, model.sizes))) > 1:
-        raise ValueError("micro-batches must be alike for an exhaustive search")
+def _unlike(model: StepModel) -> str:
+    rows = [row for parts in model.seconds for row in parts] + model.sizes
+    if any(len(set(row)) > 1 for row in rows) or len(set(map(len, model.sizes))) > 1:
+        return "micro-batches must be alike"
     senders: dict[int, tuple[int, int]] = {}
     for device, parts in enumerate(model.messages):
         for part, row in enumerate(parts):
             for link in {message[0] for sent in row for message in sent}:
                 if senders.setdefault(link, (device, part)) != (device, part):
-                    raise ValueError("every link must have one sort of message for an exhaustive search")
+                    return "every link must have one sort of message"
+    return ""
 
 
 class _BranchAndBound:
