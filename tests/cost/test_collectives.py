@@ -77,16 +77,6 @@ def test_pieces_pay_for_slow_neighbours_only_where_they_pass_them():
     assert SUMS.seconds(devices, 0.0) >= 3 * 1.0
 
 
-def test_buckets_one_by_one_pay_latency_each_and_pipelined_ones_once():
-    n, bucket = 400.0, 100
-    single = SUMS.seconds(ONE_HOST, n)
-    one_by_one = SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=bucket))
-    pipelined = SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=bucket, pipelined=True))
-    assert one_by_one == pytest.approx(single + 3 * 6 * 0.01)
-    assert pipelined == pytest.approx(single)
-    assert SUMS.seconds(ONE_HOST, n, options=SumOptions(bucket_bytes=1000)) == single
-
-
 def test_rings_that_cross_the_same_way_share_it():
     ring, other = ("a/x/0", "b/x/0"), ("a/x/1", "b/x/1")
     alone = SUMS.seconds(ring, 10.0)
@@ -122,10 +112,9 @@ def test_two_rings_from_one_host_share_its_port(cost_profile):
     assert cost.busy_together_s([("a0", "a1")], 1e6, beside=[("a0", "b0")]) == [pytest.approx(alone[0] / 0.99)]
 
 
-@pytest.mark.parametrize("name", ["bucket_bytes", "at_once"])
-def test_buckets_must_hold_something(name):
+def test_one_sum_at_least_is_done_at_once():
     with pytest.raises(ValueError, match="at least 1"):
-        SumOptions(**{name: 0})
+        SumOptions(at_once=0)
 
 
 class Hops:

@@ -17,9 +17,6 @@ device's n/k bytes go in at least two segments, of 1 MiB at most; two are under 
 of its receiver, which comes when the last but one before it is there. So a link of much latency is never full, however
 large the sum, unless several sums run at once (`at_once`; torch's Gloo runs two). `benchmarks/gradient_sums.py`
 compares it with live sums. NCCL's receivers have room ahead of time, so its rings just stream.
-
-Sums are cut into buckets. They run one after the other (`pipelined=False`, what our runtime does), or each follows the
-one before through the same devices without waiting for its end.
 """
 
 import math
@@ -64,32 +61,16 @@ class Wires(Protocol):
 class SumOptions:
     """How a sum is done."""
 
-    bucket_bytes: int | None = None
-    """None: all at once."""
-    pipelined: bool = False
     beside: tuple[tuple[str, ...], ...] = ()
     """Devices of other rings that sum at the same time, each in its order: links that they use too are shared."""
     waits_for_receiver: bool = False
     """Whether a ring's pieces wait, segment by segment, for the word that their receiver is ready, as those of Gloo."""
     at_once: int = 1
-    """Buckets of this size that rings sum at the same time; the seconds are those of all of them."""
+    """Sums of this size that rings do at the same time; the seconds are those of all of them."""
 
     def __post_init__(self) -> None:
-        for name in ("bucket_bytes", "at_once"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-    def buckets(self, size_bytes: float) -> list[float]:
-        """Return the sizes of the buckets; the last one holds the rest.
-
-        >>> SumOptions(bucket_bytes=4).buckets(10)
-        [4, 4, 2]
-        """
-        if self.bucket_bytes is None or size_bytes <= self.bucket_bytes:
-            return [size_bytes]
-        whole, rest = divmod(size_bytes, self.bucket_bytes)
-        return [self.bucket_bytes] * int(whole) + ([rest] if rest else [])
+        if self.at_once < 1:
+            raise ValueError(f"at_once must be at least 1, got {self.at_once}")
 
 
 class Collectives:
@@ -132,7 +113,7 @@ class Collectives:
     def broadcast_s(self, devices: Sequence[str], size_bytes: float) -> float:
         """Return the seconds in which all devices get what the first one has, down a binomial tree."""
         levels = reversed(list(_tree_levels(devices)))
-        return sum(self._level_s([(b, a) for a, b in pairs], size_bytes, ())[0] for pairs in levels)
+        return sum(self._level_s([(b, a) for a, b in pairs], size_bytes, ()) for pairs in levels)
 
     def gather_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions | None = None) -> float:
         """Return the seconds in which devices that hold a part each get all of it: half of a ring's turns.
@@ -143,51 +124,26 @@ class Collectives:
         return self._ring_s(devices, size_bytes, options or SumOptions(), halves=1) if len(devices) > 1 else 0.0
 
     def _ring_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions, halves: int = 2) -> float:
-        total_s, known_s = 0.0, dict[float, tuple[float, float]]()
-        for number, bucket in enumerate(options.buckets(size_bytes)):
-            if bucket not in known_s:
-                known_s[bucket] = self._ring_times_s(devices, bucket, options, halves)
-            whole_s, slowest_hop_s = known_s[bucket]
-            total_s += slowest_hop_s if options.pipelined and number else whole_s
-        return total_s
-
-    def _ring_times_s(
-        self, devices: Sequence[str], bucket: float, options: SumOptions, halves: int
-    ) -> tuple[float, float]:
-        """Return the seconds of a bucket, and for how long its slowest hop is busy."""
         pairs = list(_around(devices))
         beside = [pair for other in options.beside for pair in _around(other)]
         latency_s = [self._wires.latency_s(*pair) for pair in pairs]
-        piece, turns = bucket / len(devices), halves * (len(devices) - 1)
+        piece = size_bytes / len(devices)
         segments = max(2, math.ceil(piece / _SEGMENT_BYTES)) if options.waits_for_receiver else 1
         busy_s = [options.at_once * seconds for seconds in self._wires.busy_together_s(pairs, piece / segments, beside)]
         if options.waits_for_receiver:
-            whole_s = halves * _waiting_s(latency_s, busy_s, segments * (len(devices) - 1))
-        else:
-            whole_s = _ring_turns_s(latency_s, busy_s, turns)
-        return whole_s, turns * segments * max(busy_s)
+            return halves * _waiting_s(latency_s, busy_s, segments * (len(devices) - 1))
+        return _ring_turns_s(latency_s, busy_s, halves * (len(devices) - 1))
 
     def _tree_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions) -> float:
         beside = [pair for other in options.beside for pair in _around(other)]
-        levels = list(_tree_levels(devices))
-        total_s, known_s = 0.0, dict[float, tuple[float, float]]()
-        for number, bucket in enumerate(options.buckets(size_bytes)):
-            if bucket not in known_s:
-                up = [self._level_s(pairs, bucket, beside) for pairs in levels]
-                down = [self._level_s([(b, a) for a, b in pairs], bucket, beside) for pairs in levels]
-                busy_up_s, busy_down_s = (sum(busy for _, busy in way) for way in (up, down))
-                whole_s = sum(whole for whole, _ in (*up, *down))
-                # The root is busy on every level, with what goes up and what comes down at the same time.
-                known_s[bucket] = (whole_s, max(busy_up_s, busy_down_s))
-            whole_s, root_s = known_s[bucket]
-            total_s += root_s if options.pipelined and number else whole_s
-        return total_s
+        up = list(_tree_levels(devices))
+        down = [[(b, a) for a, b in pairs] for pairs in up]
+        return sum(self._level_s(pairs, size_bytes, beside) for pairs in (*up, *down))
 
-    def _level_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> tuple[float, float]:
-        """Return the seconds of one turn of a tree, and the longest that a pair is busy in it."""
+    def _level_s(self, pairs: Sequence[Pair], size_bytes: float, beside: Sequence[Pair]) -> float:
+        """Return the seconds of one turn of a tree."""
         busy_s = self._wires.busy_together_s(pairs, size_bytes, beside)
-        whole_s = max(self._wires.latency_s(*pair) + busy for pair, busy in zip(pairs, busy_s, strict=True))
-        return whole_s, max(busy_s)
+        return max(self._wires.latency_s(*pair) + busy for pair, busy in zip(pairs, busy_s, strict=True))
 
     def _hierarchical_s(self, devices: Sequence[str], size_bytes: float, options: SumOptions) -> float:
         total_s, leaders = 0.0, tuple(devices)

@@ -10,10 +10,10 @@ import numpy as np
 from spantrain.core.plan import Plan, Replica, Stage, StateSharding, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
-from spantrain.core.shares import even_share
+from spantrain.core.shares import even_share, shares_of
 from spantrain.core.span import Span, equal_spans
 from spantrain.cost.compute import SPLIT_OPS
-from spantrain.cost.memory import Division
+from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
 from spantrain.cost.sums import default_sums
@@ -148,6 +148,32 @@ class Assembler:
             raise InfeasiblePlanError(misses[0] if misses else "nothing that it can express")
         found.sort(key=lambda entry: entry[0])
         return tuple(proposal for _, proposal in found[:_PROPOSED])
+
+
+def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
+    """Return a stage with the in-flight limits that memory allows; None if a device lacks room for a micro-batch.
+
+    `splits`: as in `cost.memory.Division`.
+    """
+    replicas = []
+    for index, replica in enumerate(stage.replicas):
+        sizes = [span.size for span in stage.replica_spans(index)]
+        limit = min(
+            memory.in_flight_limit_for(
+                stage.units,
+                name,
+                sum(sizes),
+                max(sizes),
+                division=Division(
+                    tp_share=share, state_sharding=stage.state_sharding, replicas=len(stage.replicas), splits=splits
+                ),
+            )
+            for name, share in zip(replica.devices, shares_of(replica.tp_shares), strict=True)
+        )
+        if limit < max(sizes):
+            return None
+        replicas.append(replace(replica, in_flight_limit=limit))
+    return replace(stage, replicas=tuple(replicas))
 
 
 def _division(shape: StageShape, group: tuple[str, ...]) -> Division:

@@ -1,20 +1,28 @@
-"""Plans whose stages divide state among their replicas (ZeRO), where that is allowed.
+"""Plans with what must be allowed by name: state divided among replicas (ZeRO), and cuts between sites rounded.
 
-Two more searches, in each of which every stage with several replicas divides its state in one way. In the best plan of
-each, then every stage takes the way that suits it, whole state included. Beside them stand the plans of `zero2` and
-`fsdp`, so that the answer is none worse. It pays where memory is short; and where sums of gradients are long: here they
-go on beside the actions, and only the last micro-batch's is waited for.
+For divided state there are two more searches, in each of which every stage with several replicas divides its state in
+one way. In the best plan of each, then every stage takes the way that suits it, whole state included. Beside them stand
+the plans of `zero2` and `fsdp`, so that the answer is none worse. It pays where memory is short; and where sums of
+gradients are long: here they go on beside the actions, and only the last micro-batch's is waited for.
+
+For rounded cuts, the best plan of a search in which every cut between sites is sent in the fewest bytes that are
+allowed is taken; then each cut goes back to the most exact format that costs little by it. Rounding is not exact, so it
+must earn its place on every cut that keeps it, and so must each step to fewer bits.
 """
 
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
-from spantrain.core.plan import Plan, Replica, StateSharding
-from spantrain.cost.memory import Division, MemoryCost
+from spantrain.core.plan import Plan, StateSharding
+from spantrain.cost.memory import MemoryCost
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.request import PlanRequest, Proposal
+from spantrain.formats.registry import WireFormat
+from spantrain.planner.assembly.assemble import with_limits
+from spantrain.planner.request import Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.score import Score, Scorer
+from spantrain.planner.strategies.auto.search import SimulatedPlan
 from spantrain.planner.strategies.baselines import data_parallel
 from spantrain.schedule.registry import splits_backward
 
@@ -80,21 +88,61 @@ class _Ways:
         stage = plan.stages[index]
         if stage.state_sharding is sharding:
             return None
-        replicas: list[Replica] = []
-        division = Division(
-            state_sharding=sharding, replicas=len(stage.replicas), splits=splits_backward(plan.schedule)
-        )
-        for number, replica in enumerate(stage.replicas):
-            sizes = [span.size for span in stage.replica_spans(number)]
-            limit = self._memory.in_flight_limit_for(
-                stage.units, replica.devices[0], sum(sizes), max(sizes), division=division
-            )
-            if limit < max(sizes):
-                return None
-            replicas.append(replace(replica, in_flight_limit=limit))
-        other = replace(stage, replicas=tuple(replicas), state_sharding=sharding)
+        other = with_limits(replace(stage, state_sharding=sharding), self._memory, splits_backward(plan.schedule))
+        if other is None:
+            return None
         return replace(plan, stages=(*plan.stages[:index], other, *plan.stages[index + 1 :]))
 
 
 def _divides(plan: Plan) -> bool:
     return any(stage.state_sharding is not StateSharding.NONE for stage in plan.stages)
+
+
+def fewest_bytes(allowed: Iterable[WireFormat]) -> WireFormat:
+    """Return the format that sends the fewest bytes; the native one if nothing else is allowed."""
+    order = list(WireFormat)
+    return max(allowed, key=order.index, default=WireFormat.NATIVE)
+
+
+def rounded_proposal(
+    scorer: Scorer, native: SimulatedPlan, rounded: SimulatedPlan, objective: Objective, allowed: Iterable[WireFormat]
+) -> Proposal | None:
+    """Return the best plan with rounded cuts, each of which is worth it; None if the native plan is nearly as good."""
+    if not rounded.score.is_clearly_under(native.score):
+        return None
+    plan, score, lines = rounded.plan, rounded.score, list[str]()
+    forms = [form for form in WireFormat if form is WireFormat.NATIVE or form in set(allowed)]
+    for index in range(len(plan.stages) - 1):
+        native_value = None
+        for form in forms[: forms.index(plan.stages[index].wire_format)]:
+            other = _with_cut(plan, index, form)
+            scored = scorer.score(other)
+            if form is WireFormat.NATIVE and scored is not None:
+                native_value = scored[0].value
+            if scored is not None and not score.is_clearly_under(scored[0]):
+                plan, score = other, scored[0]
+                break
+        if native_value is not None and plan.stages[index].wire_format is not WireFormat.NATIVE:
+            lines.append(_gain(plan, index, native_value / score.value))
+    if not lines or not score.is_clearly_under(native.score):
+        return None
+    what = {Objective.THROUGHPUT: "time", Objective.COST: "money", Objective.ENERGY: "energy"}[objective]
+    more = 100 * (native.score.value / score.value - 1)
+    lines.append(f"The best plan with nothing rounded takes {more:.1f} % more {what}.")
+    return Proposal(plan=plan, own_estimate_s=None, reasons=tuple(lines))
+
+
+def _with_cut(plan: Plan, index: int, form: WireFormat) -> Plan:
+    stages = list(plan.stages)
+    stages[index] = replace(stages[index], wire_format=form)
+    return replace(plan, stages=tuple(stages))
+
+
+def _gain(plan: Plan, index: int, ratio: float) -> str:
+    lower, upper = list(pairwise(plan.stages))[index]
+    table = plan.cluster.device_by_name
+    places = [", ".join(dict.fromkeys(table[name].site for name in stage.devices)) for stage in (lower, upper)]
+    return (
+        f"The cut behind stage {index} ({places[0]} to {places[1]}) is rounded to {lower.wire_format.value}: sent as "
+        f"it is, the plan would be {100 * (ratio - 1):.1f} % worse."
+    )

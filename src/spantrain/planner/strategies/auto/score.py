@@ -108,6 +108,8 @@ def _of_byte(
     return prices.egress.usd / _BYTES_PER_GB if rented else 0.0
 
 
+_WORTH = 1.01
+"""By more than that a plan must be better to have tensors divided or cuts rounded."""
 _NO_PRICE = 10.0
 """How much is broken, relative to a limit on money, where the money is not known."""
 
@@ -120,6 +122,10 @@ class Score:
     """By how much limits are broken, each relative to itself; 0 if none is."""
     value: float
     """Of the objective."""
+
+    def is_clearly_under(self, other: "Score") -> bool:
+        """Whether it is better by enough to pay for what has to be allowed by name."""
+        return self.broken < other.broken or (self.broken == other.broken and self.value * _WORTH < other.value)
 
 
 class Scorer:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span, apportion, equal_spans
+from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
@@ -89,22 +90,18 @@ class ShapeBuilder:
         )
 
     def _stage(self, part: PipelinePart, units: range, size: int) -> Stage | None:
-        batch, division = self._costs.batch(size), self._costs.division(len(part.devices))
-        rests = apportion(batch.rest, part.samples)
-        replicas = []
-        for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
-            held = count * batch.whole + rest
-            limit = self._costs.memory.in_flight_limit_for(units, name, held, count, division=division)
-            if limit < count:
-                return None
-            replicas.append(Replica(devices=(name,), sample_share=float(count), in_flight_limit=limit))
+        """Return the stage of a part; None where one span does not fit."""
         spans = self._spans.get(size)
         if spans is None:
             spans = self._spans[size] = equal_spans(self._costs.global_batch, size)
-        return Stage(
+        draft = Stage(
             first_unit=units.start,
             end_unit=units.stop,
-            replicas=tuple(replicas),
+            replicas=tuple(
+                Replica(devices=(name,), sample_share=float(count), in_flight_limit=self._costs.global_batch)
+                for name, count in zip(part.devices, part.samples, strict=True)
+            ),
             micro_batches=spans,
-            state_sharding=division.state_sharding,
+            state_sharding=self._costs.division(len(part.devices)).state_sharding,
         )
+        return with_limits(draft, self._costs.memory, self._costs.spans.splits)

@@ -27,8 +27,6 @@ from spantrain.planner.strategies.auto.score import Score, Scorer
 _MAX_STAGES = 6
 _SIMULATED = 24
 _PROPOSED = 2
-_WORTH = 1.01
-"""By more than that a plan must be better: how well parts of a unit run was not measured in most profiles."""
 _ALL_BY_SPEED, _ALL_EVEN = 0, 1
 _SPEED_AT = 4
 """Samples at which devices are compared."""
@@ -64,17 +62,13 @@ def divided_proposals(request: PlanRequest, best: Score | None) -> tuple[Proposa
     scorer, found = Scorer(request), list[tuple[Score, Plan, float]]()
     for _, plan in sorted(plans.values(), key=lambda entry: entry[0])[:_SIMULATED]:
         scored = scorer.score(plan)
-        if scored is not None and scored[1].fits and (best is None or _is_worth(scored[0], best)):
+        if scored is not None and scored[1].fits and (best is None or scored[0].is_clearly_under(best)):
             found.append((scored[0], plan, scored[1].step_s))
     found.sort(key=lambda entry: entry[0])
     return tuple(
         Proposal(plan=plan, own_estimate_s=plans[plan.stages][0], reasons=_reasons(plan, step_s))
         for _, plan, step_s in found[:_PROPOSED]
     )
-
-
-def _is_worth(score: Score, best: Score) -> bool:
-    return score.broken < best.broken or (score.broken == best.broken and score.value * _WORTH < best.value)
 
 
 class _TensorSearch:

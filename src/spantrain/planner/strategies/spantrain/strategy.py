@@ -18,19 +18,17 @@ job's. What no term counts is a W in progress that holds up a gradient; it shows
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_seconds
-from spantrain.core.shares import shares_of
 from spantrain.core.span import equal_spans
-from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import infeasible
+from spantrain.planner.assembly.assemble import infeasible, with_limits
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
@@ -63,7 +61,6 @@ def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: ran
     counts = tables.counts(slot, whole, size)
     if min(counts) == 0:
         return None
-    # Limits are known only after the spans are: the first stage is a draft that gives the spans.
     draft = Stage(
         first_unit=units.start,
         end_unit=units.stop,
@@ -78,27 +75,7 @@ def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: ran
             for member, count in zip(slot.members, counts, strict=True)
         ),
     )
-    limits = [_limit(tables, draft, index) for index in range(len(draft.replicas))]
-    if None in limits:
-        return None
-    replicas = (
-        replace(replica, in_flight_limit=limit) for replica, limit in zip(draft.replicas, limits, strict=True) if limit
-    )
-    return replace(draft, replicas=tuple(replicas))
-
-
-def _limit(tables: WayTables, stage: Stage, index: int) -> int | None:
-    """Return how many samples a replica may hold, all of its devices; None if that is under its largest micro-batch."""
-    replica = stage.replicas[index]
-    sizes = [span.size for span in stage.replica_spans(index)]
-    splits = tables.job.splits_backward
-    least = min(
-        tables.memory.in_flight_limit_for(
-            stage.units, name, sum(sizes), max(sizes), division=Division(tp_share=share, splits=splits)
-        )
-        for name, share in zip(replica.devices, shares_of(replica.tp_shares), strict=True)
-    )
-    return least if least >= max(sizes) else None
+    return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
 _PROPOSED = 6

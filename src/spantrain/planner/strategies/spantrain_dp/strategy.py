@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.span import Span, equal_spans
-from spantrain.cost.memory import Division
+from spantrain.core.span import equal_spans
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import infeasible
+from spantrain.planner.assembly.assemble import infeasible, with_limits
 from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain_dp.reasons import reasons
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
-from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
+from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables
 
 STRATEGY = "spantrain-dp"
 
@@ -70,37 +69,20 @@ def improve_cuts(
     return best
 
 
-def _stage(
-    tables: SlotTables, devices: tuple[str, ...], units: range, size: int, shares: tuple[int, ...]
-) -> Stage | None:
+def _stage(tables: SlotTables, devices: Slot, units: range, size: int, shares: tuple[int, ...]) -> Stage | None:
+    """Return a slot's stage; None if a device would get no sample, or cannot hold its part."""
     if min(shares) == 0:
         return None
-    spans = equal_spans(tables.job.global_batch, size)
-    # Limits are known only after the spans are: the first stage object is a draft that gives the spans.
-    draft = _with_limits(units, spans, devices, shares, (tables.job.global_batch,) * len(devices))
-    limits = []
-    for index, device in enumerate(devices):
-        sizes = [span.size for span in draft.replica_spans(index)]
-        division = Division(splits=tables.job.splits_backward)
-        limit = tables.memory.in_flight_limit_for(units, device, sum(sizes), max(sizes), division=division)
-        if limit < max(sizes):
-            return None
-        limits.append(limit)
-    return _with_limits(units, spans, devices, shares, tuple(limits))
-
-
-def _with_limits(
-    units: range, spans: tuple[Span, ...], devices: tuple[str, ...], shares: tuple[int, ...], limits: tuple[int, ...]
-) -> Stage:
-    return Stage(
+    draft = Stage(
         first_unit=units.start,
         end_unit=units.stop,
-        micro_batches=spans,
+        micro_batches=equal_spans(tables.job.global_batch, size),
         replicas=tuple(
-            Replica(devices=(device,), sample_share=float(share), in_flight_limit=limit)
-            for device, share, limit in zip(devices, shares, limits, strict=True)
+            Replica(devices=(device,), sample_share=float(share), in_flight_limit=tables.job.global_batch)
+            for device, share in zip(devices, shares, strict=True)
         ),
     )
+    return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
 _PROPOSED = 12
