@@ -1,12 +1,12 @@
 """What every strategy is asked, for which job, and what it answers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from spantrain.core.cluster import Cluster, Device
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.cost.memory import OPTIMIZER_STATE_RATIO
 from spantrain.cost.span_tables import SpanTables
@@ -47,6 +47,20 @@ class JobSpec:
     def span_tables(self, profile: Profile, points: Sequence[int] | None = None) -> SpanTables:
         """Return the table of seconds and bytes over spans of units, for this job's optimizer, dtype and schedule."""
         return SpanTables(profile, self.optimizer, self.dtype, splits=self.splits_backward, points=points)
+
+    def plan_of(
+        self, profile: Profile, stages: Iterable[Stage], *, schedule: str | None = None, strategy: str = ""
+    ) -> Plan:
+        """Return the plan of these stages for this job, in its own schedule or another one."""
+        return Plan(
+            cluster=profile.cluster,
+            model=profile.model,
+            global_batch=self.global_batch,
+            dtype=self.dtype or profile.dtype,
+            stages=tuple(stages),
+            schedule=schedule or self.schedule,
+            strategy=strategy,
+        )
 
     def micro_batch_sizes(self) -> tuple[int, ...]:
         """Return the sizes to try, rising."""

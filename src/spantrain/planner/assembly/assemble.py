@@ -97,31 +97,24 @@ class Assembler:
         ]
         if misses:
             raise InfeasiblePlanError(f"with micro-batches of {size}: {'; '.join(misses)}")
-        return Plan(
-            cluster=self.profile.cluster,
-            model=self.profile.model,
-            global_batch=self.job.global_batch,
-            dtype=self.spans.compute.dtype,
-            stages=tuple(stages),
-            schedule=schedule,
-        )
+        return self.job.plan_of(self.profile, stages, schedule=schedule)
 
     def _stage(self, shape: StageShape, spans: tuple[Span, ...], held: int, misses: list[str]) -> Stage:
         shares = shape.shares or (1,) * len(shape.groups)
-        whole = (self.job.global_batch,) * len(shape.groups)
-        draft = _stage_of(shape, spans, shares, whole)
-        limits = []
-        for index, group in enumerate(shape.groups):
+        rows = ((group, share, (1.0,) * len(group)) for group, share in zip(shape.groups, shares, strict=True))
+        draft = draft_stage(shape.units, spans, rows, shape.state_sharding)
+        replicas = []
+        for index, replica in enumerate(draft.replicas):
             sizes = sorted((span.size for span in draft.replica_spans(index)), reverse=True)
-            in_flight, part = max(1, sum(sizes[:held])), _division(shape, group)
-            for name in group:
+            in_flight, part = max(1, sum(sizes[:held])), _division(shape, replica.devices)
+            for name in replica.devices:
                 need = self.memory.need(shape.units, name, in_flight, max(sizes, default=0), part).peak_bytes
                 have = self.profile.cluster.device_by_name[name].memory_bytes
                 if need > have:
                     what = f"units {shape.units.start}-{shape.units.stop - 1}"
                     misses.append(f"{name} needs {format_bytes(need)} for {what}, has {format_bytes(have)}")
-            limits.append(in_flight)
-        return replace(_stage_of(shape, spans, shares, tuple(limits)), sums=default_sums(self._sums))
+            replicas.append(replace(replica, in_flight_limit=in_flight))
+        return replace(draft, replicas=tuple(replicas), sums=default_sums(self._sums))
 
     def best(
         self,
@@ -148,6 +141,25 @@ class Assembler:
             raise InfeasiblePlanError(misses[0] if misses else "nothing that it can express")
         found.sort(key=lambda entry: entry[0])
         return tuple(proposal for _, proposal in found[:_PROPOSED])
+
+
+def draft_stage(
+    units: range,
+    spans: tuple[Span, ...],
+    rows: Iterable[tuple[tuple[str, ...], float, tuple[float, ...]]],
+    state_sharding: StateSharding = StateSharding.NONE,
+) -> Stage:
+    """Return a stage that may hold all samples; `rows`: each replica's devices, share of samples and tensor shares."""
+    return Stage(
+        first_unit=units.start,
+        end_unit=units.stop,
+        micro_batches=spans,
+        state_sharding=state_sharding,
+        replicas=tuple(
+            Replica(devices=devices, sample_share=float(share), in_flight_limit=spans[-1].hi, tp_shares=tp_shares)
+            for devices, share, tp_shares in rows
+        ),
+    )
 
 
 def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
@@ -178,19 +190,6 @@ def with_limits(stage: Stage, memory: MemoryCost, splits: bool) -> Stage | None:
 
 def _division(shape: StageShape, group: tuple[str, ...]) -> Division:
     return Division(tp_share=even_share(len(group)), state_sharding=shape.state_sharding, replicas=len(shape.groups))
-
-
-def _stage_of(shape: StageShape, spans: tuple[Span, ...], shares: Sequence[int], limits: Sequence[int]) -> Stage:
-    return Stage(
-        first_unit=shape.units.start,
-        end_unit=shape.units.stop,
-        micro_batches=spans,
-        state_sharding=shape.state_sharding,
-        replicas=tuple(
-            Replica(devices=group, sample_share=float(share), in_flight_limit=limit, tp_shares=(1.0,) * len(group))
-            for group, share, limit in zip(shape.groups, shares, limits, strict=True)
-        ),
-    )
 
 
 def _held_at_once(schedule: str, left: int, micro_batches: int) -> int:

@@ -207,14 +207,8 @@ def _memory_of(plan: Plan, name: str) -> int:
 
 
 def _plan(request: PlanRequest, tables: DeviceTables, stages: Sequence[StagePlace]) -> Plan:
-    return Plan(
-        cluster=request.profile.cluster,
-        model=request.profile.model,
-        global_batch=request.job.global_batch,
-        dtype=tables.dtype,
-        stages=tuple(_stage(request, tables, place) for place in stages),
-        schedule="1f1b-asteroid",
-    )
+    made = (_stage(request, tables, place) for place in stages)
+    return request.job.plan_of(request.profile, made, schedule="1f1b-asteroid")
 
 
 def _stage(request: PlanRequest, tables: DeviceTables, place: StagePlace) -> Stage:

@@ -151,7 +151,7 @@ class DeviceTables:
 
     def __init__(self, spans: SpanTables, network: DeviceNetwork, devices: Sequence[str], size: int) -> None:
         self._spans, self.network, self.devices, self.size = spans, network, tuple(devices), size
-        self.units, self.dtype = spans.units, spans.compute.dtype
+        self.units = spans.units
         self._first, self._end = np.nonzero(spans.above)
         """Of every span of units."""
         # Of a size that hardly divides, single samples are the blocks.

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.span import Span, apportion, equal_spans
-from spantrain.planner.assembly.assemble import with_limits
+from spantrain.planner.assembly.assemble import draft_stage, with_limits
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
@@ -69,16 +69,7 @@ class ShapeBuilder:
             form = self._costs.wire_format(lower, upper)
             if form is not stages[index].wire_format:
                 stages[index] = replace(stages[index], wire_format=form)
-        job = self._request.job
-        return Plan(
-            cluster=self._request.profile.cluster,
-            model=self._request.profile.model,
-            global_batch=job.global_batch,
-            dtype=self._costs.spans.compute.dtype,
-            stages=tuple(stages),
-            schedule=job.schedule,
-            strategy=self._strategy,
-        )
+        return self._request.job.plan_of(self._request.profile, stages, strategy=self._strategy)
 
     def memory_is_short(self, shape: PlanShape) -> bool:
         """Whether some device of a shape cannot hold all its samples at once."""
@@ -94,14 +85,6 @@ class ShapeBuilder:
         spans = self._spans.get(size)
         if spans is None:
             spans = self._spans[size] = equal_spans(self._costs.global_batch, size)
-        draft = Stage(
-            first_unit=units.start,
-            end_unit=units.stop,
-            replicas=tuple(
-                Replica(devices=(name,), sample_share=float(count), in_flight_limit=self._costs.global_batch)
-                for name, count in zip(part.devices, part.samples, strict=True)
-            ),
-            micro_batches=spans,
-            state_sharding=self._costs.division(len(part.devices)).state_sharding,
-        )
+        rows = (((name,), count, (1.0,)) for name, count in zip(part.devices, part.samples, strict=True))
+        draft = draft_stage(units, spans, rows, self._costs.division(len(part.devices)).state_sharding)
         return with_limits(draft, self._costs.memory, self._costs.spans.splits)

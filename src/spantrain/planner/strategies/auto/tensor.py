@@ -8,19 +8,19 @@ Kept of the paper: unequal shares by capacity. Not kept: groups over several hos
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.quantities import format_seconds
 from spantrain.core.shares import shares_of
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.assembly.assemble import least_largest
+from spantrain.planner.assembly.assemble import draft_stage, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.auto.score import Score, Scorer
 
@@ -118,24 +118,15 @@ class _TensorSearch:
             return None
         spans, stages = equal_spans(self._job.global_batch, size), list[Stage]()
         for groups, samples, (first, end) in zip(row, shares, pairwise(begins), strict=True):
-            limits = [
-                self._limit(group, range(first, end), count) for group, count in zip(groups, samples, strict=True)
-            ]
+            units = range(first, end)
+            limits = [self._limit(group, units, count) for group, count in zip(groups, samples, strict=True)]
             if any(limit < count for limit, count in zip(limits, samples, strict=True)):
                 return None
-            replicas = tuple(
-                Replica(devices=group.devices, sample_share=float(count), in_flight_limit=limit, tp_shares=group.shares)
-                for group, count, limit in zip(groups, samples, limits, strict=True)
-            )
-            stages.append(Stage(first_unit=first, end_unit=end, replicas=replicas, micro_batches=spans))
-        plan = Plan(
-            cluster=self._profile.cluster,
-            model=self._profile.model,
-            global_batch=self._job.global_batch,
-            dtype=self._spans.compute.dtype,
-            stages=tuple(stages),
-            schedule=self._job.schedule,
-        )
+            rows = ((group.devices, count, group.shares) for group, count in zip(groups, samples, strict=True))
+            draft = draft_stage(units, spans, rows)
+            pairs = zip(draft.replicas, limits, strict=True)
+            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
+        plan = self._job.plan_of(self._profile, stages)
         return plan, longest_s * (len(spans) + len(row) - 1)
 
     def _groups(self, names: Sequence[str], degree: int) -> tuple[_HostGroup, ...]:

@@ -6,17 +6,19 @@ that share a link, and that a link is not always asked by all pipelines at the s
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from spantrain.core.action import Op
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan
 from spantrain.core.shares import even_share
 from spantrain.core.span import equal_spans
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
+from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
 from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
@@ -153,30 +155,10 @@ class ProfilePools:
         stages = []
         for index, (stage, groups) in enumerate(zip(plan.stages, rows, strict=True)):
             limits = [self._limit(plan, index, group) for group in groups]
-            stages.append(
-                Stage(
-                    first_unit=stage.units.start,
-                    end_unit=stage.units.stop,
-                    micro_batches=spans,
-                    replicas=tuple(
-                        Replica(
-                            devices=group,
-                            sample_share=1.0,
-                            in_flight_limit=limit,
-                            tp_shares=(1.0,) * len(group),
-                        )
-                        for group, limit in zip(groups, limits, strict=True)
-                    ),
-                )
-            )
-        return Plan(
-            cluster=self._profile.cluster,
-            model=self._profile.model,
-            global_batch=self.global_batch,
-            dtype=self._spans.compute.dtype,
-            stages=tuple(stages),
-            schedule=self.schedule,
-        )
+            draft = draft_stage(stage.units, spans, ((group, 1.0, (1.0,) * len(group)) for group in groups))
+            pairs = zip(draft.replicas, limits, strict=True)
+            stages.append(replace(draft, replicas=tuple(replace(r, in_flight_limit=limit) for r, limit in pairs)))
+        return self._job.plan_of(self._profile, stages, schedule=self.schedule)
 
     def _find_pools(self, devices: Iterable[str]) -> Iterable[DevicePool]:
         cluster = self._profile.cluster

@@ -23,12 +23,12 @@ from functools import cache
 
 import numpy as np
 
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.quantities import format_seconds
 from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import infeasible, with_limits
+from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
@@ -46,14 +46,7 @@ def build_plan(tables: WayTables, slots: Sequence[Slot], cuts: Sequence[int], si
         if stage is None:
             return None
         stages.append(stage)
-    return Plan(
-        cluster=tables.profile.cluster,
-        model=tables.profile.model,
-        global_batch=tables.job.global_batch,
-        dtype=tables.groups.compute.dtype,
-        stages=tuple(stages),
-        schedule=tables.job.schedule,
-    )
+    return tables.job.plan_of(tables.profile, stages)
 
 
 def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: range) -> Stage | None:
@@ -61,20 +54,8 @@ def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: ran
     counts = tables.counts(slot, whole, size)
     if min(counts) == 0:
         return None
-    draft = Stage(
-        first_unit=units.start,
-        end_unit=units.stop,
-        micro_batches=equal_spans(tables.job.global_batch, size),
-        replicas=tuple(
-            Replica(
-                devices=member.devices,
-                tp_shares=member.tp_shares,
-                sample_share=float(count),
-                in_flight_limit=tables.job.global_batch,
-            )
-            for member, count in zip(slot.members, counts, strict=True)
-        ),
-    )
+    rows = ((member.devices, n, member.tp_shares) for member, n in zip(slot.members, counts, strict=True))
+    draft = draft_stage(units, equal_spans(tables.job.global_batch, size), rows)
     return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 

@@ -8,12 +8,12 @@ estimate. Quotas are kept by leaving devices out before the search begins.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.span import equal_spans
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import infeasible, with_limits
+from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
 from spantrain.planner.groups import DeviceGroups, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain_dp.reasons import reasons
@@ -36,15 +36,7 @@ def build_plan(tables: SlotTables, candidate: DomainCandidate) -> tuple[Plan, St
         if stage is None:
             return None
         stages.append(stage)
-    plan = Plan(
-        cluster=tables.profile.cluster,
-        model=tables.profile.model,
-        global_batch=tables.job.global_batch,
-        dtype=tables.step_cost.compute.dtype,
-        stages=tuple(stages),
-        schedule=tables.job.schedule,
-        strategy=STRATEGY,
-    )
+    plan = tables.job.plan_of(tables.profile, stages, strategy=STRATEGY)
     return plan, tables.step_cost.estimate(plan)
 
 
@@ -73,15 +65,8 @@ def _stage(tables: SlotTables, devices: Slot, units: range, size: int, shares: t
     """Return a slot's stage; None if a device would get no sample, or cannot hold its part."""
     if min(shares) == 0:
         return None
-    draft = Stage(
-        first_unit=units.start,
-        end_unit=units.stop,
-        micro_batches=equal_spans(tables.job.global_batch, size),
-        replicas=tuple(
-            Replica(devices=(device,), sample_share=float(share), in_flight_limit=tables.job.global_batch)
-            for device, share in zip(devices, shares, strict=True)
-        ),
-    )
+    rows = (((device,), share, (1.0,)) for device, share in zip(devices, shares, strict=True))
+    draft = draft_stage(units, equal_spans(tables.job.global_batch, size), rows)
     return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
