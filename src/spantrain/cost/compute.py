@@ -20,7 +20,7 @@ links of their own: measure those.
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Replica
@@ -56,7 +56,7 @@ class ComputeCost:
                 f"the profile holds no timings for dtype {self._dtype}, only for {', '.join(held) or 'nothing'}; "
                 "profile again with that dtype"
             )
-        self._prefixes: dict[tuple[str, Op, int, int], tuple[float, ...]] = {}
+        self._of_units = cache(self._prefix_seconds)
 
     @property
     def dtype(self) -> str:
@@ -93,18 +93,14 @@ class ComputeCost:
 
     def prefix_seconds(self, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> tuple[float, ...]:
         """Return the running sums over units: entry j is the seconds of units 0 to j-1."""
-        key = (kind, op, samples, tp_degree)
-        found = self._prefixes.get(key)
-        if found is None:
-            sums, of_class = [0.0], dict[str, float]()
-            for index, unit in enumerate(self._profile.graph.units):
-                seconds = of_class.get(unit.unit_class)
-                if seconds is None:
-                    seconds = self.unit_seconds(index, kind, op, samples, tp_degree=tp_degree)
-                    of_class[unit.unit_class] = seconds
-                sums.append(sums[-1] + seconds)
-            found = self._prefixes[key] = tuple(sums)
-        return found
+        return self._of_units(kind, op, samples, tp_degree)
+
+    def _prefix_seconds(self, kind: str, op: Op, samples: int, tp_degree: int) -> tuple[float, ...]:
+        first: dict[str, int] = {}
+        for index, unit in enumerate(self._profile.graph.units):
+            first.setdefault(unit.unit_class, index)
+        seconds = {name: self.unit_seconds(at, kind, op, samples, tp_degree=tp_degree) for name, at in first.items()}
+        return (0.0, *accumulate(seconds[unit.unit_class] for unit in self._profile.graph.units))
 
     def kind_seconds(self, units: range, kind: str, op: Op, samples: int, *, tp_degree: int = 1) -> float:
         """Return the seconds of one operation of consecutive units on a kind of device."""

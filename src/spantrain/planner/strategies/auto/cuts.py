@@ -21,6 +21,7 @@ in m equal spans of which k fit, ceil(m / k) * round_s. Afterwards comes the bar
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import combinations
 from math import comb
 from typing import NamedTuple
@@ -121,9 +122,7 @@ class Cutter:
         self._end = len(costs.grid) - 1
         self._position = {unit: index for index, unit in enumerate(costs.grid)}
         self._barriers: dict[frozenset[str], float] = {}
-        self._tied: dict[tuple[str, str], float] = {}
-        self._cuts: dict[int, NDArray[np.int64]] = {}
-        """All that there are, by the number of parts."""
+        self._tied, self._all_cuts = cache(costs.tied_s), cache(self._cuts_into)
         self._steps: dict[tuple[int, float], tuple[Array, _ProgrammeTables]] = {}
         """By identity of a part's fields, which are kept beside so that it stays theirs."""
 
@@ -168,12 +167,10 @@ class Cutter:
         best: NDArray[np.int64] = cuts[value.reshape(len(rows), len(cuts)).argmin(axis=1)]
         return best
 
-    def _all_cuts(self, count: int) -> NDArray[np.int64]:
-        found = self._cuts.get(count)
-        if found is None:
-            places = combinations(range(1, self._end), count - 1)
-            found = self._cuts[count] = np.array([(0, *middle, self._end) for middle in places], dtype=np.int64)
-        return found
+    def _cuts_into(self, count: int) -> NDArray[np.int64]:
+        """Return all cuts into so many parts."""
+        places = combinations(range(1, self._end), count - 1)
+        return np.array([(0, *middle, self._end) for middle in places], dtype=np.int64)
 
     def bounded(self, shapes: Sequence[PlanShape]) -> list[Bounded]:
         """Return shapes with their bounds; those that do not fit are left out."""
@@ -238,7 +235,7 @@ class Cutter:
         return found[1]
 
     def _bounded(self, size: int, rows: Sequence[Parts], cuts: NDArray[np.int64]) -> list[Bounded]:
-        batch = self._costs.batch(size)
+        batch, weights = self._costs.batch(size), self._costs.weights
         parts: list[Array] = []
         hops: list[Array] = []
         for k in range(len(rows[0])):
@@ -251,7 +248,8 @@ class Cutter:
         tied = np.array([self._tied_s(row) for row in rows])
         barrier = np.array([self._barrier_s(names) for names in devices])
         step_s, expected_s = (seconds + barrier for seconds in _steps_s(parts, hops, tied))
-        value, expected = self._values(parts, hops, devices, (step_s, expected_s))
+        per_second, more = np.array([weights.per_second(names) for names in devices]), weights.counts_more
+        value, expected = (values(parts, hops, per_second, s, counts_more=more) for s in (step_s, expected_s))
         units = np.array(self._costs.grid)[cuts].tolist()
         columns = zip(value.tolist(), step_s.tolist(), rows, units, expected.tolist(), expected_s.tolist(), strict=True)
         return [
@@ -260,22 +258,8 @@ class Cutter:
             if bound_s < float("inf")
         ]
 
-    def _values(
-        self, parts: list[Array], hops: list[Array], devices: list[list[str]], steps_s: tuple[Array, Array]
-    ) -> list[Array]:
-        """Return what the objective is at least for each of these seconds."""
-        weights = self._costs.weights
-        per_second = np.array([weights.per_second(names) for names in devices])
-        return [values(parts, hops, per_second, step_s, counts_more=weights.counts_more) for step_s in steps_s]
-
     def _tied_s(self, parts: Parts) -> float:
-        if len(parts) == 1:
-            return 0.0
-        leaders = (parts[0].devices[0], parts[-1].devices[0])
-        found = self._tied.get(leaders)
-        if found is None:
-            found = self._tied[leaders] = self._costs.tied_s(*leaders)
-        return found
+        return self._tied(parts[0].devices[0], parts[-1].devices[0]) if len(parts) > 1 else 0.0
 
     def _barrier_s(self, devices: Sequence[str]) -> float:
         key = frozenset(devices)

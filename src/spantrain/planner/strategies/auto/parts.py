@@ -77,8 +77,8 @@ class PartCosts:
             self.shards = ShardCosts(self.spans, state_sharding, self._gathers_s)
         self._parts: dict[tuple[PipelinePart, int], Array] = {}
         self._hops: dict[tuple[PipelinePart, PipelinePart, int], Array] = {}
-        self._works: dict[tuple[str, int, int, Batch], _DeviceWork] = {}
         self._crowd, self._sum = cache(self._crowd_of), cache(self._sum_of)
+        self._work = cache(self._work_of)
         self._by_looks: dict[tuple[object, ...], Array] = {}
 
     def batch(self, size: int) -> Batch:
@@ -167,7 +167,9 @@ class PartCosts:
         works = []
         for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
             device = self.devices[name]
-            works.append((self.weights.busy_by_device[name], self._work(device.kind, count, rest, batch, beside)))
+            row = (device.kind, count, rest, batch)
+            work = self._work(*row) if beside is None else self._work_of(*row, beside)
+            works.append((self.weights.busy_by_device[name], work))
             rows.add((device.backend, device.memory_bytes, count, count * batch.whole + rest))
         extra = sum(weight * work.total.sum(axis=0) for weight, work in works if weight)
         distinct = list({id(work): work for _, work in works}.values())
@@ -210,20 +212,14 @@ class PartCosts:
         likely_s = np.maximum(likely_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, likely_s / _LIKELY_BUCKETS)
         return np.maximum(least_s - fields[11] - fields[12], 0.0) + behind_s, likely_s + behind_s
 
-    def _work(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None) -> _DeviceWork:
+    def _work_of(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None = None) -> _DeviceWork:
         """Return a device's work; each of its actions takes at least as long as what goes on beside it."""
-        key = (kind, count, rest, batch)
-        found = self._works.get(key) if beside is None else None
-        if found is None:
-            full, last = self._spans_of(kind, count), self._spans_of(kind, rest) if rest else None
-            if beside is not None:
-                full, last = hidden(full, beside), None if last is None else hidden(last, beside)
-            least = full if last is None else np.minimum(full, last)
-            total = batch.whole * full if last is None else batch.whole * full + last
-            found = _DeviceWork(least, full, total)
-            if beside is None:
-                self._works[key] = found
-        return found
+        full, last = self._spans_of(kind, count), self._spans_of(kind, rest) if rest else None
+        if beside is not None:
+            full, last = hidden(full, beside), None if last is None else hidden(last, beside)
+        least = full if last is None else np.minimum(full, last)
+        total = batch.whole * full if last is None else batch.whole * full + last
+        return _DeviceWork(least, full, total)
 
     def _spans_of(self, kind: str, samples: int) -> Array:
         sums = np.array([self.spans.compute.prefix_seconds(kind, op, samples) for op in SPLIT_OPS])[

@@ -6,12 +6,13 @@ Cuts are placed by a dynamic programme over units, on whole rows at a time.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from spantrain.cost.span_tables import Array
+from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.strategies.pools.costs import HopSeconds, PoolCosts, PoolReplica
 
 
@@ -90,10 +91,10 @@ class ChainCosts:
         below = np.tri(costs.units + 1, dtype=bool)
         self._nothing = np.where(below, math.inf, 0.0)
         self._tables: dict[tuple[object, ...], Array] = {}
-        self._hops: dict[tuple[PoolReplica, PoolReplica, int, int], HopSeconds] = {}
-        self._plain: dict[tuple[PoolReplica, int], Array] = {}
-        self._sums: dict[tuple[PoolReplica, int], tuple[Array, Array]] = {}
-        self._over: dict[tuple[PoolReplica, int, int, int], Array] = {}
+        self._hops, self._forward, self._backward = cache(costs.hop), cache(costs.forward_s), cache(costs.backward_s)
+        self.work_s = cache(self._work_s)
+        """Seconds of forward and backward of units i to j-1, as [i, j], by (member, size)."""
+        self._over = cache(self._over_of)
 
     def guess(self, candidate: StageChain, most_s: float = math.inf) -> Guess | None:
         """Return a candidate with the cuts that suit it; None where it fits nowhere, or must take longer than that."""
@@ -139,29 +140,19 @@ class ChainCosts:
 
     def hop(self, lower: PoolReplica, upper: PoolReplica, size: int, width: int) -> HopSeconds:
         """Return what messages between two replicas take."""
-        key = (lower, upper, size, width if self.costs.width_matters else 1)
-        found = self._hops.get(key)
-        if found is None:
-            found = self._hops[key] = self.costs.hop(*key)
-        return found
+        return self._hops(lower, upper, size, width if self.costs.width_matters else 1)
 
-    def work_s(self, member: PoolReplica, size: int) -> Array:
-        """Return the seconds of forward and backward of units i to j-1, as [i, j]."""
-        found = self._plain.get((member, size))
-        if found is None:
-            forward, backward = self._both(member, size)
-            sums = forward + backward
-            found = self._plain[member, size] = sums[None, :] - sums[:, None]
-        return found
+    def _work_s(self, member: PoolReplica, size: int) -> Array:
+        return over_spans(self._forward(member, size) + self._backward(member, size))
 
     def forward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
         """Return the seconds of a forward of units first to end - 1."""
-        sums = self._both(member, size)[0]
+        sums = self._forward(member, size)
         return float(sums[end] - sums[first])
 
     def backward_between_s(self, member: PoolReplica, size: int, first: int, end: int) -> float:
         """Return the seconds of a full backward of units first to end - 1."""
-        sums = self._both(member, size)[1]
+        sums = self._backward(member, size)
         return float(sums[end] - sums[first])
 
     def most_units(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> int:
@@ -169,13 +160,6 @@ class ChainCosts:
         fits = self._over_memory(member, size, left, micro_batches) == 0
         first, end = np.nonzero(fits)
         return int((end - first).max(initial=0))
-
-    def _both(self, member: PoolReplica, size: int) -> tuple[Array, Array]:
-        found = self._sums.get((member, size))
-        if found is None:
-            found = self.costs.forward_s(member, size), self.costs.backward_s(member, size)
-            self._sums[member, size] = found
-        return found
 
     def _chain(self, candidate: StageChain, sorts: Sequence[tuple[PoolReplica, ...]]) -> Iterator[Array]:
         for index, here in enumerate(sorts):
@@ -211,13 +195,11 @@ class ChainCosts:
 
     def _over_memory(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
         """Return 0 where units i to j-1 fit, infinity where not."""
-        key = (member, size, left, min(left, micro_batches))
-        found = self._over.get(key)
-        if found is None:
-            need = self.costs.need_bytes(member, size, left, micro_batches)
-            over = need > self.costs.memory_bytes(member.pool)
-            found = self._over[key] = np.where(over | (self._nothing > 0), math.inf, 0.0)
-        return found
+        return self._over(member, size, left, min(left, micro_batches))
+
+    def _over_of(self, member: PoolReplica, size: int, left: int, micro_batches: int) -> Array:
+        over = self.costs.need_bytes(member, size, left, micro_batches) > self.costs.memory_bytes(member.pool)
+        return np.where(over | (self._nothing > 0), math.inf, 0.0)
 
     def _delay_s(self, lower: Sequence[PoolReplica], upper: Sequence[PoolReplica], candidate: StageChain) -> float:
         hops = [self.hop(a, b, candidate.size, candidate.width) for a in lower for b in upper]
