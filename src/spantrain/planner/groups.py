@@ -9,6 +9,9 @@ from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 
 _SAME = 1e-12
+_MESSAGE_BYTES = 2**20
+_NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
+_WAN_LATENCY_S = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +52,25 @@ def _links(profile: Profile, devices: Sequence[str] | None) -> Mapping[tuple[str
     return {pair: link for pair, link in found.items() if link is not None}
 
 
-def group_devices(
-    profile: Profile,
-    *,
-    devices: Sequence[str] | None = None,
-    message_bytes: int = 2**20,
-    network_ratio: float = 1.25,
-    compute_ratio: float = 1.2,
-    wan_latency_s: float = 2e-3,
-) -> DeviceGroups:
+def group_devices(profile: Profile, *, devices: Sequence[str] | None = None) -> DeviceGroups:
     """Group devices by network, and inside each group by compute score and memory.
 
     First level: every device begins alone; the pair of groups with the shortest mean message time is taken from
-    a heap and merged if that time is at most `network_ratio` times what the slower-connected of the two is used
+    a heap and merged if that time is at most `_NETWORK_RATIO` times what the slower-connected of the two is used
     to: the mean time between hosts inside a group, or a lone device's nearest path. Means are updated on merging
-    and only the top is kept. A lone device whose nearest path has a latency of `wan_latency_s` or more is held to
+    and only the top is kept. A lone device whose nearest path has a latency of `_WAN_LATENCY_S` or more is held to
     the fastest path between hosts of the whole cluster, so that two remote devices are not taken for neighbours.
 
-    The default ratio lies over what averaged noise of ±10 % does, and under the step from a site to a link with
+    That ratio lies over what averaged noise of ±10 % does, and under the step from a site to a link with
     half its bandwidth or with milliseconds more. Sites whose link is as good as their inside (edge and end at
     1 Gbit/s and small latency, as in the Chinese paper's table 1) merge: to the network they are one place.
 
-    Second level: the same on the larger of the ratios of score and of memory, up to `compute_ratio`.
+    Second level: the same on the larger of the ratios of score and of memory, up to `_COMPUTE_RATIO`.
     """
     names = tuple(devices) if devices is not None else tuple(d.name for d in profile.cluster.devices)
-    first = _merge(names, *_network_rules(profile, names, message_bytes, network_ratio, wan_latency_s))
-    groups = tuple(_with_subgroups(profile, members, compute_ratio) for members in first)
-    return DeviceGroups(first_level=_unique_names(groups), message_bytes=message_bytes)
+    first = _merge(names, *_network_rules(profile, names))
+    groups = tuple(_with_subgroups(profile, members) for members in first)
+    return DeviceGroups(first_level=_unique_names(groups), message_bytes=_MESSAGE_BYTES)
 
 
 Members = tuple[str, ...]
@@ -103,11 +98,9 @@ def _merge(names: Members, distance: Distance, may_merge: MayMerge) -> list[Memb
     return sorted(alive, key=lambda members: order[members[0]])
 
 
-def _network_rules(
-    profile: Profile, names: Members, message_bytes: int, ratio: float, wan_latency_s: float
-) -> tuple[Distance, MayMerge]:
-    metric = message_seconds(profile, message_bytes, names)
-    used_to = _lone_references(profile, names, metric, wan_latency_s)
+def _network_rules(profile: Profile, names: Members) -> tuple[Distance, MayMerge]:
+    metric = message_seconds(profile, _MESSAGE_BYTES, names)
+    used_to = _lone_references(profile, names, metric)
     host = {device.name: device.host for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
@@ -118,40 +111,38 @@ def _network_rules(
         return _mean(inner) if inner else max(used_to[name] for name in members)
 
     def may_merge(a: Members, b: Members, value: float) -> bool:
-        return value <= ratio * max(reference(a), reference(b)) + _SAME
+        return value <= _NETWORK_RATIO * max(reference(a), reference(b)) + _SAME
 
     return distance, may_merge
 
 
-def _lone_references(
-    profile: Profile, names: Members, metric: Mapping[tuple[str, str], float], wan_latency_s: float
-) -> dict[str, float]:
+def _lone_references(profile: Profile, names: Members, metric: Mapping[tuple[str, str], float]) -> dict[str, float]:
     """Return what each device alone is used to: its nearest path, held to the cluster's best if it is far."""
     host = {device.name: device.host for device in profile.cluster.devices}
     links = _links(profile, names)
     pairs = [(a, b) for a in names for b in names if a != b and (a, b) in metric]
     between = [pair for pair in pairs if host[pair[0]] != host[pair[1]]]
-    near = [metric[pair] for pair in between if links[pair].latency_s < wan_latency_s]
+    near = [metric[pair] for pair in between if links[pair].latency_s < _WAN_LATENCY_S]
     fastest = min(near, default=0.0)
     found = {}
     for name in names:
         inside = [metric[a, b] for a, b in pairs if a == name and host[a] == host[b]]
         nearest = min((pair for pair in between if pair[0] == name), key=metric.__getitem__, default=None)
         used_to = 0.0 if nearest is None else metric[nearest]
-        if nearest is not None and links[nearest].latency_s >= wan_latency_s:
+        if nearest is not None and links[nearest].latency_s >= _WAN_LATENCY_S:
             used_to = min(used_to, fastest)
         found[name] = max([used_to, *inside]) if inside else used_to
     return found
 
 
-def _with_subgroups(profile: Profile, members: Members, ratio: float) -> DeviceGroup:
+def _with_subgroups(profile: Profile, members: Members) -> DeviceGroup:
     memory = {device.name: float(device.memory_bytes) for device in profile.cluster.devices}
 
     def distance(a: Members, b: Members) -> float:
         return max(_ratio(_mean([table[x] for x in a]), _mean([table[x] for x in b])) for table in (score, memory))
 
     score = {name: profile.score_by_device.get(name, 1.0) for name in members}
-    subgroups = _merge(members, distance, lambda _a, _b, value: value <= ratio + _SAME)
+    subgroups = _merge(members, distance, lambda _a, _b, value: value <= _COMPUTE_RATIO + _SAME)
     subgroups.sort(key=lambda part: -_mean([score[name] for name in part]))
     name = _site_name(profile, members)
     return DeviceGroup(

@@ -1,5 +1,6 @@
 """What every strategy is asked, for which job, and what it answers."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,11 @@ class Constraints:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise PlanError(f"{name} must be positive, got {value}")
+
+    def slowest_step_s(self, global_batch: int) -> float:
+        """Return the seconds of the longest step that keeps the limits on time; infinite where there are none."""
+        rate = self.min_samples_per_s
+        return min(self.max_step_s or math.inf, math.inf if rate is None else global_batch / rate)
 
     def allowed_devices(self, cluster: Cluster) -> tuple[str, ...]:
         """Return the devices that are not left out, in the cluster's order; quotas are not applied.

@@ -90,9 +90,7 @@ class _SailorSearch:
         self._job, self._limits = request.job, request.constraints
         self._shape = cache(partial(shape_of, self._space))
         self._devices = sum(supply.count for supply in self._space.supplies)
-        self._most_s = self._limits.max_step_s or float("inf")
-        if self._limits.min_samples_per_s is not None:
-            self._most_s = min(self._most_s, self._job.global_batch / self._limits.min_samples_per_s)
+        self._most_s = self._limits.slowest_step_s(self._job.global_batch)
         self._tried: set[object] = set()
         self._found: list[_NamedPipeline] = []
         self._best = (float("inf"), float("inf"))

@@ -138,6 +138,8 @@ class Scorer:
         if any(limit is not None for limit in money):
             self._usd = weights_of(request.profile.cluster, Objective.COST, request.job.global_batch)
         self._by_devices: dict[frozenset[str], tuple[float, float]] = {}
+        self.most_s = request.constraints.slowest_step_s(request.job.global_batch)
+        """The longest step that keeps the constraints on time."""
         self.is_free = request.constraints == Constraints()
         """Whether there are no constraints that a plan could break."""
         self.simulated = 0
@@ -157,15 +159,6 @@ class Scorer:
     def broken_by_devices(self, devices: tuple[str, ...]) -> float:
         """Return how many demands on devices are broken."""
         return float(len(self._request.constraints.broken_by_devices(self._request.profile.cluster, devices)))
-
-    @property
-    def most_s(self) -> float:
-        """The longest step that keeps the constraints on time."""
-        limits = self._request.constraints
-        slowest = float("inf") if limits.max_step_s is None else limits.max_step_s
-        if limits.min_samples_per_s is not None:
-            slowest = min(slowest, self._request.job.global_batch / limits.min_samples_per_s)
-        return slowest
 
     def least_broken(self, devices: tuple[str, ...], step_s: float) -> float:
         """Return by how much a plan on these devices breaks limits at least, if its step takes at least so long."""

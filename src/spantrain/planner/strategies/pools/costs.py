@@ -196,12 +196,9 @@ class Goal:
     def of(objective: Objective, constraints: Constraints, global_batch: int) -> "Goal":
         """Return the goal of a request; energy is taken for money, which it mostly follows."""
         limits = constraints
-        slowest = math.inf if limits.max_step_s is None else limits.max_step_s
-        if limits.min_samples_per_s is not None:
-            slowest = min(slowest, global_batch / limits.min_samples_per_s)
         return Goal(
             cheapest=objective is not Objective.THROUGHPUT,
-            most_step_s=slowest,
+            most_step_s=limits.slowest_step_s(global_batch),
             most_usd=math.inf if limits.max_usd_per_step is None else limits.max_usd_per_step,
             most_usd_per_s=math.inf if limits.max_usd_per_hour is None else limits.max_usd_per_hour / 3600,
         )
