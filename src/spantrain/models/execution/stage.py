@@ -1,6 +1,6 @@
 """Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -73,9 +73,9 @@ class StageExecutor:
         # Moved as one module, so that a parameter shared by two units stays one.
         self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
         """Counts the bytes that spans in flight hold."""
-        self._parameters = _named_parameters(units)
-        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
-        self.names_by_unit = _names_by_unit(units, self._name_of)
+        self._name_of: dict[int, str] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self.names_by_unit = tuple(tuple(self._new_names(unit)) for unit in units)
         """By unit: names of parameters whose gradients are whole when a backward pass, from the last unit, is through
         it."""
         self._segments = segments_of(
@@ -86,6 +86,15 @@ class StageExecutor:
             for parameter in segment.parameters:
                 self._first_segment.setdefault(id(parameter), number)
         self._held: dict[Span, _HeldSpan] = {}
+
+    def _new_names(self, unit: UnitModule) -> Iterator[str]:
+        """Note the parameters that no unit before has; yield their names."""
+        for local, full in parameter_names(unit).items():
+            parameter = unit.get_parameter(local)
+            if id(parameter) not in self._name_of:
+                self._name_of[id(parameter)] = full
+                self._parameters[full] = parameter
+                yield full
 
     @property
     def held_samples(self) -> int:
@@ -248,29 +257,6 @@ class StageExecutor:
             if shape != gradient.shape:
                 raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
         return output_gradients
-
-
-def _named_parameters(units: Sequence[UnitModule]) -> dict[str, nn.Parameter]:
-    named: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for unit in units:
-        for local, full in parameter_names(unit).items():
-            parameter = unit.get_parameter(local)
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                named[full] = parameter
-    return named
-
-
-def _names_by_unit(units: Sequence[UnitModule], name_of: Mapping[int, str]) -> tuple[tuple[str, ...], ...]:
-    """Return each parameter's name with the first unit that has it."""
-    seen: set[str] = set()
-    found = []
-    for unit in units:
-        names = [name_of[id(unit.get_parameter(local))] for local in parameter_names(unit)]
-        found.append(tuple(dict.fromkeys(name for name in names if name not in seen)))
-        seen.update(names)
-    return tuple(found)
 
 
 def _listed(held: dict[Span, _HeldSpan]) -> str:

@@ -5,25 +5,23 @@ frozen, go with the channels. A bottleneck's middle convolution reads all channe
 quarter of the block's width. A shortcut's convolution is computed whole by every member.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from torch import nn
 
-from spantrain.models.tensor_parallel.rules import ELEMENTWISE, Column, Region, child
+from spantrain.models.tensor_parallel.rules import ELEMENTWISE, Column, Region, below, child
 
 
 def image_regions(unit: nn.Module) -> Iterator[Region]:
     """Yield the regions of a unit that are made of convolutions."""
     for anchor, module in unit.named_modules():
-        finder = _FINDERS.get(type(module).__name__)
-        region = finder(anchor, module) if finder is not None else None
-        pairs = _pairs(anchor, module) if type(module) is nn.Sequential else [region] if region is not None else []
-        yield from (found for found in pairs if _all_there(unit, found))
+        found = _pairs(anchor, module) if type(module) is nn.Sequential else [_of_class(anchor, module)]
+        yield from (region for region in found if region is not None and _all_there(unit, region))
 
 
-def _pairs(anchor: str, module: nn.Module) -> Iterator[Region]:
+def _pairs(anchor: str, module: nn.Module) -> Iterator[Region | None]:
     """Yield pairs of convolutions with batch normalizations and elementwise modules between them."""
     first, channels = "", list[str]()
     for name, part in module.named_children():
@@ -32,31 +30,10 @@ def _pairs(anchor: str, module: nn.Module) -> Iterator[Region]:
         elif type(part) is nn.Conv2d and part.groups == 1:
             if first:
                 columns = (Column(path=first),)
-                pair = _by_channels(anchor, child(module, first), columns=columns, rows=(name,), channels=channels)
-                yield from [pair] if pair is not None else []
+                yield _by_channels(anchor, child(module, first), columns=columns, rows=(name,), channels=channels)
             first, channels = "" if first else name, []
         elif not isinstance(part, ELEMENTWISE):
             first = ""
-
-
-def _basic(anchor: str, module: nn.Module) -> Region | None:
-    return _by_channels(
-        anchor,
-        child(module, "layer.0.convolution"),
-        columns=(Column(path="layer.0.convolution"),),
-        rows=("layer.1.convolution",),
-        channels=("layer.0.normalization",),
-    )
-
-
-def _bottleneck(anchor: str, module: nn.Module) -> Region | None:
-    return _by_channels(
-        anchor,
-        child(module, "layer.0.convolution"),
-        columns=(Column(path="layer.0.convolution"), Column(path="layer.1.convolution", gathers=True)),
-        rows=("layer.2.convolution",),
-        channels=("layer.0.normalization", "layer.1.normalization"),
-    )
 
 
 def _inverted(anchor: str, module: nn.Module) -> Region | None:
@@ -71,11 +48,6 @@ def _inverted(anchor: str, module: nn.Module) -> Region | None:
     return _by_channels(anchor, child(module, depthwise), columns=columns, rows=rows, channels=channels, sliced=sliced)
 
 
-def _top(anchor: str, module: nn.Module) -> Region | None:
-    columns = (Column(path="top_conv"),)
-    return _by_channels(anchor, child(module, "top_conv"), columns=columns, rows=("classifier",), channels=("top_bn",))
-
-
 def _by_channels(
     anchor: str,
     convolution: nn.Module | None,
@@ -88,25 +60,38 @@ def _by_channels(
     """Return a region of as many pieces as a convolution has output channels; paths are those below the anchor."""
     if not isinstance(convolution, nn.Conv2d):
         return None
-    prefix = f"{anchor}." if anchor else ""
     return Region(
         anchor=anchor,
         pieces=convolution.out_channels,
-        columns=tuple(replace(column, path=f"{prefix}{column.path}") for column in columns),
-        rows=tuple(f"{prefix}{path}" for path in rows),
-        channels=tuple(f"{prefix}{path}" for path in channels),
-        sliced=tuple(f"{prefix}{path}" for path in sliced),
+        columns=tuple(replace(column, path=below(anchor, column.path)) for column in columns),
+        rows=tuple(below(anchor, path) for path in rows),
+        channels=tuple(below(anchor, path) for path in channels),
+        sliced=tuple(below(anchor, path) for path in sliced),
     )
 
 
-_FINDERS: Mapping[str, Callable[[str, nn.Module], Region | None]] = MappingProxyType(
+_CHAINS: Mapping[str, tuple[tuple[Column, ...], str, tuple[str, ...]]] = MappingProxyType(
     {
-        "EfficientNetBlock": _inverted,
-        "EfficientNetHead": _top,
-        "ResNetBasicLayer": _basic,
-        "ResNetBottleNeckLayer": _bottleneck,
+        "EfficientNetHead": ((Column(path="top_conv"),), "classifier", ("top_bn",)),
+        "ResNetBasicLayer": ((Column(path="layer.0.convolution"),), "layer.1.convolution", ("layer.0.normalization",)),
+        "ResNetBottleNeckLayer": (
+            (Column(path="layer.0.convolution"), Column(path="layer.1.convolution", gathers=True)),
+            "layer.2.convolution",
+            ("layer.0.normalization", "layer.1.normalization"),
+        ),
     }
 )
+"""By class: column-wise layers, the row-wise one behind them, and batch normalizations between."""
+
+
+def _of_class(anchor: str, module: nn.Module) -> Region | None:
+    name = type(module).__name__
+    if name == "EfficientNetBlock":
+        return _inverted(anchor, module)
+    if name not in _CHAINS:
+        return None
+    columns, row, channels = _CHAINS[name]
+    return _by_channels(anchor, child(module, columns[0].path), columns=columns, rows=(row,), channels=channels)
 
 
 def _all_there(unit: nn.Module, region: Region) -> bool:

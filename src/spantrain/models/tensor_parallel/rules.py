@@ -189,10 +189,9 @@ def attention_region(
     length = next((value for name in _HEAD_LENGTH if isinstance(value := getattr(knows, name, None), int)), 0)
     if knows is None or length < 1 or _works_on_all_heads(knows):
         return None
-    outs = [(linear_sizes(child(unit, column.path)) or (0, 0))[1] // column.blocks for column in columns]
-    ins = [(linear_sizes(child(unit, path)) or (0, 0))[0] for path in rows]
+    outs = [_outputs(unit, column) // column.blocks for column in columns]
     heads, rest = divmod(min(outs), fused * length)
-    if any(size * fused != max(outs) for size in ins):
+    if any(_inputs(unit, path) * fused != max(outs) for path in rows):
         return None
     region = Region(
         anchor=anchor,
@@ -236,21 +235,25 @@ def plain_region(
         partial=tuple(partial),
         output_sums=len(rows),
     )
-    sizes = [linear_sizes(child(unit, column.path)) for column in columns]
-    agree = all(size is not None and size[1] == width * columns[i].blocks for i, size in enumerate(sizes))
+    agree = all(_outputs(unit, column) == width * column.blocks for column in columns)
     return region if agree and _divides(unit, region) and not _normalizes(unit, region, first[0], width) else None
+
+
+def _outputs(unit: nn.Module, column: Column) -> int:
+    return (linear_sizes(child(unit, column.path)) or (0, 0))[1]
+
+
+def _inputs(unit: nn.Module, path: str) -> int:
+    return (linear_sizes(child(unit, path)) or (0, 0))[0]
 
 
 def _divides(unit: nn.Module, region: Region) -> bool:
     """Whether all sizes are whole multiples of the pieces."""
     if region.pieces < 1:
         return False
-    columns = [linear_sizes(child(unit, column.path)) for column in region.columns]
-    rows = [linear_sizes(child(unit, path)) for path in region.rows]
-    return all(
-        sizes is not None and sizes[1] % (column.blocks * region.pieces) == 0
-        for sizes, column in zip(columns, region.columns, strict=True)
-    ) and all(sizes is not None and sizes[0] % region.pieces == 0 for sizes in rows)
+    outs = [(_outputs(unit, column), column.blocks * region.pieces) for column in region.columns]
+    ins = [(_inputs(unit, path), region.pieces) for path in region.rows]
+    return all(size > 0 and size % pieces == 0 for size, pieces in (*outs, *ins))
 
 
 def _normalizes(unit: nn.Module, region: Region, outside: int, inside: int) -> bool:

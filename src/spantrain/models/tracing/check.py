@@ -137,28 +137,19 @@ def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call]) -> list[str]:
                 others.append(given)
     # Such modules count batches besides.
     others = [call for call in others if call.module not in {one.module for one in normalized}]
-    return [*_dropout_line(dropped), *_statistics_line(normalized), *_other_line(others)]
-
-
-def _dropout_line(calls: Sequence[Call]) -> Iterator[str]:
-    if calls:
-        chances = ", ".join(f"{chance:g}" for chance in sorted({call.chance for call in calls}))
-        yield f"dropout is off in {_places(calls)}, with probability {chances} as given"
-
-
-def _statistics_line(calls: Sequence[Call]) -> Iterator[str]:
-    if calls:
-        yield f"batch statistics are frozen, at what the module begins with, in {_places(calls)}"
-
-
-def _other_line(calls: Sequence[Call]) -> Iterator[str]:
-    if calls:
-        first = calls[0]
-        where = f" at {first.where}" if first.where else ""
-        yield (
-            f"it is in evaluation mode; in training mode {_places(calls)} would do otherwise, first "
-            f"`{first.name}`{where}"
+    told = []
+    if dropped:
+        chances = ", ".join(f"{chance:g}" for chance in sorted({call.chance for call in dropped}))
+        told.append(f"dropout is off in {_places(dropped)}, with probability {chances} as given")
+    if normalized:
+        told.append(f"batch statistics are frozen, at what the module begins with, in {_places(normalized)}")
+    if others:
+        where = f" at {others[0].where}" if others[0].where else ""
+        told.append(
+            f"it is in evaluation mode; in training mode {_places(others)} would do otherwise, first "
+            f"`{others[0].name}`{where}"
         )
+    return told
 
 
 def _places(calls: Sequence[Call]) -> str:

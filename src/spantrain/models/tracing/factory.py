@@ -69,18 +69,13 @@ def call_factory(spec: ModelSpec) -> tuple[nn.Module, ModelBatch, Loss]:
     return model, split_batch(batch, source=f"model {source}"), loss
 
 
-def _last_place(error: BaseException) -> str:
-    """Return FILE:LINE in FUNCTION, the last of the user's code before an error was raised; empty if there is none."""
+def what_was_raised(error: BaseException) -> str:
+    """Return what a user's code raised, in one line with the last place of that code: FILE:LINE in FUNCTION."""
+    text = str(error).strip().splitlines()
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
-    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
-
-
-def what_was_raised(error: BaseException) -> str:
-    """Return what a user's code raised, in one line with its place."""
-    text = str(error).strip().splitlines()
-    place = _last_place(error)
-    return f"{type(error).__name__}: {text[-1] if text else ''}" + (f" ({place})" if place else "")
+    place = f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name})" if own else ""
+    return f"{type(error).__name__}: {text[-1] if text else ''}{place}"
 
 
 def check_not_importing() -> None:

@@ -132,7 +132,7 @@ class _TapeRecorder(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, and write it down unless a closed module called it."""
         given = dict(kwargs or {})
-        name = _name(func)
+        name = getattr(func, "__name__", "")
         tensors = _tensors((args, given))
         self._check(name, tensors, args)
         return self._observed(lambda: func(*args, **given), name, tensors, (None, func, args, given))
@@ -289,7 +289,7 @@ def _wrapped(recorder: _TapeRecorder, model: nn.Module, opened: frozenset[str]) 
     modules = dict(model.named_modules())
     own = {path: module.__dict__.get("forward") for path, module in modules.items()}
     for path, module in modules.items():
-        module.forward = (_opened if path in opened else _closed)(recorder, path, module.forward)
+        module.forward = _told(recorder, path, module.forward, is_open=path in opened)
     try:
         yield
     finally:
@@ -299,22 +299,16 @@ def _wrapped(recorder: _TapeRecorder, model: nn.Module, opened: frozenset[str]) 
                 module.__dict__["forward"] = own[path]
 
 
-def _opened(recorder: _TapeRecorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _told(recorder: _TapeRecorder, path: str, forward: Callable[..., Any], *, is_open: bool) -> Callable[..., Any]:
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_open:
+            return recorder.run_closed(path, forward, args, kwargs)
         recorder.opened.append(path)
         try:
             return forward(*args, **kwargs)
         finally:
             recorder.opened.pop()
-
-    return run
-
-
-def _closed(recorder: _TapeRecorder, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return recorder.run_closed(path, forward, args, kwargs)
 
     return run
 
@@ -325,7 +319,3 @@ def _tensors(structure: Any) -> list[Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return getattr(func, "__name__", "")

@@ -177,7 +177,11 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
         if only is not None:
             with contextlib.suppress(ConfigError):
                 loaded, numbers = _drawn(spec, seed, only)
-                if _has(loaded.module, numbers, only):
+                empty = {
+                    name for name, tensor in loaded.module.named_parameters(remove_duplicate=False) if tensor.is_meta
+                }
+                have_numbers = {number for name, number in numbers.items() if name not in empty}
+                if have_numbers >= set(only) and not any(buffer.is_meta for buffer in loaded.module.buffers()):
                     return loaded
         return _drawn(spec, seed, None)[0]
 
@@ -189,13 +193,6 @@ def _drawn(spec: ModelSpec, seed: int, only: Collection[int] | None) -> tuple[Lo
     with registering(replaced) as registered, OwnDraws(seed, registered):
         loaded = _load(spec)
     return loaded, _numbers(loaded.module, registered)
-
-
-def _has(module: nn.Module, numbers: Mapping[str, int], only: Collection[int]) -> bool:
-    """Whether the parameters that are wanted, and all buffers, have numbers in them."""
-    empty = {name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.is_meta}
-    found = {number for name, number in numbers.items() if name not in empty}
-    return found >= set(only) and not any(buffer.is_meta for buffer in module.buffers())
 
 
 def _numbers(module: nn.Module, registered: Registered) -> dict[str, int]:
