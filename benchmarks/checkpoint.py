@@ -43,7 +43,7 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, r
 from spantrain.runtime.checkpoint.restore import group_of, restore
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer
-from spantrain.runtime.step.driver_channels import MailboxChannel
+from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 CLUSTER = """\

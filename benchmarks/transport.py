@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from spantrain.core.cluster import Cluster, Host, Link, Site
-from spantrain.core.messages import MessageKey
-from spantrain.core.span import Span
+from spantrain.core.messages import ControlKey
 from spantrain.errors import TestbedError
 from spantrain.testbed.testbed import Testbed
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
@@ -49,9 +48,9 @@ class Order:
     pings: int
 
 
-def key(step: int) -> MessageKey:
+def key(step: int) -> ControlKey:
     """Address a message of this benchmark."""
-    return MessageKey(generation=0, step=step, lane="probe", cut=0, span=Span(0, 1))
+    return ControlKey(generation=0, step=step, lane="probe")
 
 
 def receive_one_by_one(mailbox: Mailbox) -> Iterator[Message]:
@@ -130,7 +129,7 @@ def run_side(role: str, address: str, encrypted: bool) -> None:
         mailbox.set_peers(0, [PeerAddress(name="receiver", endpoint=endpoint, public_key=other)])
         for line in sys.stdin:
             print(json.dumps(transfer(mailbox, Order(**json.loads(line)))), flush=True)
-        mailbox.send("receiver", MessageKey(generation=0, step=-1, lane="probe", cut=0, span=Span(0, 1)), [])
+        mailbox.send("receiver", ControlKey(generation=0, step=-1, lane="probe"), [])
     mailbox.close()
 
 

@@ -5,17 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
 from made_up_parts import dealt, put, taken
 from patience import PATIENCE_S
+from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
@@ -27,8 +30,10 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Storage
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
-from spantrain.runtime.step.driver_channels import MailboxChannel
-from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.step.channels import MailboxChannel
+from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.work import Feed, SampledFeed
+from spantrain.runtime.worker.context import WorkerContext
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 
@@ -119,6 +124,13 @@ class OldWeights(OneProcess):
         if any(every and done % every == 0 for every in (self.job.checkpoint_every, self.job.evaluate_every)):
             self._old = self._weights()
         return loss
+
+
+def context_of(name: str, mailbox: Any, feed: Feed, recorder: StepRecorder | None = None, **more: Any) -> WorkerContext:
+    """What a driver of steps has around it: a processor, and no more of a run than steps need."""
+    rest = {"graph": None, "job": None, "adapters": LocalAdapters("off", name), "check_abort": lambda: None, **more}
+    recorder = recorder or StepRecorder(name)
+    return WorkerContext(name=name, device=CpuDevice(), mailbox=mailbox, feed=feed, recorder=recorder, **rest)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from spantrain.config.artefacts import read_plan, read_profile, reference_to_pro
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
-from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, MessageKey, StepStarted
+from spantrain.core.messages import Arrived, ControlKey, Decision, DeviceDecisions, Finished, StepStarted
 from spantrain.core.plan import Plan, PlanReport, Replica, Stage
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.trace import Flow, Trace
@@ -64,7 +64,7 @@ def lived(plan, profile) -> tuple[Trace, tuple[DeviceDecisions, ...]]:
     trace = predict(plan, profile).trace
     tied = tuple(
         Flow(
-            name=str(MessageKey(0, 2, "tied:wte:0", 0, Span(0, 1))),
+            name=str(ControlKey(0, 2, "tied:wte:0")),
             source=source,
             target=target,
             step=2,

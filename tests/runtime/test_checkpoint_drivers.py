@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from made_up_runs import OneProcess, devices_of, save_all
+from made_up_runs import OneProcess, context_of, devices_of, save_all
 from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -22,8 +22,8 @@ from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.restore import group_of, restore
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.step.channels import DriverChannel
 from spantrain.runtime.step.driver import StepDriver
-from spantrain.runtime.step.driver_channels import DriverChannel
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
@@ -98,18 +98,16 @@ def executor_of(plan: Plan, name: str) -> StageExecutor:
 def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMailbox, model: OneProcess) -> StepDriver:
     stage, _ = plan.place(name)
     device = CpuDevice()
+    feed = SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed)
     return StepDriver(
-        plan=plan,
-        name=name,
+        context_of(name, mailbox, feed, StepRecorder(name, steps=1)),
+        plan,
         work=ReplicaWork(
             executor=executor,
-            feed=SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed),
+            feed=feed,
             is_first=stage == 0,
             is_last=stage == len(plan.stages) - 1,
         ),
         clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
-        mailbox=mailbox,
         followers=Followers(SingleMember(), device.torch_device),
-        recorder=StepRecorder(name, steps=1),
-        check_abort=lambda: None,
     )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from made_up_runs import context_of
 from patience import PATIENCE_S
 from restless import RestlessLocal
 from spantrain.core.action import Op
@@ -72,14 +73,11 @@ class Cast:
         device = CpuDevice()
         feed = SampledFeed(self._data, global_batch=self.plan.global_batch, seed=SEED)
         return StepDriver(
-            plan=self.plan,
-            name=name,
+            context_of(name, self.mailboxes[name], feed, recorder),
+            self.plan,
             work=ReplicaWork(executor=self.executors[name], feed=feed, **self._ends(name)),
             clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
-            mailbox=self.mailboxes[name],
             followers=Followers(SingleMember(), device.torch_device),
-            recorder=recorder,
-            check_abort=lambda: None,
             local=None if restless is None else RestlessLocal(restless),
         )
 

@@ -11,13 +11,12 @@ import torch
 from made_up_parts import dealt, put, taken
 from patience import PATIENCE_S
 from spantrain.core.checkpoint import StoredFile, StoredTensor
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import ControlKey
 from spantrain.core.shares import TensorPart
-from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
-from spantrain.runtime.step.driver_channels import MailboxChannel
+from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint
@@ -203,6 +202,6 @@ def test_a_message_that_is_no_part_of_an_exchange_is_named(step, tensors, told):
     a, b = (network.mailbox(name) for name in "ab")
     for box in (a, b):
         box.set_peers(1, [a.address, b.address])
-    b.send("a", MessageKey(1, step, "x", 0, Span(0, 1)), [torch.ones(1)] * tensors)
+    b.send("a", ControlKey(1, step, "x"), [torch.ones(1)] * tensors)
     with pytest.raises(ProtocolError, match=f"b sent .* {told} in the middle of an exchange of step 0"):
         MailboxChannel(a, generation=1, step=0).receive("x")

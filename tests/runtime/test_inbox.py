@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spantrain.core.span import Span
-from spantrain.runtime.step.driver import SampleInbox
+from spantrain.runtime.step.work import SampleInbox
 
 
 @given(data=st.data())

@@ -8,7 +8,7 @@ from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.runtime.step.driver import SampleInbox
+from spantrain.runtime.step.work import SampleInbox
 from spantrain.runtime.worker.memory import peak_bytes
 
 SHAPE = (2, 64, 64)

@@ -24,7 +24,7 @@ from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.gradients.memory_groups import thread_groups
 from spantrain.runtime.outer.part import StageParameters, stage_layers
-from spantrain.runtime.step.driver_channels import MailboxChannel
+from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.transport.mailbox.memory import MemoryNetwork
 

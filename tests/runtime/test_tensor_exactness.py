@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from library_models import library_spec
 from made_up_groups import divided, random_groups
+from made_up_runs import context_of
 from patience import PATIENCE_S
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
@@ -94,16 +95,8 @@ class Cast:
         self.mailboxes[name].set_peers(plan.generation, [box.address for box in self.mailboxes.values()])
         feed = SampledFeed(self._data, global_batch=plan.global_batch, seed=SEED)
         member = build_member(plan, name, device, self._units[name], graph=self._graph, groups=self._groups[name])
-        actions = StageActions(
-            plan=plan,
-            name=name,
-            member=member,
-            device=device,
-            mailbox=self.mailboxes[name],
-            feed=feed,
-            recorder=recorder,
-            check_abort=self._check_abort,
-        )
+        here = context_of(name, self.mailboxes[name], feed, recorder, check_abort=self._check_abort)
+        actions = StageActions(here, plan, member)
         evaluation = actions.evaluate(0, feed)
         stage_sum = StageSum(member.groups, member.parts, levels=True, partial=member.partial, sums=SUMS)
         sums = stage_sum.begin(member.executor.named_parameters())

@@ -8,6 +8,7 @@ import torch
 
 import own_models
 from library_models import CONFIGURATIONS, library_spec
+from made_up_runs import context_of
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.requests import TrainRequest
@@ -76,14 +77,11 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
     network[name].set_peers(plan.generation, [box.address for box in network.values()])
     device = CpuDevice()
     driver = StepDriver(
-        plan=plan,
-        name=name,
+        context_of(name, network[name], feed, StepRecorder(name, steps=STEPS)),
+        plan,
         work=ReplicaWork(executor=executor, feed=feed, is_first=is_first, is_last=is_last),
         clock=DeviceClock(device=device, seconds=lambda _op, _samples: None),
-        mailbox=network[name],
         followers=Followers(SingleMember(), device.torch_device),
-        recorder=StepRecorder(name, steps=STEPS),
-        check_abort=lambda: None,
     )
     return Place(name=name, driver=driver, executor=executor, stage=stage, replica=replica)
 

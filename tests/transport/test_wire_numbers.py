@@ -9,7 +9,7 @@ import torch
 import zmq
 
 from layer_wires import Wires, a_key
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import ControlKey, MessageKey
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.core.span import Span
 from spantrain.transport.connection import bounds
@@ -37,7 +37,7 @@ def test_each_kind_of_frame_has_its_form():
         name="a", session=5, peer_session=6, epoch=7, connection=0, connections=4, done=((1, (3,)), (0, ())),
         first=(1, 2), granted_bytes=9,
     )  # fmt: skip
-    fields = [2, "a", 5, 6, 7, 0, 4, [[1, [3]], [0, []]], [1, 2], 9]
+    fields = [3, "a", 5, 6, 7, 0, 4, [[1, [3]], [0, []]], [1, 2], 9]
     assert wire.encode_greeting(bounds.HELLO, greeting) == b"H" + msgpack.packb(fields)
     assert wire.encode_greeting(wire.WELCOME, greeting) == b"O" + msgpack.packb(fields)
     told = wire.Acknowledgement(done=greeting.done, granted_bytes=9)
@@ -54,8 +54,15 @@ def test_each_kind_of_frame_has_its_form():
 def test_a_header_says_key_kinds_and_bytes_and_tensors_begin_at_multiples_of_64():
     made = wire.header_of(KEY, TENSORS, 1.5)
     kinds = [["uint8", [5]], ["float32", [0, 3]], ["float32", [2, 3]]]
-    assert msgpack.unpackb(wire.encode_header(made)) == [2, 1.5, [1, 2, "forward", 3, 4, 8], kinds, 64 + 24]
+    assert msgpack.unpackb(wire.encode_header(made)) == [3, 1.5, [1, 2, "forward", 3, 4, 8], kinds, 64 + 24]
     assert [one.offset for one in made.tensors] == [0, 64, 64]
+
+
+def test_what_carries_no_samples_has_an_address_without_them():
+    made = wire.header_of(ControlKey(1, 2, "tied:wte:0", 7), [], 1.5)
+    data = wire.encode_header(made)
+    assert msgpack.unpackb(data)[2] == [1, 2, "tied:wte:0", 7]
+    assert wire.decode_header(data, 0).key == made.key
 
 
 def test_the_types_are_those_that_are_named():

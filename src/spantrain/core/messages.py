@@ -62,10 +62,10 @@ Command = Run
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageKey:
-    """The address of a message: what it is, not who waits for it.
+    """The address of samples between stages: what they are, not who waits for them.
 
-    `lane` is `forward` or `backward` for samples between stages, `tied:NAME` for sums of shared gradients,
-    `probe` for measuring. `cut` is the unit index behind which the model is cut.
+    `lane` is `forward` or `backward`, or `evaluate` for those held out. `cut` is the unit index behind which the model
+    is cut.
     """
 
     generation: int
@@ -176,3 +176,21 @@ class DeviceDecisions:
     trace_shift_s: float
     """What is added to its `now_s` to get the time of the run's trace."""
     decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ControlKey:
+    """The address of a message between devices that carries no samples: a shared sum, part of an exchange, a probe."""
+
+    generation: int
+    step: int
+    lane: str
+    """What it is; each lane is used once in a step."""
+    kind: int = 0
+    """Of a probe (`profiler.network_probes`)."""
+
+    def __str__(self) -> str:
+        return f"g{self.generation}/s{self.step}/{self.lane}"
+
+
+AnyKey = MessageKey | ControlKey

@@ -9,8 +9,7 @@ from enum import IntEnum
 
 import torch
 
-from spantrain.core.messages import MessageKey
-from spantrain.core.span import Span
+from spantrain.core.messages import ControlKey
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.mailbox.interface import Message
 from spantrain.transport.mailbox.mailbox import MailboxLike
@@ -47,8 +46,14 @@ class _Kind(IntEnum):
 _QUESTIONS = (_Kind.PING, _Kind.LOAD, _Kind.REQUEST, _Kind.ASK_SOFTWARE, _Kind.LAST)
 
 
-def _key(mailbox: MailboxLike, kind: _Kind, number: int) -> MessageKey:
-    return MessageKey(generation=mailbox.generation, step=number, lane=_LANE, cut=int(kind), span=Span(0, 1))
+def _key(mailbox: MailboxLike, kind: _Kind, number: int) -> ControlKey:
+    return ControlKey(generation=mailbox.generation, step=number, lane=_LANE, kind=int(kind))
+
+
+def _kind_of(message: Message) -> int:
+    """Return the kind of a probe; -1 of any other message."""
+    key = message.key
+    return key.kind if isinstance(key, ControlKey) and key.lane == _LANE else -1
 
 
 def _send_load(mailbox: MailboxLike, peer: str, number: int, pieces: int, piece_bytes: int) -> None:
@@ -71,9 +76,7 @@ class Echo:
 
     def take(self, message: Message) -> None:
         """Answer a message; whatever is not a well-formed question is left out."""
-        if message.key.lane != _LANE:
-            return
-        match message.key.cut:
+        match _kind_of(message):
             case _Kind.PING:
                 # How long it lies here until it is answered is no part of the network: the asker takes it off.
                 self._answer(message, _Kind.PONG, message.received_s, *message.tensors[:1])
@@ -178,7 +181,7 @@ class Prober:
                 self.mailbox.send(self.peer, _key(self.mailbox, _Kind.PING, number), payload)
                 due_s = now_s + gap_s
             for message in self._receive(due_s if len(sent_s) < count else deadline_s):
-                if (message.source, message.key.cut) == (self.peer, _Kind.PONG) and message.key.step in sent_s:
+                if (message.source, _kind_of(message)) == (self.peer, _Kind.PONG) and message.key.step in sent_s:
                     held_s = max(0.0, message.sent_s - _number(message))
                     found.append((message.received_s - sent_s[message.key.step] - held_s, held_s))
         self._check_complete(len(found), count)
@@ -201,14 +204,14 @@ class Prober:
         """Return what comes until then, less the questions of others: those are answered."""
         answers = []
         for message in self.mailbox.receive(max(0.0, until_s - time.monotonic())):
-            if message.key.cut in _QUESTIONS and not self._asked_for(message):
+            if _kind_of(message) in _QUESTIONS and not self._asked_for(message):
                 self._echo.take(message)
             else:
                 answers.append(message)
         return answers
 
     def _asked_for(self, message: Message) -> bool:
-        return (message.source, message.key.cut, message.key.step) == (self.peer, _Kind.LOAD, self._number)
+        return (message.source, _kind_of(message), message.key.step) == (self.peer, _Kind.LOAD, self._number)
 
     def _replies(self, kind: _Kind, number: int, count: int) -> list[Message]:
         """Wait for messages of a kind.
@@ -220,7 +223,7 @@ class Prober:
         deadline_s = time.monotonic() + _REPLY_S
         while len(found) < count and time.monotonic() < deadline_s:
             for message in self._receive(deadline_s):
-                if (message.source, message.key.step, message.key.cut) == (self.peer, number, kind):
+                if (message.source, message.key.step, _kind_of(message)) == (self.peer, number, kind):
                     found.append(message)
         self._check_complete(len(found), count)
         return found

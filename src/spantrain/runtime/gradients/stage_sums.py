@@ -13,19 +13,18 @@ Parameters that several stages hold copies of (tied embeddings): their gradients
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import ControlKey
 from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
-from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
 from spantrain.runtime.gradients.groups import MemberGroup, StageGroups
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of
+from spantrain.runtime.step.channels import Messenger
 from spantrain.runtime.step.recorder import StepRecorder
 
 Parameters = Mapping[str, nn.Parameter]
@@ -190,16 +189,6 @@ def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Se
     return tuple(found)
 
 
-class Messenger(Protocol):
-    """Carries messages outside the pipeline's routes."""
-
-    def send_message(self, target: str, key: MessageKey, tensors: tuple[Tensor, ...]) -> None:
-        """Send to another device."""
-
-    def wait_for_message(self, step: int, lane: str) -> tuple[Tensor, ...]:
-        """Wait for a lane's message of a step."""
-
-
 class TiedGradientSums:
     """The sums of shared parameters, as one device takes part in them.
 
@@ -242,7 +231,7 @@ class TiedGradientSums:
     def _summed(self, tied: Tied, own: Tensor, driver: Messenger, step: int) -> Tensor:
         """Sum the stages' gradients in the order of stages, so that all copies stay equal."""
         for stage in tied.other_stages:
-            key = MessageKey(self._plan.generation, step, f"{_LANE}{tied.group}:{self._stage}", 0, Span(0, 1))
+            key = ControlKey(self._plan.generation, step, f"{_LANE}{tied.group}:{self._stage}")
             driver.send_message(self._leader(stage), key, (own.unsqueeze(0).clone(),))
         total = torch.zeros_like(own)
         for stage in sorted((self._stage, *tied.other_stages)):

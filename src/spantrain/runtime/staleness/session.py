@@ -29,7 +29,7 @@ from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
-from spantrain.runtime.staleness.driver import StaleDriver
+from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.context import WorkerLinks
 from spantrain.runtime.worker.memory import peak_bytes
@@ -182,9 +182,9 @@ class StaleSession(TrainSession):
                     last = end.step + 1
 
     @property
-    def _driver(self) -> StaleDriver:
+    def _driver(self) -> StepDriver:
         driver = self._part.actions.driver
-        assert isinstance(driver, StaleDriver), "steps overlap on leaders only"
+        assert driver is not None, "steps overlap on leaders only"
         return driver
 
     def _next_figures(self) -> None:

@@ -1,92 +1,36 @@
 """Drives one replica's dispatch policy by the wall clock: the live twin of `spantrain.sim`.
 
-Samples that have arrived, in pieces, until an action takes them.
+It runs one step at a time, or two at once (`schedule.dispatch.policies.TwoSteps`): of the older one what is ready, else
+of the next. What is decided while two run is not logged: a log is of one machine, and cannot be made again without the
+other.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-
-import torch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.core.action import Action, Direction, Op
-from spantrain.core.messages import Arrived, Event, Finished, MessageKey, StepStarted
+from spantrain.core.messages import Arrived, Command, ControlKey, Event, Finished, MessageKey, StepStarted
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import LinkReport
 from spantrain.formats.registry import WireFormat
+from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
+from spantrain.runtime.step.channels import DeferredMessages
 from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
-from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, Tensors
+from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, SampleInbox, Tensors
+from spantrain.runtime.worker.context import WorkerContext
 from spantrain.schedule.dispatch.machine import Machine
+from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.layout import Router
 from spantrain.transport.mailbox.interface import Message
-from spantrain.transport.mailbox.mailbox import MailboxLike
-
-
-class SampleInbox:
-    """Pieces by (step, lane); handed out as whole spans, however they were cut on the way."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[int, str], list[tuple[Span, Tensors]]] = {}
-
-    def add(self, step: int, lane: str, span: Span, tensors: Tensors) -> None:
-        """Keep one piece; every tensor's first dimension is the span's samples."""
-        self._pieces.setdefault((step, lane), []).append((span, tensors))
-
-    def spans(self, step: int, lane: str) -> tuple[Span, ...]:
-        """Return what lies here, in order of arrival."""
-        return tuple(span for span, _ in self._pieces.get((step, lane), ()))
-
-    def take(self, step: int, lane: str, span: Span) -> Tensors:
-        """Hand out the samples of a span and forget them; all of them must be here."""
-        kept: list[tuple[Span, Tensors]] = []
-        found: list[tuple[Span, Tensors]] = []
-        for piece, tensors in self._pieces.get((step, lane), ()):
-            part = piece.intersect(span)
-            if part is None:
-                kept.append((piece, tensors))
-                continue
-            found.append((part, _slice(tensors, piece, part)))
-            kept.extend((rest, _slice(tensors, piece, rest)) for rest in _remainders(piece, part))
-        found.sort(key=lambda entry: entry[0])
-        assert sum(part.size for part, _ in found) == span.size, f"samples of {span} are missing"
-        self._pieces[step, lane] = kept
-        if len(found) == 1:
-            return found[0][1]
-        return tuple(torch.cat(parts) for parts in zip(*(tensors for _, tensors in found), strict=True))
-
-    def held_bytes(self) -> int:
-        """Return the bytes of all that lies here."""
-        return sum(tensor.nbytes for pieces in self._pieces.values() for _, tensors in pieces for tensor in tensors)
-
-    def forget_before(self, step: int) -> int:
-        """Drop what belongs to earlier steps; return how many pieces that was."""
-        old = [key for key in self._pieces if key[0] < step]
-        return sum(len(self._pieces.pop(key)) for key in old)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._pieces.clear()
-
-
-def _slice(tensors: Tensors, piece: Span, part: Span) -> Tensors:
-    if part == piece:
-        return tensors
-    return tuple(tensor[part.lo - piece.lo : part.hi - piece.lo] for tensor in tensors)
-
-
-def _remainders(piece: Span, part: Span) -> list[Span]:
-    rest = []
-    if piece.lo < part.lo:
-        rest.append(Span(piece.lo, part.lo))
-    if part.hi < piece.hi:
-        rest.append(Span(part.hi, piece.hi))
-    return rest
-
 
 _POLL_S = 0.25
 """How often a waiting driver looks whether the run was aborted."""
@@ -94,77 +38,144 @@ _EVALUATE = "evaluate"
 _PIPELINE = tuple(direction.value for direction in Direction)
 
 
+class _StepMachine(Protocol):
+    """Decides over the steps that are open."""
+
+    def on_event(self, now_s: float, step: int, event: Event) -> tuple[int, Command] | None:
+        """Take in what happened in a step; return what to do, and in which step."""
+
+    def close(self) -> int | None:
+        """Take leave of the oldest open step if all its work is done; return it."""
+
+
+class _OneStep:
+    """The policy of one step, with what it decides on record."""
+
+    def __init__(self, policy: Machine, recorder: StepRecorder) -> None:
+        self.policy = policy
+        self._recorder = recorder
+        self._step: int | None = None
+
+    def on_event(self, now_s: float, step: int, event: Event) -> tuple[int, Command] | None:
+        self._step = step
+        commands = self.policy.on_event(now_s, event)
+        self._recorder.decided(step, now_s, event, commands)
+        assert len(commands) < 2, f"{commands} at once"
+        return (step, commands[0]) if commands else None
+
+    def close(self) -> int | None:
+        return self._step if self.policy.step_complete else None
+
+
+@dataclass(kw_only=True)
+class _OpenStep:
+    feedback: ErrorFeedback = field(default_factory=ErrorFeedback)
+    loss_sum: float = 0.0
+
+
 class StepDriver:
     """Runs steps of one replica: asks the policy, computes, sends, receives; of a group, its leader does."""
 
     def __init__(
         self,
-        *,
+        here: WorkerContext,
         plan: Plan,
-        name: str,
+        *,
         work: ReplicaWork,
         clock: DeviceClock,
-        mailbox: MailboxLike,
         followers: Followers,
-        recorder: StepRecorder,
-        check_abort: Callable[[], None],
         local: LocalAdapter | None = None,
+        two_steps: TwoSteps | None = None,
     ) -> None:
-        """Take everything that a step needs; without an adapter, links are watched and nothing else."""
+        """Work in a plan; without an adapter, links are watched and nothing else; `two_steps` runs two at once."""
+        self._here = here
         self._plan = plan
-        self._name = name
         self._replica_work = work
         self._clock = clock
-        self._mailbox = mailbox
         self._followers = followers
-        self._recorder = recorder
-        self._check_abort = check_abort
         self._local = local or LocalAdapter()
         self._router = Router(plan)
         self._inbox = SampleInbox()
-        self._feedback = ErrorFeedback()
-        work.executor.meter.waiting_bytes = self._inbox.held_bytes
-        self._stage, self._replica = plan.place(name)
+        self._control: dict[tuple[int, str], Tensors] = {}
+        """What came that is no samples, by step and lane."""
+        self._stage, self._replica = plan.place(here.name)
         stages = plan.stages
-        own_spans = stages[self._stage].replica_spans(self._replica)
-        self._last_backward = LastBackward(sum(span.size for span in own_spans))
+        self._own_spans = stages[self._stage].replica_spans(self._replica)
+        self._last_backward = LastBackward(sum(span.size for span in self._own_spans))
         self._wire_before = stages[self._stage - 1].wire_format if self._stage else WireFormat.NATIVE
         self._wire_behind = stages[self._stage].wire_format
-        self._is_first = work.is_first
-        self._is_last = work.is_last
-        self._events: list[Event] = []
-        self._step = 0
-        self._loss_sum = 0.0
+        self._machine: _StepMachine | None = two_steps
+        self._steps: dict[int, _OpenStep] = {}
+        self._heard: list[tuple[int, Event]] = []
+        self._ready_since = time.monotonic()
+        self._waited_s = 0.0
+        self.deferred = DeferredMessages(here.mailbox.wake, here.check_abort) if two_steps else None
+        """Messages of another thread, where two steps run at once."""
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        """Have each set's meter count what waits here, and what the other's steps hold."""
+        meters = [one.meter for one in (self._replica_work.executor, self._replica_work.second) if one is not None]
+        for meter in meters:
+            others = [other for other in meters if other is not meter]
+            meter.waiting_bytes = partial(self._held_bytes, others)
+
+    def _held_bytes(self, others: Sequence[HeldMeter]) -> int:
+        control = sum(tensor.nbytes for tensors in self._control.values() for tensor in tensors)
+        return self._inbox.held_bytes() + control + sum(one.now_bytes for one in others)
 
     def run_step(self, step: int, policy: Machine, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the last stage's loss sum (None on other stages).
 
         `final` is told which gradients are final, while the step's last backward runs here.
         """
-        self._step, self._loss_sum = step, 0.0
+        self._machine = _OneStep(policy, self._here.recorder)
         self._last_backward.begin(step, final)
-        self._inbox.forget_before(step)
-        self._feedback.forget()
-        self._events = [StepStarted(step), *self._early_arrivals(step)]
+        self.forget(step - 1)
         self._followers.begin()
-        ready_since = time.monotonic()
-        waited_s = 0.0
-        action = self._next_action(policy)
-        while not policy.step_complete:
-            if action is None:
-                before = time.monotonic()
-                self._receive(_POLL_S)
-                waited_s += time.monotonic() - before
-            else:
-                started_s, ended_s = self._perform(action)
-                figures = self._recorder.figures
-                figures.overhead_s.append(max(0.0, started_s - ready_since - waited_s))
-                figures.waiting_s += waited_s
-                ready_since, waited_s = ended_s, 0.0
-            action = self._next_action(policy)
+        self._ready_since = time.monotonic()
+        self.begin_step(step)
+        done = None
+        while done is None:
+            done = self.advance()
         self._followers.end()
         self._note_sends()
-        return self._loss_sum if self._is_last else None
+        return done[1]
+
+    def begin_step(self, step: int) -> None:
+        """Open a step; its weights are ready here."""
+        self._steps[step] = _OpenStep()
+        self._heard.append((step, StepStarted(step)))
+        for direction in Direction:  # what arrived before
+            self._heard += [(step, Arrived(direction, span)) for span in self._inbox.spans(step, direction.value)]
+
+    def advance(self) -> tuple[int, float | None] | None:
+        """Do one action, or wait a moment for one; return a step whose actions are done here, with its loss sum.
+
+        The loss sum is that of the last stage; None on other stages.
+        """
+        self._receive(0.0)
+        self._note_sends()
+        if self.deferred is not None:
+            self.deferred.serve(self.try_send, self.try_take)
+        assert self._machine is not None
+        chosen = self._next_choice(self._machine)
+        if chosen is not None:
+            self._do(*chosen)
+        step = self._machine.close()
+        if step is not None:
+            done = self._steps.pop(step)
+            return step, done.loss_sum if self._replica_work.is_last else None
+        if chosen is None:
+            before_s = time.monotonic()
+            self._receive(_POLL_S)
+            self._waited_s += time.monotonic() - before_s
+        return None
+
+    def forget(self, step: int) -> None:
+        """Keep nothing any more of a step, and of those before."""
+        self._inbox.forget_before(step + 1)
+        self._control = {key: tensors for key, tensors in self._control.items() if key[0] > step}
 
     def link_reports(self) -> tuple[LinkReport, ...]:
         """Return what is known of the links to the peers, by name, from the messages of the last step."""
@@ -172,78 +183,99 @@ class StepDriver:
 
     def evaluate(self, step: int, feed: Feed) -> float | None:
         """Pass a held-out batch forward, without gradients; return the last stage's loss sum."""
-        self._step = step
         loss_sum = 0.0
         self._followers.begin()
-        for span in self._plan.stages[self._stage].replica_spans(self._replica):
-            received = () if self._is_first else self._wait_for(step, _EVALUATE, span)
-            work = self._evaluation(step, span, received, feed)
-            outputs = self._clock.run(Op.FORWARD, span.size, work)
-            if self._is_last:
+        for span in self._own_spans:
+            received = () if self._replica_work.is_first else self._wait_for_samples(step, _EVALUATE, span)
+            outputs = self._clock.run(Op.FORWARD, span.size, self._evaluation(step, span, received, feed))
+            if self._replica_work.is_last:
                 loss_sum += float(outputs[0])
             else:
-                self._send(Direction.FORWARD, span, outputs, lane=_EVALUATE)
+                tensors = for_wire(outputs, self._wire_behind)
+                self._send(step, Direction.FORWARD, span, tensors, lane=_EVALUATE)
         self._followers.end()
-        return loss_sum if self._is_last else None
+        return loss_sum if self._replica_work.is_last else None
 
-    def wait_for_message(self, step: int, lane: str) -> Tensors:
-        """Wait for one particular message outside the pipeline's routes, e.g. a sum of shared gradients."""
-        return self._wait_for(step, lane, Span(0, 1))
+    # Messages outside the pipeline's routes, e.g. a sum of shared gradients.
 
-    def send_message(self, target: str, key: MessageKey, tensors: Tensors) -> None:
-        """Send outside the pipeline's routes; waits while the peer's queue is full, receiving meanwhile."""
-        while not self._mailbox.send(target, key, tensors, timeout_s=0.0):
+    def send_message(self, target: str, key: MessageKey | ControlKey, tensors: Tensors) -> None:
+        """Send; waits while the peer's queue is full, receiving meanwhile."""
+        while not self._here.mailbox.send(target, key, tensors, timeout_s=0.0):
             self._receive(_POLL_S)
 
-    def _next_action(self, policy: Machine) -> Action | None:
-        """Tell the policy what has happened since; return what it wants run, if anything."""
-        self._receive(0.0)
-        self._note_sends()
-        # What arrived while an action ran is told before its end, so that the next choice knows of it.
-        events = sorted(self._events, key=lambda event: isinstance(event, Finished))
-        self._events = []
-        chosen = self._tell(policy, events)
-        recut = self._local.recut(time.monotonic(), policy)
-        return chosen if recut is None else self._tell(policy, [recut]) or chosen
+    def wait_for_message(self, step: int, lane: str) -> Tensors:
+        """Wait for a lane's message of a step."""
+        while (step, lane) not in self._control:
+            self._receive(_POLL_S)
+        return self._control.pop((step, lane))
 
-    def _tell(self, policy: Machine, events: Iterable[Event]) -> Action | None:
-        chosen: Action | None = None
-        for event in events:
-            now_s = time.monotonic()
-            self._local.heard(now_s, event)
-            commands = policy.on_event(now_s, event)
-            self._recorder.decided(self._step, now_s, event, commands)
-            for command in commands:
-                assert chosen is None, f"{command.action} was commanded while {chosen} is to run"
-                chosen = command.action
+    def try_send(self, target: str, key: ControlKey, tensors: Tensors) -> Tensors | None:
+        """Send if there is room; return nothing, or None if there is none."""
+        return () if self._here.mailbox.send(target, key, tensors, timeout_s=0.0) else None
+
+    def try_take(self, step: int, lane: str) -> Tensors | None:
+        """Return a lane's message of a step, or None if it has not come."""
+        return self._control.pop((step, lane), None)
+
+    # What to do next, and doing it.
+
+    def _next_choice(self, machine: _StepMachine) -> tuple[int, Action] | None:
+        """Tell what has happened since; return what is to be run, and in which step, if anything."""
+        heard, self._heard = self._heard, []
+        # What arrived while an action ran is told before its end, so that the next choice knows of it.
+        chosen = self._tell(machine, sorted(heard, key=lambda entry: isinstance(entry[1], Finished)))
+        if isinstance(machine, _OneStep):
+            recut = self._local.recut(time.monotonic(), machine.policy)
+            if recut is not None:
+                chosen = self._tell(machine, [(step, recut) for step in self._steps]) or chosen
         return chosen
 
-    def _perform(self, action: Action) -> tuple[float, float]:
-        final = self._last_backward.of(self._step, action)
-        work = self._work(action, self._clock.told_by_work(final))
+    def _tell(self, machine: _StepMachine, events: Iterable[tuple[int, Event]]) -> tuple[int, Action] | None:
+        chosen: tuple[int, Action] | None = None
+        for step, event in events:
+            now_s = time.monotonic()
+            self._local.heard(now_s, event)
+            found = machine.on_event(now_s, step, event)
+            if found is not None:
+                assert chosen is None, f"{found} was commanded while {chosen} is to run"
+                chosen = found[0], found[1].action
+        return chosen
+
+    def _do(self, step: int, action: Action) -> None:
+        final = self._last_backward.of(step, action)
+        work = self._work(step, action, self._clock.told_by_work(final))
         start_s = time.monotonic()
         outputs = self._clock.run(action.op, action.span.size, work, final)
         end_s = time.monotonic()
         self._local.finished(action.op, action.span.size, end_s - start_s)
-        held_samples = self._replica_work.held_samples
-        self._recorder.computed(str(action), self._step, start_s, end_s, held_samples=held_samples)
-        if action.op is Op.FORWARD and self._is_last:
-            self._loss_sum += float(outputs[0])
-        elif action.op is Op.FORWARD:
-            self._send(Direction.FORWARD, action.span, outputs, lane=Direction.FORWARD.value)
-        elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not self._is_first:
-            self._send(Direction.BACKWARD, action.span, outputs, lane=Direction.BACKWARD.value)
-        self._events.append(Finished(action))
-        return start_s, end_s
+        held_samples, recorder = self._replica_work.held_samples, self._here.recorder
+        recorder.computed(str(action), step, start_s, end_s, held_samples=held_samples)
+        self._hand_on(step, action, outputs)
+        self._heard.append((step, Finished(action)))
+        figures = recorder.figures
+        figures.overhead_s.append(max(0.0, start_s - self._ready_since - self._waited_s))
+        figures.waiting_s += self._waited_s
+        self._ready_since, self._waited_s = end_s, 0.0
 
-    def _work(self, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
+    def _hand_on(self, step: int, action: Action, outputs: Tensors) -> None:
+        """Send what an action has made to those who need it, or count its loss."""
+        open_step = self._steps[step]
+        if action.op is Op.FORWARD and self._replica_work.is_last:
+            open_step.loss_sum += float(outputs[0])
+        elif action.op is Op.FORWARD:
+            self._send(step, Direction.FORWARD, action.span, for_wire(outputs, self._wire_behind))
+        elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and not self._replica_work.is_first:
+            tensors = open_step.feedback.for_wire(outputs, self._wire_before)
+            self._send(step, Direction.BACKWARD, action.span, tensors)
+
+    def _work(self, step: int, action: Action, final: NamesFinal | None) -> Callable[[], Tensors]:
         """Return the computation of an action, with its inputs bound; followers are told as it begins."""
-        op, span, step = action.op, action.span, self._step
+        op, span, bind = action.op, action.span, self._replica_work.bind
         awaited = self._replica_work.awaits(op)
         received = self._take(step, awaited.value, span) if awaited else ()
         if not self._followers.exist:
-            return self._replica_work.bind(op, step, span, received, final)
-        return lambda: self._replica_work.bind(op, step, span, self._followers.tell(op, step, span, received), final)()
+            return bind(op, step, span, received, final)
+        return lambda: bind(op, step, span, self._followers.tell(op, step, span, received), final)()
 
     def _evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         def work() -> Tensors:
@@ -252,65 +284,53 @@ class StepDriver:
 
         return work
 
-    def _send(self, direction: Direction, span: Span, tensors: Tensors, *, lane: str) -> None:
-        cut, wire_format = self._plan.stages[self._stage].end_unit - 1, self._wire_behind
-        if direction is Direction.BACKWARD:
-            cut, wire_format = self._plan.stages[self._stage].first_unit - 1, self._wire_before
-        send_as = self._feedback.for_wire if direction is Direction.BACKWARD else for_wire
-        tensors = send_as(tensors, wire_format)
+    def _send(self, step: int, direction: Direction, span: Span, tensors: Tensors, *, lane: str | None = None) -> None:
+        stage = self._plan.stages[self._stage]
+        cut = stage.first_unit - 1 if direction is Direction.BACKWARD else stage.end_unit - 1
         for target, part in self._parts(direction, span):
-            key = MessageKey(self._plan.generation, self._step, lane, cut, part)
+            key = MessageKey(self._plan.generation, step, lane or direction.value, cut, part)
             pieces = tuple(tensor[part.lo - span.lo : part.hi - span.lo] for tensor in tensors)
             self.send_message(target, key, pieces)
 
     def _parts(self, direction: Direction, span: Span) -> Iterator[tuple[str, Span]]:
         """Yield who gets which samples, in pieces as small as the adapter wants them."""
-        for target, part in self._router.destinations(self._name, direction, span):
+        for target, part in self._router.destinations(self._here.name, direction, span):
             for piece in equal_spans(part.size, self._local.piece_samples(target, part.size)):
                 yield target, Span(part.lo + piece.lo, part.lo + piece.hi)
 
     def _receive(self, timeout_s: float) -> None:
-        self._check_abort()
+        self._here.check_abort()
         self._followers.keep_alive()
-        for message in self._mailbox.receive(timeout_s):
+        for message in self._here.mailbox.receive(timeout_s):
             self._accept(message)
 
     def _accept(self, message: Message) -> None:
         key = message.key
-        self._recorder.received(message)
+        self._here.recorder.received(message)
+        if isinstance(key, ControlKey):
+            self._control[key.step, key.lane] = message.tensors
+            return
         self._inbox.add(key.step, key.lane, key.span, message.tensors)
         if key.lane in _PIPELINE:
-            self._local.received(Direction(key.lane), key.span.size, message.received_s)
-            self._arrived(key.step, Arrived(Direction(key.lane), key.span))
-
-    def _arrived(self, step: int, event: Arrived) -> None:
-        """Have the policy told of samples of a step that has begun; those of others lie in the inbox until then."""
-        if step == self._step:
-            self._events.append(event)
+            direction = Direction(key.lane)
+            self._local.received(direction, key.span.size, message.received_s)
+            if key.step in self._steps:  # those of others lie in the inbox until it begins
+                self._heard.append((key.step, Arrived(direction, key.span)))
 
     def _take(self, step: int, lane: str, span: Span) -> Tensors:
         """Return samples that have come, as this stage works on them; until then they lie here as they were sent."""
-        tensors, device = self._inbox.take(step, lane, span), self._clock.device.torch_device
-        if lane == Direction.BACKWARD.value:
-            return from_wire(tensors, self._wire_behind, device)
-        if lane in (Direction.FORWARD.value, _EVALUATE):
-            return from_wire(tensors, self._wire_before, device)
-        return tensors
+        wire_format = self._wire_behind if lane == Direction.BACKWARD.value else self._wire_before
+        return from_wire(self._inbox.take(step, lane, span), wire_format, self._clock.device.torch_device)
 
-    def _early_arrivals(self, step: int) -> list[Event]:
-        """Return what arrived before this step began here."""
-        return [
-            Arrived(direction, span) for direction in Direction for span in self._inbox.spans(step, direction.value)
-        ]
-
-    def _wait_for(self, step: int, lane: str, span: Span) -> Tensors:
+    def _wait_for_samples(self, step: int, lane: str, span: Span) -> Tensors:
         while sum(_common(span, piece) for piece in self._inbox.spans(step, lane)) < span.size:
             self._receive(_POLL_S)
         return self._take(step, lane, span)
 
     def _note_sends(self) -> None:
-        for sent in self._mailbox.sent_intervals():
-            self._recorder.sent(sent.peer, sent.key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
+        for sent in self._here.mailbox.sent_intervals():
+            key = sent.key
+            self._here.recorder.sent(sent.peer, key, sent.size_bytes, sent.started_s, sent.acknowledged_s)
             message = SentMessage(
                 peer=sent.peer,
                 size_bytes=sent.size_bytes,
@@ -318,7 +338,8 @@ class StepDriver:
                 started_s=sent.started_s,
                 acknowledged_s=sent.acknowledged_s,
             )
-            self._local.sent(message, sent.key.span.size if sent.key.lane in _PIPELINE else 0)
+            samples = key.span.size if isinstance(key, MessageKey) and key.lane in _PIPELINE else 0
+            self._local.sent(message, samples)
 
 
 def _common(a: Span, b: Span) -> int:

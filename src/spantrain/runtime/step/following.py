@@ -9,7 +9,7 @@ What is told is a row of numbers, of fixed length so that nobody need know what 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from spantrain.core.action import Action, Op
+from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import WorkerError
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.groups import MemberGroup
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
+from spantrain.runtime.worker.context import WorkerContext
 
 _ROW = 256
 _KEEP_ALIVE_S = 1.0
@@ -128,24 +129,15 @@ class Follower:
     """A member of a replica that does what its leader does."""
 
     def __init__(
-        self,
-        *,
-        group: MemberGroup,
-        work: ReplicaWork,
-        clock: DeviceClock,
-        stage: int,
-        samples: int,
-        recorder: StepRecorder,
-        check_abort: Callable[[], None],
+        self, here: WorkerContext, plan: Plan, *, group: MemberGroup, work: ReplicaWork, clock: DeviceClock
     ) -> None:
-        """Follow the leader of a group, whose replica has so many samples of each step."""
+        """Follow the leader of a group in a plan."""
+        self._here = here
         self._group = group
         self._work = work
         self._clock = clock
-        self._stage = stage
-        self._last_backward = LastBackward(samples)
-        self._recorder = recorder
-        self._check_abort = check_abort
+        self._stage, replica = plan.place(here.name)
+        self._last_backward = LastBackward(sum(span.size for span in plan.stages[self._stage].replica_spans(replica)))
 
     def run_step(self, step: int, final: NamesFinal | None = None) -> None:
         """Do what the leader tells until it says that the step's actions are done; `final` as of `StepDriver`."""
@@ -159,7 +151,7 @@ class Follower:
     def _follow(self, feed: Feed) -> None:
         while True:
             told = self._listen()
-            self._check_abort()
+            self._here.check_abort()
             if told.instruction is _Instruction.END:
                 return
             if told.instruction is _Instruction.EVALUATE:
@@ -179,7 +171,7 @@ class Follower:
         start_s = time.monotonic()
         self._clock.run(action.op, action.span.size, work, final)
         held = self._work.executor.held_samples
-        self._recorder.computed(str(action), told.step, start_s, time.monotonic(), held_samples=held)
+        self._here.recorder.computed(str(action), told.step, start_s, time.monotonic(), held_samples=held)
 
     def _evaluate(self, told: _Told, feed: Feed) -> Tensors:
         return self._work.bind_evaluation(told.step, told.span, self._take(told), feed)()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spantrain.core.messages import Command, Decision, Event, MessageKey, Recut
+from spantrain.core.messages import AnyKey, Command, ControlKey, Decision, Event, Recut
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.transport.mailbox.interface import Message, PeerCounters
 from spantrain.transport.mailbox.mailbox import MailboxLike
@@ -80,17 +80,16 @@ class StepRecorder:
         for number, (start_s, end_s) in enumerate(intervals):
             self._interval("sum", f"gradient bucket {number}", step, start_s, end_s)
 
-    def sent(self, target: str, key: MessageKey, size_bytes: int, start_s: float, end_s: float) -> None:
+    def sent(self, target: str, key: AnyKey, size_bytes: int, start_s: float, end_s: float) -> None:
         """Note a message on its way out, until it was acknowledged."""
-        what = f"{key.lane} {key.span} to {target}"
-        self._interval("send", what, key.step, start_s, end_s, {"bytes": size_bytes})
+        self._interval("send", f"{_what(key)} to {target}", key.step, start_s, end_s, {"bytes": size_bytes})
 
     def received(self, message: Message) -> None:
         """Note a message that came in; when it was sent is on the sender's clock."""
         key = message.key
         self._interval(
             "receive",
-            f"{key.lane} {key.span} from {message.source}",
+            f"{_what(key)} from {message.source}",
             key.step,
             message.started_s,
             message.received_s,
@@ -147,6 +146,10 @@ class StepRecorder:
                 detail=detail or {},
             )
         )
+
+
+def _what(key: AnyKey) -> str:
+    return key.lane if isinstance(key, ControlKey) else f"{key.lane} {key.span}"
 
 
 class PeerTraffic:

@@ -1,75 +1,48 @@
 """One device's actions in a step: those that its policy wants, or those that its leader tells."""
 
-from collections.abc import Callable
-from functools import partial
-
-from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.plan import Plan
-from spantrain.devices.base import ComputeDevice
 from spantrain.models.execution.stage import NamesFinal
-from spantrain.runtime.gradients.stage_sums import Messenger
-from spantrain.runtime.staleness.driver import StaleDriver
+from spantrain.runtime.step.channels import Messenger
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.emulation import emulated_unit_seconds
 from spantrain.runtime.step.following import Follower, Followers
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
+from spantrain.runtime.worker.context import WorkerContext
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy, replica_tasks
-from spantrain.transport.mailbox.mailbox import MailboxLike
 
 
 class StageActions:
     """Runs the actions of one device's steps, as a leader or as a follower."""
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        name: str,
-        member: StageMember,
-        device: ComputeDevice,
-        mailbox: MailboxLike,
-        feed: Feed,
-        recorder: StepRecorder,
-        check_abort: Callable[[], None],
-        local: LocalAdapter | None = None,
-    ) -> None:
-        """Take part in a plan; of a member with a second set of weights, two steps run at once (`StaleDriver`)."""
+    def __init__(self, here: WorkerContext, plan: Plan, member: StageMember) -> None:
+        """Take part in a plan; of a member with a second set of weights, two steps run at once."""
         work = ReplicaWork(
             executor=member.executor,
             second=member.second,
-            feed=feed,
+            feed=here.feed,
             is_first=member.stage_index == 0,
             is_last=member.stage_index == len(plan.stages) - 1,
         )
-        clock = _clock(plan, name, member, device)
-        group = member.groups.replica
+        clock, group = _clock(here, plan, member), member.groups.replica
         self._leading: tuple[StepDriver, Machine] | None = None
         if not member.leads:
-            self._follower = Follower(
-                group=group,
-                work=work,
-                clock=clock,
-                stage=member.stage_index,
-                samples=_samples(plan, name),
-                recorder=recorder,
-                check_abort=check_abort,
-            )
+            self._follower = Follower(here, plan, group=group, work=work, clock=clock)
             return
-        policy, make_driver = _deciding(plan, name, two=member.second is not None)
-        driver = make_driver(
-            plan=plan,
-            name=name,
+        stage_index, replica_index = plan.place(here.name)
+        task = replica_tasks(plan)[stage_index][replica_index]
+        policy = make_policy(plan.schedule, task)
+        two_steps = TwoSteps((policy, make_policy(plan.schedule, task))) if member.second is not None else None
+        driver = StepDriver(
+            here,
+            plan,
             work=work,
             clock=clock,
-            mailbox=mailbox,
-            followers=Followers(group, device.torch_device),
-            recorder=recorder,
-            check_abort=check_abort,
-            local=local,
+            followers=Followers(group, here.device.torch_device),
+            local=here.adapters.under(plan),
+            two_steps=two_steps,
         )
         self._leading = driver, policy
 
@@ -81,7 +54,7 @@ class StageActions:
     @property
     def messenger(self) -> Messenger | None:
         """Who carries messages of a step's end; None on a follower."""
-        return self.driver.errands if isinstance(self.driver, StaleDriver) else self.driver
+        return (self.driver.deferred or self.driver) if self.driver else None
 
     def run_step(self, step: int, final: NamesFinal | None = None) -> float | None:
         """Run all actions of a step; return the loss sum of the last stage's leaders.
@@ -102,31 +75,15 @@ class StageActions:
         return None
 
 
-def _deciding(plan: Plan, name: str, *, two: bool) -> tuple[Machine, Callable[..., StepDriver]]:
-    """Return a leader's decision machine, and what makes its driver: of one step, or of two at once."""
-    stage_index, replica_index = plan.place(name)
-    task = replica_tasks(plan)[stage_index][replica_index]
-    policy = make_policy(plan.schedule, task)
-    if not two:
-        return policy, StepDriver
-    return policy, partial(StaleDriver, two_steps=TwoSteps((policy, make_policy(plan.schedule, task))))
-
-
-def _samples(plan: Plan, name: str) -> int:
-    """Return how many samples of each step a device's replica has."""
-    stage, replica = plan.place(name)
-    return sum(span.size for span in plan.stages[stage].replica_spans(replica))
-
-
-def _clock(plan: Plan, name: str, member: StageMember, device: ComputeDevice) -> DeviceClock:
+def _clock(here: WorkerContext, plan: Plan, member: StageMember) -> DeviceClock:
     cluster = plan.cluster
     stage = plan.stages[member.stage_index]
     units = [member.graph.units[index] for index in stage.units]
     recompute = [unit - stage.first_unit for unit in stage.recompute]
     emulated = any(cluster.device_by_name[other].emulated for other in member.replica.devices)
-    by_unit = emulated_unit_seconds(cluster, name, member.shares, plan.dtype, units, recompute=recompute)
+    by_unit = emulated_unit_seconds(cluster, here.name, member.shares, plan.dtype, units, recompute=recompute)
     return DeviceClock(
-        device=device,
+        device=here.device,
         seconds=lambda op, samples: None if by_unit is None else sum(by_unit(op, samples)),
         unit_times=None if by_unit is None else UnitTimes(seconds=by_unit, names=member.executor.names_by_unit),
         group=member.groups.replica if emulated and len(member.replica.devices) > 1 else None,

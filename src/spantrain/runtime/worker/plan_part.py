@@ -9,7 +9,7 @@ from spantrain.core.plan import Plan
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
-from spantrain.runtime.step.driver_channels import DriverChannel, MailboxChannel
+from spantrain.runtime.step.channels import DriverChannel, MailboxChannel
 from spantrain.runtime.step.stage_actions import StageActions
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.worker.context import WorkerContext
@@ -63,17 +63,7 @@ def make_plan_part(
 
     It takes a few milliseconds.
     """
-    actions = StageActions(
-        plan=plan,
-        name=here.name,
-        member=member,
-        device=here.device,
-        mailbox=here.mailbox,
-        feed=here.feed,
-        recorder=here.recorder,
-        check_abort=here.check_abort,
-        local=here.adapters.under(plan),
-    )
+    actions = StageActions(here, plan, member)
     stage_sum = StageSum(
         member.groups,
         member.parts,

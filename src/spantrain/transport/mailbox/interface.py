@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import AnyKey
 
 if TYPE_CHECKING:
     import torch  # a control plane knows addresses, and no tensors
@@ -17,7 +17,7 @@ class Message:
     """Tensors that arrived whole. No order is promised between messages: the key says what it is."""
 
     source: str
-    key: MessageKey
+    key: AnyKey
     tensors: "tuple[torch.Tensor, ...]"
     """On the CPU, writable, not shared with anything else."""
     size_bytes: int
@@ -67,7 +67,7 @@ class SentInterval:
     """One message's way out, on the sender's monotonic clock."""
 
     peer: str
-    key: MessageKey
+    key: AnyKey
     size_bytes: int
     queued_s: float
     started_s: float

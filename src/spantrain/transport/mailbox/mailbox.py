@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import AnyKey
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.connection.threads import Died
 from spantrain.transport.mailbox.exchange import Exchange
@@ -85,9 +85,7 @@ class MailboxLike(ABC):
         self._exchange.dial(names)
         self._carry()
 
-    def send(
-        self, peer: str, key: MessageKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None
-    ) -> bool:
+    def send(self, peer: str, key: AnyKey, tensors: Sequence[torch.Tensor], *, timeout_s: float | None = None) -> bool:
         """Queue tensors for a peer; they must not be changed afterwards.
 
         Waits while the peer's queue has no room, at most `timeout_s` (None: as long as it takes; 0: not at all).

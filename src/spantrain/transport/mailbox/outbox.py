@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import AnyKey
 from spantrain.transport.mailbox.wire import (
     BULK,
     CHUNK_BYTES,
@@ -123,7 +123,7 @@ _FEWEST_AWAY = 2
 class OutgoingMessage:
     """One message on its way out."""
 
-    key: MessageKey
+    key: AnyKey
     header: bytes
     payload: Payload
     payload_bytes: int
@@ -147,7 +147,7 @@ class OutgoingMessage:
 
     @classmethod
     def pack(
-        cls, key: MessageKey, tensors: Sequence[torch.Tensor], max_message_bytes: int, now_s: float
+        cls, key: AnyKey, tensors: Sequence[torch.Tensor], max_message_bytes: int, now_s: float
     ) -> "OutgoingMessage":
         """Describe tensors for sending; they are not copied.
 

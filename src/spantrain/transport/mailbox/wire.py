@@ -12,12 +12,12 @@ from typing import Any
 import msgpack
 import torch
 
-from spantrain.core.messages import MessageKey
+from spantrain.core.messages import AnyKey, ControlKey, MessageKey
 from spantrain.core.span import Span
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.transport.connection.bounds import BYE, Refusal, array, shown, text, unpack, whole_number
 
-VERSION = 2
+VERSION = 3
 WELCOME, CHUNK, ACK = b"O", b"C", b"A"
 CHUNK_BYTES = 128 * 1024
 EXPRESS_BYTES = 32 * 1024
@@ -63,7 +63,7 @@ class TensorLayout:
 class Header:
     """What is said of a message beside its bytes."""
 
-    key: MessageKey
+    key: AnyKey
     sent_s: float
     tensors: tuple[TensorLayout, ...]
     payload_bytes: int
@@ -129,7 +129,7 @@ def _layout(kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> tuple[tuple
     return tuple(layouts), offset
 
 
-def header_of(key: MessageKey, tensors: Sequence[torch.Tensor], sent_s: float) -> Header:
+def header_of(key: AnyKey, tensors: Sequence[torch.Tensor], sent_s: float) -> Header:
     """Describe tensors that are to be sent.
 
     Raises:
@@ -148,12 +148,15 @@ def header_of(key: MessageKey, tensors: Sequence[torch.Tensor], sent_s: float) -
     return Header(key, sent_s, layouts, payload_bytes)
 
 
-def _check_key(key: MessageKey) -> None:
+def _check_key(key: AnyKey) -> None:
     whole_number(key.generation, 0, _INT31)
     whole_number(key.step, -1, _INT63)
     text(key.lane, _MAX_NAME)
-    whole_number(key.cut, -1, _INT31)
-    whole_number(key.span.hi, 1, _INT63)
+    if isinstance(key, ControlKey):
+        whole_number(key.kind, 0, _INT31)
+    else:
+        whole_number(key.cut, -1, _INT31)
+        whole_number(key.span.hi, 1, _INT63)
 
 
 def _check_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -168,7 +171,8 @@ def encode_header(header: Header) -> bytes:
     """Return the header's bytes."""
     key = header.key
     tensors = [[_DTYPE_NAMES[tensor.dtype], tensor.shape] for tensor in header.tensors]
-    address = [key.generation, key.step, key.lane, key.cut, key.span.lo, key.span.hi]
+    rest = [key.kind] if isinstance(key, ControlKey) else [key.cut, key.span.lo, key.span.hi]
+    address = [key.generation, key.step, key.lane, *rest]
     data: bytes = msgpack.packb([VERSION, header.sent_s, address, tensors, header.payload_bytes])
     if len(data) > _HEAD_MAX_BYTES:
         raise ValueError(f"{key}: the header takes {len(data)} bytes, at most {_HEAD_MAX_BYTES} are allowed")
@@ -199,11 +203,16 @@ def decode_header(data: bytes | memoryview, max_message_bytes: int) -> Header:
     return Header(key, sent_s, layouts, total)
 
 
-def _decode_key(address: Any) -> MessageKey:
-    generation, step, lane, cut, lo, hi = array(address, 6, 6)
-    lo = whole_number(lo, 0, _INT63)
-    span = Span(lo, whole_number(hi, lo + 1, _INT63))
-    key = MessageKey(generation=generation, step=step, lane=lane, cut=cut, span=span)
+def _decode_key(address: Any) -> AnyKey:
+    generation, step, lane, *rest = array(address, 4, 6)
+    key: AnyKey
+    if len(rest) == 1:
+        key = ControlKey(generation=generation, step=step, lane=lane, kind=rest[0])
+    else:
+        cut, lo, hi = array(rest, 3, 3)
+        lo = whole_number(lo, 0, _INT63)
+        span = Span(lo, whole_number(hi, lo + 1, _INT63))
+        key = MessageKey(generation=generation, step=step, lane=lane, cut=cut, span=span)
     _check_key(key)
     return key
 

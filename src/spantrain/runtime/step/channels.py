@@ -1,0 +1,129 @@
+"""Ways for messages outside the pipeline's routes: through a driver, from another thread than its own, or a mailbox."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import torch
+
+from spantrain.core.messages import ControlKey
+from spantrain.errors import ProtocolError
+from spantrain.transport.mailbox.mailbox import MailboxLike
+
+_POLL_S = 0.25
+
+Tensors = tuple[torch.Tensor, ...]
+TrySend = Callable[[str, ControlKey, Tensors], Tensors | None]
+TryTake = Callable[[int, str], Tensors | None]
+
+
+class Messenger(Protocol):
+    """Carries messages outside the pipeline's routes."""
+
+    def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
+        """Send to another device."""
+
+    def wait_for_message(self, step: int, lane: str) -> Tensors:
+        """Wait for a lane's message of a step."""
+
+
+class DriverChannel:
+    """An exchange of a device whose driver hears from others: what is none of the exchange's is kept for the step."""
+
+    def __init__(self, driver: Messenger, *, generation: int, step: int) -> None:
+        self._driver = driver
+        self._generation = generation
+        self._step = step
+
+    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
+        """Send a tensor; takes in what comes while there is no room."""
+        self._driver.send_message(target, ControlKey(self._generation, self._step, lane), (tensor,))
+
+    def receive(self, lane: str) -> torch.Tensor:
+        """Wait for the tensor of a lane."""
+        return self._driver.wait_for_message(self._step, lane)[0]
+
+
+class MailboxChannel:
+    """An exchange of a device that nobody sends anything else to."""
+
+    def __init__(
+        self, mailbox: MailboxLike, *, generation: int, step: int, check_abort: Callable[[], None] = lambda: None
+    ) -> None:
+        self._mailbox = mailbox
+        self._generation = generation
+        self._step = step
+        self._check_abort = check_abort
+        self._arrived: dict[str, torch.Tensor] = {}
+
+    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
+        """Send a tensor; takes in what comes while there is no room."""
+        key = ControlKey(self._generation, self._step, lane)
+        while not self._mailbox.send(target, key, (tensor,), timeout_s=0.0):
+            self._take_in()
+
+    def receive(self, lane: str) -> torch.Tensor:
+        """Wait for the tensor of a lane."""
+        while lane not in self._arrived:
+            self._take_in()
+        return self._arrived.pop(lane)
+
+    def _take_in(self) -> None:
+        self._check_abort()
+        for message in self._mailbox.receive(_POLL_S):
+            key = message.key
+            if key.step != self._step or len(message.tensors) != 1:
+                what = f"{key} with {len(message.tensors)} tensors"
+                raise ProtocolError(f"{message.source} sent {what} in the middle of an exchange of step {self._step}")
+            self._arrived[key.lane] = message.tensors[0]
+
+
+@dataclass(kw_only=True)
+class _Deferred:
+    attempt: Callable[[TrySend, TryTake], Tensors | None]
+    """Returns None as long as it cannot be done."""
+    result: Tensors = ()
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class DeferredMessages:
+    """Messages that the thread of a step's end sends and waits for, by the driver, whose thread has the mailbox."""
+
+    def __init__(self, wake: Callable[[], None], check_abort: Callable[[], None]) -> None:
+        """`wake` makes an idle driver look here."""
+        self._wake = wake
+        self._check_abort = check_abort
+        self._asked: SimpleQueue[_Deferred] = SimpleQueue()
+        self._open: list[_Deferred] = []
+
+    def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
+        """Send to another device; returns when the mailbox has it."""
+        self._have_done(lambda send, _take: send(target, key, tensors))
+
+    def wait_for_message(self, step: int, lane: str) -> Tensors:
+        """Wait for a lane's message of a step."""
+        return self._have_done(lambda _send, take: take(step, lane))
+
+    def serve(self, send: TrySend, take: TryTake) -> None:
+        """Do what can be done now; called in the driver's thread."""
+        while True:
+            try:
+                self._open.append(self._asked.get_nowait())
+            except Empty:
+                break
+        for deferred in list(self._open):
+            result = deferred.attempt(send, take)
+            if result is not None:
+                deferred.result = result
+                self._open.remove(deferred)
+                deferred.over.set()
+
+    def _have_done(self, attempt: Callable[[TrySend, TryTake], Tensors | None]) -> Tensors:
+        deferred = _Deferred(attempt=attempt)
+        self._asked.put(deferred)
+        self._wake()
+        while not deferred.over.wait(_POLL_S):
+            self._check_abort()
+        return deferred.result
