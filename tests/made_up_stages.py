@@ -11,8 +11,9 @@ from patience import PATIENCE_S
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
+from spantrain.core.outer.layers import group_layers
 from spantrain.core.outer.stages import StageMeeting
-from spantrain.outer.client.grouping import group_layers, spec_of
+from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.pipeline.leader import LeaderSession, StageLeader

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.outer.layers import ParameterSpec, block_of, group_layers, named_layers, plain_name
 from spantrain.errors import UsageError
-from spantrain.outer.client.grouping import block_of, group_layers, named_layers, plain_name
 
 PARTS = st.sampled_from(["h", "0", "2", "10", "attn", "weight", "bias", "module", "wte"])
 NAMES = st.lists(PARTS, min_size=1, max_size=4).map(".".join)

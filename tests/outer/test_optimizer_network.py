@@ -10,10 +10,11 @@ import torch
 
 from made_up_clients import EXACT, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
+from spantrain.core.outer.layers import group_layers
 from spantrain.errors import UsageError
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.client.grouping import group_layers, spec_of
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
+from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer

@@ -17,9 +17,9 @@ from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import PIECE_NUMBERS, Layer, ParameterSpec
 from spantrain.errors import ProtocolError
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.client.push_rounding import round_push, unrounded
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.outer.shard.numerics import round_push, unrounded
 
 ROUNDED = tuple(one for one in WireFormat if one is not WireFormat.NATIVE)
 OFF_BY = {WireFormat.FLOAT16: 2**-11, WireFormat.BFLOAT16: 2**-8, WireFormat.INT8: 1 / 253, WireFormat.INT4: 1 / 13.9}

@@ -9,6 +9,7 @@ import torch
 from made_up_clients import EXACT
 from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
+from spantrain.core.outer.layers import group_layers
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageOrder, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.shares import TensorPart
@@ -17,8 +18,8 @@ from spantrain.errors import Interrupted
 from spantrain.models.build import unit_names
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
-from spantrain.outer.client.grouping import group_layers, spec_of
 from spantrain.outer.client.optimizer import OuterOptimizer
+from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings

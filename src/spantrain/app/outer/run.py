@@ -2,36 +2,25 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from spantrain.app.training.session import Session
-from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
+from spantrain.core.outer.stages import OuterCluster
 from spantrain.errors import ConfigError
-from spantrain.outer.client.connect import ClientEnvironment
+
+if TYPE_CHECKING:
+    from spantrain.app.training.session import Session
 
 
-def client_environment(
-    *, master: str, token: str, cluster: str, inner_steps: int, encrypted: bool
-) -> Mapping[str, str]:
-    """Return what `OuterOptimizer.from_environment` reads, and what gRPC must know before it is loaded."""
-    return {
-        "SPANTRAIN_OUTER_MASTER": master,
-        "SPANTRAIN_OUTER_TOKEN": token,
-        "SPANTRAIN_OUTER_CLUSTER": cluster,
-        "SPANTRAIN_OUTER_INNER_STEPS": str(inner_steps),
-        "SPANTRAIN_OUTER_ENCRYPTED": "1" if encrypted else "0",
-        # Its handlers of fork() would end the workers of a DataLoader, which use no gRPC.
-        "GRPC_ENABLE_FORK_SUPPORT": "false",
-    }
-
-
-def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Replace this process by a command: its signals, its output and its exit code are then the command's own.
+def become(command: Sequence[str], cluster: OuterCluster) -> None:
+    """Replace this process by a cluster's training command: signals, output and exit code are then the command's own.
 
     Raises:
         ConfigError: there is no such command, or it cannot be run.
     """
     try:
-        os.execvpe(command[0], list(command), {**os.environ, **environment})
+        # gRPC must know before it is loaded: its handlers of fork() would end workers of a DataLoader, which use none.
+        environment = {**os.environ, **cluster.variables, "GRPC_ENABLE_FORK_SUPPORT": "false"}
+        os.execvpe(command[0], list(command), environment)
     except FileNotFoundError:
         raise ConfigError(f"{command[0]}: there is no such command; give one that runs here, after `--`") from None
     except OSError as error:
@@ -44,19 +33,10 @@ def outer_cluster(variables: Mapping[str, str] = os.environ) -> OuterCluster | N
     Raises:
         UsageError: its variables are not whole.
     """
-    if not variables.get("SPANTRAIN_OUTER_MASTER"):
-        return None
-    found = ClientEnvironment.read(variables)
-    return OuterCluster(
-        master=found.master,
-        token=found.token,
-        cluster=found.cluster,
-        inner_steps=found.inner_steps or INNER_STEPS,
-        encrypted=found.encrypted,
-    )
+    return OuterCluster.read(variables) if variables.get("SPANTRAIN_OUTER_MASTER") else None
 
 
-def check_outer(session: Session) -> None:
+def check_outer(session: "Session") -> None:
     """Make sure that a run can be a cluster.
 
     Raises:

@@ -151,15 +151,16 @@ def run(
     token_file: TokenFile = None,
 ) -> None:
     """Become a cluster's training command, with what `OuterOptimizer` needs in its environment."""
-    from spantrain.app.outer.run import become, client_environment
+    from spantrain.app.outer.run import become
     from spantrain.app.outer.where import master_address, master_token
+    from spantrain.core.outer.stages import OuterCluster
 
     config = load_outer(config_path)
-    environment = client_environment(
+    told = OuterCluster(
         master=master_address(config),
         token=master_token(config, text=token, file=token_file),
         cluster=cluster,
         inner_steps=config.inner_steps,
         encrypted=config.encrypted,
     )
-    become(command, environment)
+    become(command, told)

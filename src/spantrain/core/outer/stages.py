@@ -5,11 +5,16 @@ says how far it is, and the leader orders what all do there, before the next ste
 has changed in it, so that saying it again does no harm.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spantrain.core.outer.events import Ticket
+from spantrain.errors import UsageError
 
+_PREFIX = "SPANTRAIN_OUTER_"
+_NEEDED = ("MASTER", "TOKEN", "CLUSTER")
+_SWITCH = {"1": True, "0": False}
 INNER_STEPS = 64
 """Between two pushes of a cluster, unless it is said."""
 
@@ -32,6 +37,44 @@ class OuterCluster:
             raise ValueError("an outer cluster needs a master's address, a token and a name")
         if self.inner_steps < 1:
             raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment by which `spantrain outer run` tells a cluster's training command of it."""
+        told = {"MASTER": self.master, "TOKEN": self.token, "CLUSTER": self.cluster}
+        told |= {"INNER_STEPS": str(self.inner_steps), "ENCRYPTED": "1" if self.encrypted else "0"}
+        return {_PREFIX + name: text for name, text in told.items()}
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str], *, inner_steps: int = INNER_STEPS) -> "OuterCluster":
+        """Read what `os.environ` holds; `inner_steps`: where it says nothing of them.
+
+        Raises:
+            UsageError: a variable is missing or makes no sense; all such variables are in the message.
+
+        >>> told = OuterCluster(master="m:7000", token="st1", cluster="a", inner_steps=16)
+        >>> OuterCluster.read(told.variables) == told
+        True
+        """
+        names = (*_NEEDED, "INNER_STEPS", "ENCRYPTED")
+        text = {name: variables.get(_PREFIX + name, "").strip() for name in names}
+        problems = [f"{_PREFIX}{name} is not set" for name in _NEEDED if not text[name]]
+        steps, encrypted = text["INNER_STEPS"], text["ENCRYPTED"] or "1"
+        if steps and not re.fullmatch(r"[1-9]\d{0,8}", steps, re.ASCII):
+            problems.append(f"{_PREFIX}INNER_STEPS is {steps!r}, wanted a whole number from 1")
+        if encrypted not in _SWITCH:
+            problems.append(f"{_PREFIX}ENCRYPTED is {encrypted!r}, wanted 1 or 0")
+        if problems:
+            raise UsageError(
+                f"environment: {'; '.join(problems)}; start the command with `spantrain outer run`, which sets them"
+            )
+        return cls(
+            master=text["MASTER"],
+            token=text["TOKEN"],
+            cluster=text["CLUSTER"],
+            inner_steps=int(steps) if steps else inner_steps,
+            encrypted=_SWITCH[encrypted],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

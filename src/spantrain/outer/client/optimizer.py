@@ -15,17 +15,15 @@ from types import TracebackType
 import torch.distributed as dist
 from torch import Tensor
 
-from spantrain.core.outer.layers import Layer
-from spantrain.core.outer.stages import INNER_STEPS
+from spantrain.core.outer.layers import Layer, group_layers, named_layers
+from spantrain.core.outer.stages import INNER_STEPS, OuterCluster
 from spantrain.errors import UsageError
-from spantrain.outer.client.connect import ClientEnvironment, Connector, NetworkConnector
 from spantrain.outer.client.data import LeasedBatches
-from spantrain.outer.client.grouping import group_layers, named_layers
 from spantrain.outer.client.metrics import ClientMeter, OuterMetrics
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.ranks import Ranks, ranks_of
 from spantrain.outer.client.rounds import ClientRounds, FragmentRounds
-from spantrain.outer.client.sessions import FragmentSessions
+from spantrain.outer.client.sessions import Connector, FragmentSessions, NetworkConnector
 
 Parameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -126,13 +124,13 @@ class OuterOptimizer:
         Raises:
             UsageError: the command was not started so; or as `OuterOptimizer`.
         """
-        found = ClientEnvironment.read(variables)
+        found = OuterCluster.read(variables, inner_steps=inner_steps)
         return cls(
             parameters,
             master=found.master,
             token=found.token,
             cluster=found.cluster,
-            inner_steps=found.inner_steps or inner_steps,
+            inner_steps=found.inner_steps,
             options=replace(options or OuterOptions(), encrypted=found.encrypted),
             group=group,
         )

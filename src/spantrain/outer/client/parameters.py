@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from spantrain.core.outer.layers import ParameterSpec
+from spantrain.core.outer.layers import PARAMETER_TYPES, ParameterSpec, plain_name
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
-from spantrain.outer.client.grouping import plain_name, spec_of
 from spantrain.outer.client.ranks import Ranks, SingleRank
 
 _LOG = logging.getLogger(__name__)
@@ -244,6 +243,18 @@ class ModelParameters:
 
     def _settle(self) -> None:
         settle(self._live.values())
+
+
+def spec_of(name: str, tensor: Tensor) -> ParameterSpec:
+    """Describe a parameter; of one that is divided among processes, the whole.
+
+    Raises:
+        ValueError: it is empty, or of a type that cannot be averaged.
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in PARAMETER_TYPES:
+        raise ValueError(f"parameter {name}: dtype must be one of {', '.join(PARAMETER_TYPES)}, got {dtype}")
+    return ParameterSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)
 
 
 def empty_copy(spec: ParameterSpec, *, fixed: bool) -> Tensor:

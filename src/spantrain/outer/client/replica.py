@@ -4,7 +4,7 @@ Di-PS, 2.1 and 3.2. Kept: after an update the cluster goes on from the new versi
 now (see `outer.policy.master`), and where the paper has the cluster wait it trains on, while its push waits for an
 update and while a version comes; what it did meanwhile is put on top of the new version, and goes into its next push. A
 push that came to nothing stays part of the next. So nothing is lost and nothing counted twice, however long an exchange
-takes. Where pushes are rounded (see `push_rounding`), what the last push that was part of an update left over goes into
+takes. Where pushes are rounded (see `round_push`), what the last push that was part of an update left over goes into
 the next one; it is in no parameter meanwhile, and ends with the process.
 """
 
@@ -20,8 +20,7 @@ from spantrain.core.outer.stages import StageOrder
 from spantrain.errors import ProtocolError
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.parameters import LiveParameters, ModelParameters
-from spantrain.outer.client.push_rounding import round_push
-from spantrain.outer.shard.numerics import Tensors, pseudo_gradient
+from spantrain.outer.shard.numerics import Tensors, pseudo_gradient, round_push
 
 
 @dataclass(frozen=True, kw_only=True)

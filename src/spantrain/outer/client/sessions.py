@@ -3,22 +3,29 @@
 Streaming DiLoCo (Douillard et al., 2025). Kept: each fragment has exchanges of its own. Decided here: the master says
 how many there are, when this cluster first reaches it; until then all layers are one. The first fragment's session also
 has what is there once: signs of life, leases of data, and where shards are.
+
+The sessions are connected to a master over the network, or by whatever a test gives them (`Connector`).
 """
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
 from spantrain.core.outer.layers import Layer, ShardLayout, fragment_layers, fragment_layouts
 from spantrain.outer.client.action_queue import WireLike
 from spantrain.outer.client.session import ClientSession
-from spantrain.outer.link.link import LinkLike, MasterWelcome
+from spantrain.outer.link.link import LinkLike, LinkListener, MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.shard.numerics import Tensors
-from spantrain.transport.connection.peers import PeerAddress
-from spantrain.transport.layers.interface import LayerKey
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.control.address import Address
+from spantrain.transport.control.credentials import JoinToken
+from spantrain.transport.control.members import check_name
+from spantrain.transport.layers.interface import LayerKey, WireListener
+from spantrain.transport.layers.transport import LayerWire
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,3 +146,47 @@ class FragmentSessions:
 
     def _session_of(self, key: LayerKey) -> ClientSession:
         return self.sessions[key.ticket.number % len(self.sessions)]
+
+
+class Hearing(LinkListener, WireListener, Protocol):
+    """A cluster's end that hears link and wire."""
+
+
+class Connector(Protocol):
+    """Makes a connection that keeps itself up."""
+
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
+        """Return the way to the master, and that to the shards; what they hear they tell the session."""
+
+    def start(self) -> None:
+        """Begin: from now on the session hears."""
+
+
+@dataclass(kw_only=True)
+class NetworkConnector:
+    """Dials the master, for ever, and the shards that it names."""
+
+    master: str
+    """HOST:PORT."""
+    token: str = field(repr=False)
+    encrypted: bool = True
+    """Whether layers are; what is said to the master always is."""
+
+    def connect(self, session: Hearing, cluster: str, layers: tuple[Layer, ...]) -> tuple[LinkLike, WireLike]:
+        """Make both ends; nothing is dialled yet.
+
+        Raises:
+            UsageError: address, token or name are none; the token is not repeated.
+        """
+        Address.parse(self.master)
+        JoinToken.parse(self.token)
+        check_name(cluster)
+        keypair = KeyPair.generate() if self.encrypted else None
+        wire = LayerWire(name=cluster, bind="", keypair=keypair, listener=session)
+        facts = MemberFacts(kind="cluster", public_key=wire.public_key, layers=layers)
+        self._link = MasterLink(address=self.master, token=self.token, member=cluster, facts=facts, listener=session)
+        return self._link, wire
+
+    def start(self) -> None:
+        """Join."""
+        self._link.start()

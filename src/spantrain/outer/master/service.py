@@ -16,9 +16,15 @@ from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
-from spantrain.outer.master.checks import join_problem, model_problem, speaker_problem
 from spantrain.outer.master.config import MasterConfig
-from spantrain.outer.master.connections import Connection, Connections, NoticeQueue
+from spantrain.outer.master.connections import (
+    Connection,
+    Connections,
+    NoticeQueue,
+    join_problem,
+    model_problem,
+    speaker_problem,
+)
 from spantrain.outer.master.files import MasterFiles
 from spantrain.outer.master.status import TransferClock
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState

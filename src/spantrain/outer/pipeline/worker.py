@@ -19,8 +19,8 @@ from spantrain.core.outer.layers import Layer
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.action_queue import LayerMover
-from spantrain.outer.client.connect import NetworkConnector
 from spantrain.outer.client.replica import ClusterCopy, TakenPush
+from spantrain.outer.client.sessions import NetworkConnector
 from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
 from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
 from spantrain.outer.shard.numerics import Tensors

@@ -23,7 +23,6 @@ from spantrain.core.outer.events import OuterEvent, Ticket
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.registry import WireFormat
-from spantrain.outer.client.push_rounding import unrounded
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
 from spantrain.outer.shard.numerics import (
@@ -31,6 +30,7 @@ from spantrain.outer.shard.numerics import (
     compensate,
     step_along,
     sum_of_squares,
+    unrounded,
     velocity_type,
     weighted_mean,
 )

@@ -21,15 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spantrain.core.outer.layers import Layer, ParameterSpec
+from spantrain.core.outer.layers import Layer, ParameterSpec, group_layers
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.devices.registry import settle
 from spantrain.models.build import empty_unit
 from spantrain.models.units import parameter_names
-from spantrain.outer.client.grouping import group_layers, spec_of
-from spantrain.outer.client.parameters import empty_copy
+from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.pipeline.leader import StageLeader
 from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_stage, worker_name
@@ -97,7 +96,7 @@ def stage_layers(plan: Plan, graph: UnitGraph) -> StageLayers:
     """Find the layers of a plan's stages.
 
     A layer is moved by the first stage that holds any of it: of a parameter that several stages hold, and of a layer
-    that a cut runs through, of which the other stage's parameters go between the two (at most `grouping.LAYER_BYTES`
+    that a cut runs through, of which the other stage's parameters go between the two (at most `LAYER_BYTES`
     for each cut, or one parameter).
     """
     specs, holders = _parameters(plan, graph)
