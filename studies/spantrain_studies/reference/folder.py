@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from spantrain.config.files.json_fields import JsonField, parse_file
 from spantrain.config.files.text_files import is_file
 from spantrain.errors import ConfigError
+from spantrain_studies.reference.json_fields import JsonField, parse_file
 from spantrain_studies.reference.types import (
     LayerSizes,
     LayerTimes,

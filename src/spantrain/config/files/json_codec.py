@@ -95,9 +95,15 @@ def from_json(cls: type[T], data: object, source: str, *, error: type[SpanTrainE
         SpanTrainError: (the class given as `error`) keys are unknown or missing, or values wrong; all in one message.
     """
     problems = Problems(source)
-    value = _read(cls, data, "", problems)
+    value = read_part(cls, data, "", problems)
     problems.check(error)
     return cast(T, value)
+
+
+def read_part(cls: type[T], data: object, path: str, problems: Problems) -> T | None:
+    """Return the dataclass that the part of a file at `path` holds; None after noting all that is wrong with it."""
+    value = _read(cls, data, path, problems)
+    return None if value is _BAD else cast(T, value)
 
 
 def _read(kind: Any, data: object, path: str, problems: Problems) -> object:

@@ -5,16 +5,15 @@ behind it are its decisions in order (docs/artefacts.md).
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from spantrain.config.files.json_codec import from_json, to_json
-from spantrain.config.files.json_fields import JsonField, parse_file
+from spantrain.config.files.json_codec import from_json, read_part, to_json
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.problems import shortened
+from spantrain.config.files.problems import Problems, shortened
 from spantrain.config.files.text_files import read_text, write_atomically
 from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.trace import TRACE_FORMAT, TRACE_VERSION, Flow, Interval, Trace
@@ -30,62 +29,84 @@ def read_trace(path: Path) -> Trace:
     Raises:
         ConfigError: there is no such file, it is none of ours, or events lack fields or have wrong ones.
     """
-    root = parse_file(path, remedy=_REMEDY)
-    other = root.value.get("otherData")
-    if not isinstance(other, dict) or other.get("format") != TRACE_FORMAT:
+    root = parse_json(read_text(path, remedy=_REMEDY), str(path), remedy=_REMEDY)
+    if not isinstance(root, dict):
+        raise ConfigError(f"{path}: must hold a JSON object; {_REMEDY}")
+    head = root.get("otherData")
+    if not isinstance(head, dict) or head.get("format") != TRACE_FORMAT:
         raise ConfigError(f"{path} is not a trace that SpanTrain wrote: it has no otherData.format {TRACE_FORMAT!r}")
-    if other.get("version") != TRACE_VERSION:
-        raise ConfigError(f"{path}: trace version {other.get('version')!r}, this program reads version {TRACE_VERSION}")
-    events = [(event, event.child("ph").value) for event in root.child("traceEvents").items()]
-    names = dict(_process(event) for event, kind in events if kind == "M" and event.value.get("name") == "process_name")
-    trace = Trace(
-        intervals=tuple(_interval(event, names) for event, kind in events if kind in ("X", "i")),
-        flows=tuple(_flow(event) for event, kind in events if kind == "s"),
-        clock=root.child("otherData").child("clock").text(),
-    )
-    root.problems.check()
-    return trace
+    if head.get("version") != TRACE_VERSION:
+        raise ConfigError(f"{path}: trace version {head.get('version')!r}, this program reads version {TRACE_VERSION}")
+    if not isinstance(root.get("traceEvents"), list):
+        raise ConfigError(f"{path}: needs 'traceEvents', a list; {_AGAIN}")
+    return _Events(path, root["traceEvents"]).trace(head.get("clock"))
 
 
-def _process(event: JsonField) -> tuple[int, str]:
-    return event.child("pid").count(), event.child("args").child("name").text()
+@dataclass(frozen=True, kw_only=True)
+class _Process:
+    pid: int
+    name: str
 
 
-def _interval(event: JsonField, names: dict[int, str]) -> Interval:
-    if "dur" in event.value and (drawn_us := event.child("dur").any_number()) < 0:
-        event.problem(f"runs backwards in time: dur is {drawn_us} microseconds; {_AGAIN}")
-    process, args = event.child("pid").count(), event.child("args")
-    if process not in names:
-        event.problem(f"no process_name event names pid {process}")
-    start_s, end_s = args.child("start_s").any_number(), args.child("end_s").any_number()
-    if end_s < start_s:
-        args.problem(f"runs backwards in time: end_s {end_s:.6f} is before start_s {start_s:.6f}; {_AGAIN}")
-    detail = args.child("detail").entries()
-    for value in detail.values():
-        if not isinstance(value.value, str | int | float):
-            value.problem("must be text or a number")
-    return Interval(
-        device=names.get(process, "?"),
-        lane=event.child("cat").text(),
-        name=event.child("name").text(),
-        step=args.child("step").count(least=0),
-        start_s=start_s,
-        end_s=end_s,
-        detail={name: value.value for name, value in detail.items()},
-    )
+class _Events:
+    """Events of a file; what is wrong with them becomes problems, told at the end."""
+
+    def __init__(self, path: Path, events: list[object]) -> None:
+        self._problems = Problems(str(path))
+        self._by_kind: dict[object, list[tuple[str, dict[str, Any]]]] = {}
+        for index, event in enumerate(events):
+            if isinstance(event, dict) and isinstance(event.get("ph"), str):
+                self._by_kind.setdefault(event["ph"], []).append((f"traceEvents[{index}]", event))
+            else:
+                self._problems.add(f"traceEvents[{index}]", "must be an object with 'ph', the kind of event")
+
+    def trace(self, clock: object) -> Trace:
+        names = [entry for entry in self._of("M") if entry[1].get("name") == "process_name"]
+        made = [
+            read_part(_Process, {"pid": event.get("pid"), **_args(event)}, at, self._problems) for at, event in names
+        ]
+        devices = {process.pid: process.name for process in made if process is not None}
+        intervals = [self._interval(at, event, devices) for at, event in self._of("X", "i")]
+        flows = [self._flow(at, event) for at, event in self._of("s")]
+        if not isinstance(clock, str) or not clock:
+            self._problems.add("otherData.clock", "must be text")
+        self._problems.check()
+        return Trace(
+            intervals=tuple(found for found in intervals if found is not None),
+            flows=tuple(found for found in flows if found is not None),
+            clock=str(clock),
+        )
+
+    def _of(self, *kinds: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for kind in kinds:
+            yield from self._by_kind.get(kind, ())
+
+    def _interval(self, at: str, event: dict[str, Any], devices: Mapping[int, str]) -> Interval | None:
+        drawn_us, pid = event.get("dur", 0.0), event.get("pid")
+        if not isinstance(drawn_us, int | float) or drawn_us < 0:
+            self._problems.add(at, f"runs backwards in time: dur is {drawn_us} microseconds; {_AGAIN}")
+        if type(pid) is not int or pid not in devices:
+            self._problems.add(at, f"no process_name event names pid {shortened(repr(pid))}")
+            return None
+        of = {"device": devices[pid], "lane": event.get("cat"), "name": event.get("name")}
+        found = read_part(Interval, {**_args(event), **of}, at, self._problems)
+        if found is not None and found.end_s < found.start_s:
+            end, start = f"end_s {found.end_s:.6f}", f"start_s {found.start_s:.6f}"
+            self._problems.add(f"{at}.args", f"runs backwards in time: {end} is before {start}; {_AGAIN}")
+        if found is not None and found.step < 0:
+            self._problems.add(f"{at}.args.step", f"must be a whole number from 0 on, got {found.step}")
+        return found
+
+    def _flow(self, at: str, event: dict[str, Any]) -> Flow | None:
+        found = read_part(Flow, {**_args(event), "name": event.get("name")}, at, self._problems)
+        if found is not None and min(found.step, found.size_bytes) < 0:
+            self._problems.add(f"{at}.args", f"step and size_bytes must not be negative, got {found}")
+        return found
 
 
-def _flow(event: JsonField) -> Flow:
-    args = event.child("args")
-    return Flow(
-        name=event.child("name").text(),
-        source=args.child("source").text(),
-        target=args.child("target").text(),
-        step=args.child("step").count(least=0),
-        sent_s=args.child("sent_s").any_number(),
-        received_s=args.child("received_s").any_number(),
-        size_bytes=args.child("size_bytes").count(least=0),
-    )
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
 
 
 DECISIONS_FORMAT = "spantrain-decisions"

@@ -34,12 +34,11 @@ def optimizer_state(job: TrainJob) -> str:
 def predict(
     plan: Plan,
     profile: Profile,
-    schedule: str | None = None,
     *,
     optimizer: str | None = None,
     staleness: int = 0,
 ) -> SimulationResult:
-    """Return what a plan should do under a schedule (default: its own); with an optimizer, bytes over time as well.
+    """Return what a plan should do; with an optimizer, bytes over time as well.
 
     With staleness, steps overlap (`sim.stale`).
     """
@@ -50,7 +49,6 @@ def predict(
     return run(
         plan,
         costs_of(plan, profile),
-        schedule=schedule or plan.schedule,
         options=SimulationOptions(held_sizes=sizes),
     )
 
