@@ -106,7 +106,9 @@ class _Runner:
     case: Case
 
     def __call__(self, plan: Plan, schedule: str) -> SimulationResult:
-        return simulate(plan, self.case.costs, steps=1, schedule=schedule, options=SimulationOptions(trace=False))
+        return simulate(
+            replace(plan, schedule=schedule), self.case.costs, steps=1, options=SimulationOptions(trace=False)
+        )
 
 
 def _recut(plan: Plan) -> list[Plan]:

@@ -135,7 +135,7 @@ def timed(case: Case, schedule: str, repeats: int, *, memory: bool = False, port
     for _ in range(repeats):
         gc.collect()
         started_s = time.process_time()
-        result = simulate(plan, costs, steps=1, schedule=schedule, options=options)
+        result = simulate(replace(plan, schedule=schedule), costs, steps=1, options=options)
         seconds.append(time.process_time() - started_s)
         actions = sum(len(order) for order in result.orders.values())
     return Timed(least_s=min(seconds), mean_s=statistics.fmean(seconds), actions=actions)

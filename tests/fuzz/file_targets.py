@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -244,7 +245,7 @@ def run_resumed(folder: Path) -> None:
 
 @cache
 def _order() -> str:
-    result = simulate(plan(), ProfileCosts(profile(), plan()), schedule="1f1b", steps=1)
+    result = simulate(replace(plan(), schedule="1f1b"), ProfileCosts(profile(), plan()), steps=1)
     return format_orders([[result.orders[one.devices[0]] for one in stage.replicas] for stage in plan().stages])
 
 

@@ -79,9 +79,10 @@ def test_what_runs_early_never_takes_the_room_of_older_samples() -> None:
 
 def test_hints_reach_the_replicas_of_this_schedule_only(make_plan) -> None:
     plan = hinted(make_plan, "FFBFBB", "FIFIWFIWW")
-    assert [row[0].planned.ops for row in replica_tasks(plan, schedule="critical-path")] == ["FFBFBB", "FIFIWFIWW"]
-    assert all(row[0].planned is None for row in replica_tasks(plan, schedule="compact"))
-    assert all(row[0].planned is None for row in replica_tasks(plan, schedule="critical-path", split_backward=False))
+    following = replace(plan, schedule="critical-path")
+    assert [row[0].planned.ops for row in replica_tasks(following)] == ["FFBFBB", "FIFIWFIWW"]
+    assert all(row[0].planned is None for row in replica_tasks(replace(plan, schedule="compact")))
+    assert all(row[0].planned is None for row in replica_tasks(following, split_backward=False))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_hints_reach_the_replicas_of_this_schedule_only(make_plan) -> None:
 def test_hints_that_do_not_fit_are_refused(make_plan, first, second, message) -> None:
     plan = hinted(make_plan, first, second)
     with pytest.raises(PlanError, match=f"hints do not fit .*{message}"):
-        replica_tasks(plan, schedule="critical-path")
+        replica_tasks(replace(plan, schedule="critical-path"))
 
 
 def hinted(make_plan, *orders: str):

@@ -1,5 +1,7 @@
 """Devices and links that change while they work, and clocks that differ; times that can be reckoned by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +92,7 @@ def test_a_device_that_slows_down_in_an_action(make_plan) -> None:
 def test_a_slow_stage_holds_up_the_other(make_plan) -> None:
     plan = make_plan([(equal_spans(2, 1), [1.0], [2])] * 2)
     options = SimulationOptions(device_speed={"s1r0": trace((0.0, 0.5))})
-    result = simulate(plan, two_stages(), steps=1, schedule="gpipe", options=options)
+    result = simulate(replace(plan, schedule="gpipe"), two_stages(), steps=1, options=options)
     # Stage 1: F from 1 to 5, then B to 9 and 13; stage 0 takes its last B from 13 to 15.
     assert result.pipeline_s == 15.0
     assert result.utilisation["s1r0"] > result.utilisation["s0r0"]
@@ -99,7 +101,7 @@ def test_a_slow_stage_holds_up_the_other(make_plan) -> None:
 def test_a_link_that_loses_its_bandwidth(make_plan) -> None:
     plan = make_plan([(equal_spans(1, 1), [1.0], [1])] * 2)
     options = SimulationOptions(link_speed={"0->1": trace((2.0, 0.0), (10.0, 1.0))})
-    result = simulate(plan, two_stages(occupancy_s=2.0), steps=1, schedule="gpipe", options=options)
+    result = simulate(replace(plan, schedule="gpipe"), two_stages(occupancy_s=2.0), steps=1, options=options)
     # Sent from 1 s on; a second is left when the link stops at 2 s, so it is there at 11 s: F, B, 2 s back, B.
     assert result.trace.flows[0].received_s == 11.0
     assert result.pipeline_s == 11.0 + 3.0 + 2.0 + 2.0
@@ -137,7 +139,7 @@ def test_every_policy_hears_its_own_devices_clock(make_plan) -> None:
 
     class Listening:
         def __init__(self) -> None:
-            self.inner = make_policy("critical-path", replica_tasks(plan, schedule="critical-path")[0][0])
+            self.inner = make_policy("critical-path", replica_tasks(replace(plan, schedule="critical-path"))[0][0])
 
         def on_event(self, now_s, event):
             heard.append(now_s)
@@ -162,8 +164,10 @@ def test_every_policy_hears_its_own_devices_clock(make_plan) -> None:
 @pytest.mark.parametrize("schedule", schedule_names())
 def test_clocks_that_differ_change_nothing(schedule, make_plan) -> None:
     plan = make_plan([(equal_spans(4, 1), [1.0], [4])] * 2)
-    true = simulate(plan, two_stages(0.5), schedule=schedule)
+    true = simulate(replace(plan, schedule=schedule), two_stages(0.5))
     wrong = simulate(
-        plan, two_stages(0.5), schedule=schedule, options=SimulationOptions(clock_offset_s={"s0r0": 50.0, "s1r0": -3.0})
+        replace(plan, schedule=schedule),
+        two_stages(0.5),
+        options=SimulationOptions(clock_offset_s={"s0r0": 50.0, "s1r0": -3.0}),
     )
     assert true == wrong

@@ -1,5 +1,7 @@
 """Times that can be reckoned by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from spantrain.core.action import Op
@@ -21,7 +23,7 @@ def costs(stages: int, **more: object) -> TableCosts:
 
 def test_two_stages_side_by_side(make_plan) -> None:
     plan = make_plan([(equal_spans(3, 1), [1.0], [3])] * 2)
-    result = simulate(plan, costs(2), schedule="critical-path", steps=1)
+    result = simulate(replace(plan, schedule="critical-path"), costs(2), steps=1)
     assert render_trace(result.trace, width=10).splitlines()[:2] == ["s0r0  FFFBBBBBB.", "s1r0  .FIFIFIWWW"]
     assert result.pipeline_s == 10.0
     assert result.utilisation == {"s0r0": 0.9, "s1r0": 0.9}
@@ -81,7 +83,7 @@ def test_a_pipeline_that_stops_says_what_each_device_waits_for(make_plan) -> Non
 def test_bad_questions_are_refused(make_plan) -> None:
     plan = make_plan([(equal_spans(1, 1), [1.0], [1])])
     with pytest.raises(UsageError, match="unknown schedule 'zz'"):
-        simulate(plan, costs(1), schedule="zz")
+        simulate(replace(plan, schedule="zz"), costs(1))
     with pytest.raises(ValueError, match="at least 1"):
         simulate(plan, costs(1), steps=0)
 

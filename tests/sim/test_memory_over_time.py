@@ -38,7 +38,7 @@ def costs(stages: int, transfer_s: float = 0.5, latency_s: float = 1.0) -> Table
 def test_one_micro_batch_by_hand(make_plan) -> None:
     plan = make_plan([(equal_spans(2, 2), [1.0], [2])] * 2)
     options = SimulationOptions(held_sizes={"s0r0": sizes(first=True), "s1r0": sizes(last=True)})
-    memory = simulate(plan, costs(2), steps=1, schedule="critical-path", options=options).memory
+    memory = simulate(replace(plan, schedule="critical-path"), costs(2), steps=1, options=options).memory
     base = 4500
     # F 0-2 makes a message that is sent from 2 to 3 and is there from 3 to 4; stage 1: F 4-6, I 6-8, W 8-10. Its
     # gradient is sent from 8 to 9, is there from 9 to 10, and is used up by B from 10 to 14.
@@ -60,7 +60,9 @@ def test_activations_are_held_until_the_weights_have_their_gradients(make_plan) 
     """Stage 1 of the split backward does both I first: W is what frees."""
     plan = make_plan([(equal_spans(2, 1), [1.0], [2])] * 2)
     held = {"s0r0": sizes(first=True), "s1r0": sizes(last=True)}
-    result = simulate(plan, costs(2), steps=2, schedule="critical-path", options=SimulationOptions(held_sizes=held))
+    result = simulate(
+        replace(plan, schedule="critical-path"), costs(2), steps=2, options=SimulationOptions(held_sizes=held)
+    )
     assert [a.op.value for a in result.orders["s1r0"]] in (list("FIFIWW"), list("FIWFIW"), list("FIFWIW"))
     assert result.memory["s1r0"].peak.activation_bytes == 100 * result.peak_in_flight["s1r0"]
 
@@ -86,7 +88,7 @@ def test_all_that_is_held_is_freed_and_activations_are_the_samples_in_flight(dat
     }
     for schedule in schedule_names():
         options = SimulationOptions(held_sizes=held, trace=False)
-        result = simulate(plan, table, steps=2, schedule=schedule, options=options)
+        result = simulate(replace(plan, schedule=schedule), table, steps=2, options=options)
         for device, memory in result.memory.items():
             levels = [size for _, size in memory.timeline]
             assert levels[-1] == 4500
@@ -103,7 +105,7 @@ def test_what_w_needs_and_what_is_run_again_by_hand(make_plan) -> None:
     plan = make_plan([(equal_spans(2, 2), [1.0], [2])] * 2)
     split = replace(sizes(last=True), deferred_bytes_per_sample=40, again_bytes_per_sample=30, keeps_input=True)
     options = SimulationOptions(held_sizes={"s0r0": replace(sizes(first=True), keeps_output=True), "s1r0": split})
-    memory = simulate(plan, costs(2), steps=1, schedule="critical-path", options=options).memory
+    memory = simulate(replace(plan, schedule="critical-path"), costs(2), steps=1, options=options).memory
     base = 4500
     # The message forward is part of the activations at both ends; the gradient's counts at the sender from I on.
     assert memory["s0r0"].timeline == ((0.0, base + 200), (9.0, base + 202), (14.0, base))

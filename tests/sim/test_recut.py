@@ -46,7 +46,7 @@ def test_any_recut_of_any_plan_under_any_schedule(data, plans, table_costs) -> N
             for index, stage in enumerate(plan.stages)
             for replica in stage.replicas
         }
-        result = simulate(plan, costs, steps=2, schedule=schedule, options=SimulationOptions(local=local))
+        result = simulate(replace(plan, schedule=schedule), costs, steps=2, options=SimulationOptions(local=local))
         check_all_work_once(plan, result)
         sent = [sum(flow.size_bytes for flow in result.trace.flows if flow.step == step) for step in (0, 1)]
         assert sent == [2 * (len(plan.stages) - 1) * plan.global_batch] * 2

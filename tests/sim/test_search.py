@@ -39,7 +39,7 @@ def pipeline(make_plan, stages: int, count: int, limits: list[int], size: int = 
 
 
 def step_s(plan: Plan, costs: TableCosts, schedule: str) -> float:
-    return simulate(plan, costs, steps=1, schedule=schedule, options=SimulationOptions(trace=False)).step_s
+    return simulate(replace(plan, schedule=schedule), costs, steps=1, options=SimulationOptions(trace=False)).step_s
 
 
 @few
@@ -53,7 +53,7 @@ def test_hints_work_for_any_plan_and_are_never_slower_than_the_plain_rule(data, 
         assert hinted.hints.predicted_s == pytest.approx(simulated_s(hinted, costs))
     # However the network and the devices turn out, all work is done, within memory.
     other: TableCosts = data.draw(table_costs(plan))
-    result = simulate(hinted, other, steps=2, schedule="critical-path")
+    result = simulate(replace(hinted, schedule="critical-path"), other, steps=2)
     ran = [[result.orders[replica.devices[0]] for replica in stage.replicas] for stage in plan.stages]
     check_orders(ran, CutLayout.of(plan))
 
@@ -69,7 +69,7 @@ def test_with_the_same_memory_it_is_never_slower_than_any_schedule(make_plan, li
         except PlanError:
             continue
     assert own_s >= pipeline_bound_s(plan, costs) - 1e-9
-    held = simulate(hinted, costs, steps=2, schedule="critical-path").peak_in_flight
+    held = simulate(replace(hinted, schedule="critical-path"), costs, steps=2).peak_in_flight
     assert all(held[f"s{stage}r0"] <= limit for stage, limit in enumerate(limits))
 
 
@@ -77,7 +77,7 @@ def test_what_is_simulated_is_the_planned_order(make_plan) -> None:
     plan, costs = pipeline(make_plan, 4, 6, [4, 4, 4, 4])
     hinted = with_hints(plan, costs)
     assert hinted.hints is not None
-    orders = simulate(hinted, costs, steps=2, schedule="critical-path").orders
+    orders = simulate(replace(hinted, schedule="critical-path"), costs, steps=2).orders
     for stage, row in enumerate(hinted.hints.orders):
         assert "".join(action.op.value for action in orders[f"s{stage}r0"]) == row[0].ops
     assert hinted == with_hints(hinted, costs)
@@ -165,7 +165,7 @@ def test_finer_micro_batches_go_further_with_the_same_memory(make_plan) -> None:
     plan, costs = pipeline(make_plan, 3, 8, [3, 2, 1], size=4)
     chosen = taper(plan, costs, effort=LITTLE)
     assert simulated_s(chosen, costs) < 0.92 * min(step_s(plan, costs, name) for name in ("1f1b", "zb-h1", "zb"))
-    held = simulate(chosen, costs, steps=1, schedule="critical-path").peak_in_flight
+    held = simulate(replace(chosen, schedule="critical-path"), costs, steps=1).peak_in_flight
     assert all(held[f"s{stage}r0"] <= limit for stage, limit in enumerate([12, 8, 4]))
     assert [stage.replicas for stage in chosen.stages] == [stage.replicas for stage in plan.stages]
 

@@ -36,7 +36,7 @@ def test_every_schedule_does_all_work_within_memory_and_no_faster_than_possible(
     assert check_limits(plan) == []
     bound_s = pipeline_bound_s(plan, costs)
     for schedule in schedule_names():
-        result = simulate(plan, costs, steps=2, schedule=schedule, options=options)
+        result = simulate(replace(plan, schedule=schedule), costs, steps=2, options=options)
         check_orders(by_replica(plan, result), CutLayout.of(plan))
         for stage in plan.stages:
             for replica in stage.replicas:
@@ -70,9 +70,9 @@ def test_a_limit_one_sample_too_small_is_found_before_the_run_and_stops_it(data,
     costs: TableCosts = data.draw(table_costs(plan))
     if found:
         with pytest.raises(ScheduleError, match="waits for room"):
-            simulate(smaller, costs, steps=1, schedule="critical-path")
+            simulate(replace(smaller, schedule="critical-path"), costs, steps=1)
     else:
-        simulate(smaller, costs, steps=1, schedule="critical-path")
+        simulate(replace(smaller, schedule="critical-path"), costs, steps=1)
 
 
 def tighten(data: st.DataObject, plan: Plan) -> Plan | None:
@@ -95,5 +95,5 @@ def tighten(data: st.DataObject, plan: Plan) -> Plan | None:
 def test_the_same_events_give_the_same_run(data, plans, table_costs: Callable[..., object]) -> None:
     plan: Plan = data.draw(plans)
     costs = data.draw(table_costs(plan))
-    first, second = (simulate(plan, costs, steps=2, schedule="critical-path") for _ in range(2))
+    first, second = (simulate(replace(plan, schedule="critical-path"), costs, steps=2) for _ in range(2))
     assert first == second

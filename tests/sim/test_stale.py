@@ -24,7 +24,9 @@ def test_any_plan_does_every_step_whole_and_in_order_within_its_limits(data, pla
     plan = data.draw(plans)
     costs = data.draw(table_costs(plan))
     try:
-        result = simulate_stale(plan, costs, steps=STEPS, schedule=data.draw(st.sampled_from(schedule_names())))
+        result = simulate_stale(
+            replace(plan, schedule=data.draw(st.sampled_from(schedule_names()))), costs, steps=STEPS
+        )
     except PlanError:
         return  # a static order that the limit is too small for
     for stage in plan.stages:
@@ -73,7 +75,10 @@ def case(make_plan):
 @pytest.mark.parametrize("schedule", schedule_names())
 def test_the_next_step_fills_what_the_end_of_a_step_leaves_idle(case, schedule) -> None:
     plan, costs = case
-    exact, stale = simulate(plan, costs, schedule=schedule), simulate_stale(plan, costs, schedule=schedule)
+    exact, stale = (
+        simulate(replace(plan, schedule=schedule), costs),
+        simulate_stale(replace(plan, schedule=schedule), costs),
+    )
     work_s = 8 * 3.0
     assert work_s <= stale.step_s < 0.75 * exact.step_s
     assert stale.samples_per_s == pytest.approx(8 / stale.step_s)

@@ -109,20 +109,16 @@ def make_policy(name: str, task: ReplicaTask) -> Machine:
     return StaticDispatch(task, static_orders(name, layout, split=task.split_backward)[task.stage][0])
 
 
-def replica_tasks(
-    plan: Plan, *, schedule: str | None = None, split_backward: bool | None = None
-) -> tuple[tuple[ReplicaTask, ...], ...]:
+def replica_tasks(plan: Plan, *, split_backward: bool | None = None) -> tuple[tuple[ReplicaTask, ...], ...]:
     """Return the task of every replica, by stage and replica; static orders are found from the whole plan.
 
-    `schedule` replaces the plan's own. `critical-path` follows the plan's hints, unless `split_backward`
-    says something else than they do.
+    `critical-path` follows the plan's hints, unless `split_backward` says something else than they do.
 
     Raises:
         UsageError: there is no such schedule.
         PlanError: an in-flight limit is too small for a static order; or the hints are of another plan.
     """
-    name = plan.schedule if schedule is None else schedule
-    layout = CutLayout.of(plan)
+    name, layout = plan.schedule, CutLayout.of(plan)
     orders = static_orders(name, layout, split=split_backward) if schedule_named(name).orders else None
     tasks = tuple(
         tuple(

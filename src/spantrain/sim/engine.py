@@ -15,7 +15,7 @@ from spantrain.cost.memory import HeldSizes
 from spantrain.errors import ScheduleError, UsageError
 from spantrain.schedule.dispatch.machine import ReplicaTask
 from spantrain.schedule.layout import Router
-from spantrain.schedule.registry import check_schedule, make_policy, replica_tasks
+from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.network import Network
 from spantrain.sim.record import DeviceMemory, MemoryLog, TraceRecorder
@@ -87,10 +87,9 @@ def simulate(
     costs: StepCosts,
     *,
     steps: int = 3,
-    schedule: str | None = None,
     options: SimulationOptions | None = None,
 ) -> SimulationResult:
-    """Run a plan's policies on a virtual clock; `schedule` replaces the plan's own.
+    """Run a plan's policies on a virtual clock.
 
     Raises:
         UsageError: there is no such schedule; options name a device or a link that the plan does not use.
@@ -99,8 +98,7 @@ def simulate(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    name = check_schedule(plan.schedule if schedule is None else schedule)
-    return Simulation(plan, costs, name, options or SimulationOptions()).run(steps)
+    return Simulation(plan, costs, options or SimulationOptions()).run(steps)
 
 
 _Pair = tuple[str, str]
@@ -132,7 +130,7 @@ class Simulation:
     sums_overlap = True
     """Whether buckets of gradients are summed beside the last backward, where costs say when they may be."""
 
-    def __init__(self, plan: Plan, costs: StepCosts, schedule: str, options: SimulationOptions) -> None:
+    def __init__(self, plan: Plan, costs: StepCosts, options: SimulationOptions) -> None:
         self._plan = plan
         self._costs = costs
         self._clock = VirtualClock()
@@ -145,28 +143,25 @@ class Simulation:
         ] = {}
         """By sender, receiver, direction and samples: what it takes, who gets it, and the pair."""
         self._options = options
-        self._stages = self._replicas(schedule)
+        self._stages = self._replicas()
         self._by_leader = {replica.leader: replica for stage in self._stages for replica in stage}
         self._check_devices()
         self._memory = MemoryLog(options.held_sizes) if options.held_sizes else None
         self._is_watched = options.trace or self._memory is not None
         self._world = World(clock=self._clock, recorder=self._recorder, memory=self._memory, deliver=self._deliver)
 
-    def _replicas(self, schedule: str) -> tuple[tuple[SimulatedReplica, ...], ...]:
-        tasks = replica_tasks(self._plan, schedule=schedule, split_backward=self._options.split_backward)
+    def _replicas(self) -> tuple[tuple[SimulatedReplica, ...], ...]:
+        tasks = replica_tasks(self._plan, split_backward=self._options.split_backward)
         return tuple(
-            tuple(
-                self._replica(replica.devices, schedule, task)
-                for replica, task in zip(stage.replicas, row, strict=True)
-            )
+            tuple(self._replica(replica.devices, task) for replica, task in zip(stage.replicas, row, strict=True))
             for stage, row in zip(self._plan.stages, tasks, strict=True)
         )
 
-    def _replica(self, devices: tuple[str, ...], schedule: str, task: ReplicaTask) -> SimulatedReplica:
+    def _replica(self, devices: tuple[str, ...], task: ReplicaTask) -> SimulatedReplica:
         options, leader = self._options, devices[0]
         return SimulatedReplica(
             devices,
-            make_policy(schedule, task),
+            make_policy(self._plan.schedule, task),
             self._costs.action_s,
             self._costs.action_overhead_s,
             speed=options.device_speed.get(leader),

@@ -15,7 +15,7 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import TwoSteps
-from spantrain.schedule.registry import check_schedule, make_policy
+from spantrain.schedule.registry import make_policy
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.engine import Simulation, SimulationOptions, SimulationResult
 from spantrain.sim.replica import SimulatedReplica, World
@@ -31,7 +31,6 @@ def simulate_stale(
     costs: StepCosts,
     *,
     steps: int = STALE_STEPS,
-    schedule: str | None = None,
     options: SimulationOptions | None = None,
 ) -> SimulationResult:
     """Run a plan with weights one step old; what is returned is of the second half of the steps, in which all overlap.
@@ -45,8 +44,7 @@ def simulate_stale(
         raise ValueError(f"steps that overlap show their pace after four of them or more, got {steps}")
     if options.local:
         raise ValueError("steps that overlap have no adapter (`local`); leave it out")
-    name = check_schedule(plan.schedule if schedule is None else schedule)
-    return _StaleSimulation(plan, costs, name, options).run(steps)
+    return _StaleSimulation(plan, costs, options).run(steps)
 
 
 class _StaleReplica(SimulatedReplica):
@@ -145,8 +143,8 @@ class _StaleSimulation(Simulation):
             if step + 2 <= self._last:
                 self._clock.at(ready_s, replica.begin, step + 2, self._world)
 
-    def _replica(self, devices: tuple[str, ...], schedule: str, task: ReplicaTask) -> SimulatedReplica:
-        machines = (make_policy(schedule, task), make_policy(schedule, task))
+    def _replica(self, devices: tuple[str, ...], task: ReplicaTask) -> SimulatedReplica:
+        machines = (make_policy(self._plan.schedule, task), make_policy(self._plan.schedule, task))
         return _StaleReplica(devices, machines, self, self._costs, self._options.device_speed.get(devices[0]))
 
     @property

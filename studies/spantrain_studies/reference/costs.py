@@ -81,7 +81,7 @@ def predict_plan(reference: Reference, plan: ReferencePlan, platform: Platform) 
         ProfileError: something that the run needs was not measured.
     """
     run = _CaseRun(reference, plan, platform)
-    result = simulate(run.plan, run, steps=1, schedule="1f1b", options=run.options)
+    result = simulate(run.plan, run, steps=1, options=run.options)
     return run.prediction(result)
 
 

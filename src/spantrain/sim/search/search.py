@@ -70,7 +70,9 @@ def with_hints(plan: Plan, costs: StepCosts, *, effort: SearchEffort | None = No
 
 def simulated_s(plan: Plan, costs: StepCosts) -> float:
     """Return the seconds of a step with `critical-path`."""
-    return simulate(plan, costs, steps=1, schedule="critical-path", options=SimulationOptions(trace=False)).step_s
+    if plan.schedule != "critical-path":
+        plan = replace(plan, schedule="critical-path")
+    return simulate(plan, costs, steps=1, options=SimulationOptions(trace=False)).step_s
 
 
 def quick_s(plan: Plan, costs: StepCosts) -> float:
