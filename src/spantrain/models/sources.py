@@ -20,6 +20,7 @@ _HF = "hf:"
 _DEFAULT_SEQUENCE = 128
 _MAX_DEFAULT_SEQUENCE = 512
 """Tokens of a sample unless asked otherwise, of models that could take more."""
+_SIZES = ("num_labels", "vocab_size")
 _POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx", "max_sequence_length")
 # Model types whose configurations often name no class, as those saved without a model do.
 _CLASSES: Mapping[str, str] = {
@@ -111,11 +112,9 @@ def hf_configuration(spec: ModelSpec) -> dict[str, Any]:
     """
     text, where = spec.config.get(CONFIGURATION), f"model {spec.name}: its configuration"
     fields = parse_json(text, where, constants=True) if isinstance(text, str) else None
-    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise ConfigError(f"{where} is not that of a transformers model; plan again")
-    _check_fields(where, fields)
-    _architecture(where, fields)
-    return fields
+    checked = _checked(where, fields, "is not that of a transformers model; plan again")
+    _architecture(where, checked)
+    return checked
 
 
 def _architecture(where: str, fields: Mapping[str, Any]) -> str:
@@ -173,7 +172,8 @@ def hf_spec(name: str, *, sequence_length: int | None = None, data_given: bool =
     spec = ModelSpec(
         name=name,
         family="hf",
-        config={CONFIGURATION: text, **_sizes(fields)},
+        # Data is checked against the sizes.
+        config={CONFIGURATION: text, **{key: fields[key] for key in _SIZES if isinstance(fields.get(key), int)}},
         dataset="digits" if objective == "classify" else "stdlib-text",
         sequence_length=None if objective == "classify" else _sequence_length(name, fields, sequence_length),
         objective=objective,
@@ -192,17 +192,16 @@ def _fields(name: str, file: Path) -> dict[str, Any]:
         if file.name != "config.json":
             what = f"there is no {file}"
         raise ConfigError(f"model {name}: {what}; {wanted} (save_pretrained writes one)")
-    fields = parse_json(read_text(file, remedy=wanted), f"model {name}: {file}", remedy=wanted, constants=True)
-    if isinstance(fields, dict):
-        _check_fields(f"model {name}: {file}", fields)
+    where = f"model {name}: {file}"
+    fields = parse_json(read_text(file, remedy=wanted), where, remedy=wanted, constants=True)
+    return _checked(where, fields, f"has no model_type; {wanted}")
+
+
+def _checked(where: str, fields: Any, otherwise: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise ConfigError(f"model {name}: {file} has no model_type; give a transformers config.json or its folder")
+        raise ConfigError(f"{where} {otherwise}")
+    _check_fields(where, fields)
     return fields
-
-
-def _sizes(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return what data is checked against."""
-    return {key: fields[key] for key in ("num_labels", "vocab_size") if isinstance(fields.get(key), int)}
 
 
 def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -> int:

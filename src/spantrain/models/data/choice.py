@@ -176,7 +176,8 @@ def _dataset(spec: ModelSpec, data: str) -> str:
             f"data {data}: {path} holds no data set that `datasets` saved: wanted {' or '.join(_HF_FILES)} in it; "
             "write one with Dataset.save_to_disk, or give images:FOLDER or text:FOLDER"
         )
-    if kind == "images" and not _has_pictures(path):
+    pictures = path.glob("*/**/*") if path.is_dir() else ()
+    if kind == "images" and not any(file.suffix.lower() in IMAGE_SUFFIXES for file in pictures):
         raise ConfigError(
             f"model {spec.name}: data {data} has no images: wanted a folder for each class, with pictures in it "
             f"({', '.join(sorted(IMAGE_SUFFIXES))})"
@@ -190,18 +191,11 @@ def _kind_of(path: Path, spec: ModelSpec) -> str:
         return "jsonl" if path.suffix in (".jsonl", ".ndjson") else "text"
     if _is_saved_set(path):
         return "hf"
-    if not is_text(spec):
-        return "images"
-    return "text"
+    return "text" if is_text(spec) else "images"
 
 
 def _is_saved_set(path: Path) -> bool:
     return any((path / name).is_file() for name in _HF_FILES)
-
-
-def _has_pictures(path: Path) -> bool:
-    found = path.glob("*/**/*") if path.is_dir() else iter(())
-    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in found)
 
 
 def _check_kind(spec: ModelSpec, kind: str, data: str) -> None:

@@ -71,7 +71,10 @@ def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, he
     kind, _, place = dataset.partition(":")
     if len(shape) != 3:
         raise ConfigError(f"data {place}: the model reads samples of shape {shape}, not pictures")
-    parts: list[_PictureSource] = [_Folder(Path(place))] if kind == "images" else _saved(Path(place))
+    _check_pillow(dataset)
+    path = Path(place)
+    parts: list[_PictureSource]
+    parts = [_Folder(path)] if kind == "images" else [_Saved(rows, path) for rows in load_saved_dataset(path)]
     for source in parts:
         if classes is not None and source.class_count > classes:
             raise ConfigError(
@@ -90,11 +93,11 @@ class _Folder:
     """A folder of folders, one for each class, in the order of their names."""
 
     def __init__(self, folder: Path) -> None:
-        _check_pillow(f"images:{folder}")
         if not folder.is_dir():
             raise ConfigError(f"data {folder}: does not exist on this machine; give a folder of one folder per class")
         names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        found = [(path, number) for number, name in enumerate(names) for path in _pictures(folder / name)]
+        inside = ((path, number) for number, name in enumerate(names) for path in sorted((folder / name).rglob("*")))
+        found = [entry for entry in inside if entry[0].suffix.lower() in IMAGE_SUFFIXES and entry[0].is_file()]
         if not found:
             raise ConfigError(
                 f"data {folder}: no pictures; wanted a folder per class with {', '.join(sorted(IMAGE_SUFFIXES))} in it"
@@ -152,15 +155,6 @@ class _Saved:
     def picture(self, index: int) -> Any:
         """Read a picture."""
         return self._rows[index][self._image]
-
-
-def _saved(path: Path) -> list[_PictureSource]:
-    _check_pillow(f"hf:{path}")
-    return [_Saved(rows, path) for rows in load_saved_dataset(path)]
-
-
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def _check_pillow(data: str) -> None:

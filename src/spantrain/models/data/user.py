@@ -85,7 +85,10 @@ class UserSamples:
         return self._stacked(found)
 
     def _sample(self, index: int) -> ModelBatch:
-        sample = self._read(index)
+        try:
+            sample = self._samples[self._indices[index]]
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{self._source}: sample {index} raised {what_was_raised(error)}") from error
         if isinstance(sample, Mapping):
             ordered = _ordered(sample, self._names, self._source)
             sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
@@ -97,12 +100,6 @@ class UserSamples:
             names=batch.names,
             labels=None if batch.labels is None else batch.labels[0],
         )
-
-    def _read(self, index: int) -> Any:
-        try:
-            return self._samples[self._indices[index]]
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{self._source}: sample {index} raised {what_was_raised(error)}") from error
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
