@@ -54,7 +54,7 @@ class UnsplitParameter:
 
     shape: tuple[int, ...]
     other_names: tuple[str, ...] = field(default=())
-    """Of a parameter that several units share: its names in the later ones."""
+    """Names in later units, where several share it."""
 
 
 def unit_source(spec: ModelSpec) -> UnitSource:

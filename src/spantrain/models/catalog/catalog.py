@@ -16,7 +16,7 @@ IMAGE_SIDE = 32
 _MAX_BLOCKS = 4096
 _MAX_STAGES = 16
 _MAX_DEPTH = 16.0
-"""Times as many blocks as the smallest one of a family has."""
+"""How many times the blocks of the smallest one of a family there may be."""
 
 ConfigValue = int | float | str | tuple[int, ...]
 

@@ -1,7 +1,4 @@
-"""Which samples belong to which step: seeded, stateless, resumable.
-
-Pseudo-random integers that are the same on every machine and in every library version.
-"""
+"""Which samples belong to which step: seeded, stateless, resumable, by integers that are the same on every machine."""
 
 import hashlib
 from functools import lru_cache

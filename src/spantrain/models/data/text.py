@@ -25,7 +25,7 @@ BYTE_MASK = 256
 """The token in the place of a masked byte: the first that is no byte."""
 
 _MAX_TEXT_BYTES = 2**30
-"""Of a user's text: all of it is held in memory, and its digest taken, on every machine that reads it."""
+"""The most of a user's text: it is held in memory, and its digest taken, on every machine that reads it."""
 _HELD_OUT_EVERY = 16
 """One file or document in so many is held out; or, of a few, one number in so many, at the end."""
 _LIBRARY_BYTES = 4 * 2**20

@@ -3,8 +3,6 @@
 A stage without recomputation is one segment. Else each recomputed unit is a segment, and so is each run of units
 between them. Segments are joined as stages are: by detached tensors, of which the floating-point ones have gradients.
 Where members of a group hold slices of a sequence, they do so between segments too; what leaves a stage is whole.
-
-Autocast: which type torch computes products in.
 """
 
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ class HeldSegment:
     outputs: Tensors = ()
     """With their graph; the last segment's of the last stage is the loss sum. Empty if they are computed again."""
     gradients: Tensors | None = None
-    """Of outputs, where I had nothing to do: nobody waits for gradients of the model's inputs."""
+    """Gradients of outputs, where I had nothing to do: nobody waits for gradients of the model's inputs."""
     pending: PendingWeights | None = None
     """What I has left for W."""
 
@@ -72,7 +70,7 @@ class Segment:
         self._torch_device = torch_device
         parameters = {id(p): p for unit in units for p in map(unit.get_parameter, parameter_names(unit))}
         self.parameters = tuple(parameters.values())
-        """Of its units, each once."""
+        """Parameters of its units, each once."""
         self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
 
     def run(self, tensors: Tensors, labels: Tensor | None) -> Tensors:

@@ -25,7 +25,7 @@ class _HeldSpan:
 
     segments: tuple[HeldSegment, ...]
     floating_shapes: tuple[torch.Size, ...]
-    """Of the outputs that gradients come for; none on the last stage."""
+    """Shapes of the outputs that gradients come for; none on the last stage."""
     log: StorageLog | None
     """Where its bytes are counted by watching it (`HeldMeter`)."""
     went_back: bool = False

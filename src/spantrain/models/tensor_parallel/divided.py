@@ -1,6 +1,6 @@
 """Tensors of which each member of a group has a part along one dimension, and which behave as the whole would.
 
-Outputs of a divided output layer, and their cross-entropy, without ever putting them together.
+Outputs of a divided output layer are such tensors: their cross-entropy is taken without ever putting them together.
 """
 
 from collections.abc import Callable, Mapping, Sequence

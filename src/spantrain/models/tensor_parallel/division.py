@@ -1,12 +1,12 @@
 """Turns modules into divided ones: which parts of their parameters a member holds, and what takes their place.
 
-Attention with learned relative positions (T5), whose bias of all heads goes from layer to layer.
+Column-wise layers have their outputs divided, their input is whole; row-wise ones have their inputs divided, their
+outputs are sums over the group (Shoeybi et al., Megatron-LM, 2019, section 3). Parts may be of any size.
 
-The bias stays whole between layers, so that it may cross a cut to a stage that is divided in another way. Each layer
-takes its own heads of it; the gradients are summed over the group where it does. A stage that makes the bias itself,
-of a parameter and of no input, sums in W therefore, in the order of its layers.
-
-Parts of tensors: taken out of the whole, put back into it.
+Attention with learned relative positions (T5) has a bias of all heads, which goes from layer to layer. It stays whole
+between layers, so that it may cross a cut to a stage that is divided in another way. Each layer takes its own heads of
+it; the gradients are summed over the group where it does. A stage that makes the bias itself, of a parameter and of no
+input, sums in W therefore, in the order of its layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +155,7 @@ class OwnHeadsOfBias:
 
     own: Span
     heads: int
-    """Of all members."""
+    """Heads of all members."""
     copy: InputCopy = field(repr=False)
     _whole: Tensor | None = field(default=None, repr=False)
 
@@ -195,7 +195,7 @@ class Change:
     """In its unit."""
     module: nn.Module
     parts: Mapping[str, TensorPart]
-    """Of its own parameters, by name."""
+    """Parts of its own parameters, by name."""
     build: Callable[[Parameters], nn.Module]
     """Returns what takes its place, from its parameters' own parts; the module itself, if that was altered."""
 
@@ -211,7 +211,7 @@ class DivisionTask:
     own: Span | None = None
     """The own pieces of the region."""
     bias: OwnHeadsOfBias | None = None
-    """Of attention that takes its own heads of a bias."""
+    """What stands around attention that takes its own heads of a bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class ModuleRule:
     """How one module is divided by itself: what `find` asks of each kind of structure."""
 
     paths: tuple[str, ...]
-    """Of the module, and of those in it that are divided with it."""
+    """Path of the module, and of those in it that are divided with it."""
     pieces: int
     changes: Callable[["Divider", tuple[Span, ...]], tuple[Change, ...]]
     """Returns what is done, given the pieces of each member."""

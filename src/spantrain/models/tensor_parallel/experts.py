@@ -15,7 +15,7 @@ from spantrain.models.tensor_parallel.group import sum_parts
 
 _FUSED, _DOWN = "gate_up_proj", "down_proj"
 _LAYOUT = {"is_concatenated": True, "is_transposed": False, "has_bias": False, "has_post_expert_norm": False}
-"""Of the library's ways to store experts, the one that is known here."""
+"""How the library stores the experts that are known here."""
 
 
 def expert_rule(unit: nn.Module, path: str, name: str, module: nn.Module) -> ModuleRule | None:  # noqa: ARG001

@@ -1,6 +1,4 @@
-"""What of a unit is divided: its regions, its vocabulary, and what is left whole.
-
-The words of transformers' tensor-parallel plans, for models that carry one.
+"""Finds what of a unit is divided, by names, by structure, or by a plan that the model itself carries.
 
 A plan is a mapping from layers to words, `base_model_tp_plan` of a configuration or `_tp_plan` of a module; a star
 stands for a number in a layer's name. What the words say of whole heads and of equal parts is not taken over: a region

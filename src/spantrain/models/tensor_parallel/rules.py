@@ -79,9 +79,9 @@ class Pattern:
     rows: tuple[str, ...]
     blocks: int = 1
     heads_at: str | None = None
-    """Of attention: the module below that knows the length of a head; "" is the module itself."""
+    """Module below that knows the length of an attention's head; "" is the module itself."""
     fused_heads: bool = False
-    """Of attention with one fused layer: its outputs are heads, each of a query, a key and a value."""
+    """The outputs of one fused layer are heads, each of a query, a key and a value."""
     only_in: tuple[str, ...] = ()
     """Names of the classes that it is known of; empty: of all."""
 
@@ -116,7 +116,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(columns=("dense_h_to_4h",), rows=("dense_4h_to_h",)),
     Pattern(columns=("intermediate.dense",), rows=("output.dense",)),
 )
-"""Of the transformers library's models; the first that fits is taken."""
+"""Patterns of the transformers library's models; the first that fits is taken."""
 
 
 def child(module: nn.Module, path: str) -> nn.Module | None:

@@ -6,11 +6,9 @@ and backward each is the other, so that the bytes sent are those of the sums in 
 length, by the members' shares, down to none; and what was gathered stays held for the gradient of the weights, so that
 W still has no operations of the group.
 
-Transformer blocks whose residuals and normalizations can be held as slices of the sequence.
-
-A block is a module of the transformers library of which all parameters are known: those of attention and of
-feed-forward networks that are divided, and normalizations outside of them, each on one token alone. Before or behind
-the others is one for them: pre-norm, post-norm and parallel blocks have the same rule.
+It is done in transformer blocks: modules of the transformers library of which all parameters are known, those of
+attention and of feed-forward networks that are divided, and normalizations outside of them, each on one token alone.
+Before or behind the others is one for them: pre-norm, post-norm and parallel blocks have the same rule.
 """
 
 import inspect

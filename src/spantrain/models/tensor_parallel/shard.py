@@ -1,6 +1,6 @@
-"""Divide the units of a stage among the members of a tensor-parallel group, in any ratio of whole pieces.
+"""Divides the units of a stage among the members of a tensor-parallel group, in any ratio of whole pieces.
 
-By which whole pieces the layers of a unit are divided, and how much of the unit they are: for the cost model.
+Says for the cost model, too, by which pieces the layers of a unit are divided, and how much of the unit they are.
 """
 
 import copy

@@ -1,7 +1,4 @@
-"""Example batches: what goes into a model, and which of it is the labels.
-
-The loss at the end of an unedited model: summed over samples, so that any cut of a batch gives the same.
-"""
+"""Example batches, divided into inputs and labels; and losses, summed over samples so that any cut gives the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

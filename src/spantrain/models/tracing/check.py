@@ -1,9 +1,8 @@
-"""Checks by numbers that a user's model was followed rightly, and that its samples do not depend on each other.
+"""Whether a user's model was followed rightly, and what it would do otherwise in training mode.
 
-What a model would do otherwise in training mode: its forward is run in both modes, and the calls are compared.
-
+Losses are compared: the model's, its units' and those of one sample at a time, which must not depend on the others.
 Units are always in evaluation mode, so that gradients do not depend on how a batch is cut. What that changes of a model
-as its author gave it is found here, to be told before it is trained.
+as its author gave it is found by running its forward in both modes, to be told before it is trained.
 """
 
 import contextlib
@@ -259,7 +258,7 @@ _SAMPLES = 4
 _TOLERANCE = 1e-3
 """Relative; rounding is far below, and what mixes samples far above."""
 _ROUNDING = 1e-6
-"""Of one and the same sum, done twice."""
+"""Relative difference of one and the same sum, done twice."""
 
 
 def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> None:

@@ -49,9 +49,9 @@ class TapePart:
     gives: tuple[Carried, ...]
     """None: it is the last unit."""
     result: Any = None
-    """Of the last unit: what the loss is made of."""
+    """What the loss is made of; only the last unit has it."""
     labels: Value | None = None
-    """Of the last unit: an input of the model that is the labels."""
+    """The input of the model that is the labels; only the last unit has it."""
     known: Mapping[int, Tensor]
     """Values with the same numbers whatever the data."""
 

@@ -1,9 +1,8 @@
 """Models that a user's function returns: `FILE.py:FUNCTION` or `package.module:function`.
 
 The function's code runs with the rights of whoever started this process; nothing that a network names gets here
-(`runtime.worker.worker` puts the worker's own source in the place of an order's).
-
-The plain module behind what a user's function returned: not compiled, without caches, of a kind to be followed.
+(`runtime.worker.worker` puts the worker's own source in the place of an order's). Of what it returned the plain module
+is taken: not compiled, without caches, of a kind to be followed.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Follows an unedited model's forward: what it does outside its blocks, for any number of samples.
 
-Makes one tape for any number of samples out of two tapes of two numbers.
-
-Which modules of a model are blocks, which run as they are, and which only hold them, so that cuts lie between.
+The structure says which modules are blocks, which run as they are, and which only hold them, so that cuts lie between.
+Two tapes, of two numbers of samples, become one for any number.
 """
 
 import contextlib

@@ -32,14 +32,14 @@ class CutModel:
     """What there is to know of a model to build any of its units."""
 
     names: tuple[str, ...]
-    """Of the units, in order."""
+    """Names of the units, in order."""
     parts: tuple[TapePart, ...]
     groups: Mapping[str, str]
     """Full name of a parameter -> the group it is in, for those that several units have."""
     skeleton: nn.Module
     """The model on the meta device."""
     numbers: Mapping[str, int]
-    """Of its parameters, by full name, in the order in which they are made; empty: not known."""
+    """Numbers of its parameters, by full name, in the order in which they are made; empty: not known."""
     batch: ModelBatch
     """Example batch, on the CPU."""
     loss: Loss

@@ -1,6 +1,6 @@
 """Loads an unedited model: module, example batch and loss, from a transformers configuration or a user's function.
 
-Builds a model with some of its parameters empty, and the others with the numbers that all together would have.
+A library's model may have some of its parameters empty; the others have the numbers that all together would have.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from spantrain.models.tracing.factory import call_factory, plain_module
 
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
-"""Of one model: five times as many as those of hundreds of experts in dozens of layers."""
+"""Modules and parameters of one model: five times as many as hundreds of experts in dozens of layers have."""
 
 
 class Registered:
@@ -149,7 +149,7 @@ class Loaded:
     batch: ModelBatch
     loss: Loss
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """Of its parameters, by name, in the order in which they are made; of a user's function none."""
+    """Numbers of its parameters, by name, in the order in which they are made; of a user's function none."""
     trains: frozenset[str] = frozenset()
     """Paths of the modules that would be in training mode while it is trained."""
     left_out: tuple[str, ...] = ()

@@ -3,12 +3,9 @@
 A value is a tensor that a step made. What a step was called with is kept as it was, except for tensors (`Value`,
 `NamedWeight`, `Constant`), integers that grow with the number of samples (`Samples`) and devices (`UnitDevice`).
 
-Where in the model's own code something happens.
-
-Notes how closed modules make tensors of parameters and constants alone, such as a bias of learned positions.
-
-Such a tensor is the same for all samples: to send it over a cut with each sample costs more than to make it again from
-its parameters, whose gradients are then summed over the units that have them.
+A tensor that a closed module makes of parameters and constants alone, such as a bias of learned positions, is the same
+for all samples. To send it over a cut with each sample costs more than to make it again (`Deriving`) from its
+parameters, whose gradients are then summed over the units that have them.
 """
 
 import dataclasses
@@ -146,7 +143,7 @@ class Derivation:
     steps: tuple[TapeStep, ...]
     """Functions of weights, constants and what they make themselves (values with negative numbers)."""
     weight_bytes: int
-    """Of the weights that it needs."""
+    """Bytes of the weights that it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +152,7 @@ class Tape:
 
     steps: tuple[TapeStep, ...]
     inputs: tuple[Value, ...]
-    """Of the model, in order."""
+    """Inputs of the model, in order."""
     result: Any
     facts: Mapping[int, Facts]
     """By the value's index."""

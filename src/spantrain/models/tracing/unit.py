@@ -53,7 +53,7 @@ class TracedUnit(UnitModule):
 
     @property
     def class_name(self) -> str:
-        """Of the largest module in it."""
+        """Class of the largest module in it."""
         held = [self.get_submodule(child) for child in self.prefixes]
         sizes = [(sum(p.numel() for p in module.parameters()), type(module).__name__) for module in held]
         return max(sizes, key=lambda entry: entry[0])[1] if sizes else type(self).__name__
