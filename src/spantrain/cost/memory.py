@@ -17,7 +17,7 @@ of both (`Division.splits`); not on the first stage, which goes back at once.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 
 import numpy as np
@@ -52,9 +52,9 @@ class Division:
     """Its place in its tensor-parallel group."""
     state_sharding: StateSharding = StateSharding.NONE
     replicas: int = 1
-    """Of the stage: among how many sharded state is divided."""
+    """Replicas of the stage, among which sharded state is divided."""
     wire_before: WireFormat = WireFormat.NATIVE
-    """On the cut in front of the stage."""
+    """Format on the cut in front of the stage."""
     wire_behind: WireFormat = WireFormat.NATIVE
     recompute: tuple[int, ...] = ()
     """Indices of units that are run again in the backward pass."""
@@ -67,12 +67,12 @@ class Division:
 
     @property
     def gradient_parts(self) -> int:
-        """In how many parts gradients and optimizer state are."""
+        """The number of parts in which gradients and optimizer state are."""
         return 1 if self.state_sharding is StateSharding.NONE else self.replicas
 
     @property
     def parameter_parts(self) -> int:
-        """In how many parts parameters are."""
+        """The number of parts in which parameters are."""
         return self.replicas if self.state_sharding is StateSharding.ZERO3 else 1
 
 
@@ -87,7 +87,7 @@ class MemoryNeed:
     state_bytes: int
     """Parameters, gradients, optimizer state."""
     activation_bytes: int
-    """Of the samples in flight, until W, and of a recomputed unit at work."""
+    """Bytes of the samples in flight, until W, and of a recomputed unit at work."""
     buffer_bytes: int
     """Messages to and from both neighbours."""
     framework_bytes: int
@@ -110,9 +110,9 @@ class HeldSizes:
     activation_bytes_per_sample: int
     """From F to I or B."""
     input_bytes_per_sample: int
-    """Of the message from the stage before; 0 on the first stage."""
+    """The message from the stage before; 0 on the first stage."""
     output_gradient_bytes_per_sample: int
-    """Of the message from the stage after; 0 on the last stage."""
+    """The message from the stage after; 0 on the last stage."""
     deferred_bytes_per_sample: int | None = None
     """From I to W; None: what is held before."""
     again_bytes_per_sample: int = 0
@@ -146,7 +146,7 @@ class HeldBytes:
     optimizer_bytes: int
     framework_bytes: int
     activation_bytes: int
-    """Of samples in flight."""
+    """Bytes of samples in flight."""
     received_bytes: int
     """Messages that have begun to arrive and that no action has used up."""
     sending_bytes: int
@@ -155,15 +155,7 @@ class HeldBytes:
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.framework_bytes
-            + self.activation_bytes
-            + self.received_bytes
-            + self.sending_bytes
-        )
+        return sum(astuple(self))
 
 
 class MemoryCost:

@@ -42,13 +42,13 @@ class PriceTable:
     """What things cost."""
 
     rented_by_kind: Mapping[str, Price]
-    """For an hour of a device."""
+    """Prices of an hour of a device."""
     owned_kinds: frozenset[str]
     """Kinds that cost their electricity only."""
     electricity: Price
-    """For a kilowatt-hour."""
+    """Price of a kilowatt-hour."""
     egress: Price
-    """For a gigabyte (1e9 bytes) that leaves a site with rented devices."""
+    """Price of a gigabyte (1e9 bytes) that leaves a site with rented devices."""
 
     def has(self, kind: str) -> bool:
         """Whether a kind has a price."""
@@ -61,7 +61,7 @@ class Money:
 
     rent_usd: float
     electricity_usd: float
-    """Of owned devices; rents hold that of the others."""
+    """Electricity of owned devices; rents hold that of the others."""
     egress_usd: float
     without_price: tuple[str, ...]
     """Devices whose kind has no price: they are left out of the sums above."""

@@ -67,7 +67,7 @@ class Path:
     """The way from the replicas of one stage to those of another, for bytes divided by their sample shares."""
 
     latency_s: float
-    """Of the slowest pair that talks."""
+    """Latency of the slowest pair that talks."""
     link_s_per_byte: Mapping[str, float]
     """By shared link: seconds that it is busy for one byte of the whole cut (all pairs that cross it together)."""
 

@@ -90,7 +90,7 @@ class StageRings:
     rings: tuple[tuple[str, ...], ...]
     """Devices of each ring in their order; all rings of a stage run at once."""
     bucket_bytes: float
-    """That are summed at once on each ring."""
+    """Bytes that are summed at once on each ring."""
 
     @property
     def hops(self) -> list[tuple[_Link, float]]:

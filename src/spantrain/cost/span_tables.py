@@ -35,7 +35,7 @@ Sides = Sequence[tuple[str, float]]
 _ONE_BY_ONE_UP_TO = 64
 """Samples, up to which each is given to the device that would end soonest with it; more go in proportion to speed."""
 _MANY_BYTES = 64 * 2**20
-"""Of a sum in which bytes weigh more than latency."""
+"""A sum in which bytes weigh more than latency."""
 
 
 def over_spans(sums: Array) -> Array:
@@ -183,13 +183,13 @@ class HopRates(NamedTuple):
     """The way in one direction; rates are seconds for one byte of the whole cut."""
 
     latency_s: float
-    """Of the slowest pair that talks."""
+    """Latency of the slowest pair that talks."""
     busiest: float
-    """On the busiest link or port."""
+    """Rate of the busiest link or port."""
     out_port: float
-    """On the senders' busiest port; 0 if all stays inside hosts."""
+    """Rate of the senders' busiest port; 0 if all stays inside hosts."""
     in_port: float
-    """On the receivers' busiest port."""
+    """Rate of the receivers' busiest port."""
 
 
 def hop_rates(
@@ -219,7 +219,7 @@ class RingRate(NamedTuple):
     """A ring sum."""
 
     latency_s: float
-    """Of a sum of nothing."""
+    """Seconds of a sum of nothing."""
     s_per_byte: float
 
     @classmethod

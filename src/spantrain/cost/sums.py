@@ -86,7 +86,7 @@ _MIB = 2**20
 _DDP_CAPS_MIB = (5, 10, 25, 50, 100, 200, 400)
 _DEEPSPEED_BYTES = 4 * 500_000_000
 _PARTS = 16
-"""In how many buckets a stage's gradients are tried at least, but for those of the default size."""
+"""Buckets in which a stage's gradients are tried at least, but for those of the default size."""
 
 
 def nccl_between(devices: Sequence[Device]) -> bool:

@@ -30,7 +30,7 @@ class StageShape:
     units: range
     devices: tuple[str, ...]
     shares: tuple[int, ...] | None = None
-    """Of the samples, for each replica; None: equal ones."""
+    """Each replica's share of the samples; None: equal ones."""
     degrees: tuple[int, ...] | None = None
     """Devices of each replica's tensor-parallel group, which follow each other; None: every device is a replica."""
     state_sharding: StateSharding = StateSharding.NONE
@@ -53,7 +53,7 @@ class Assembler:
         self.profile, self.job = request.profile, request.job
         self.step_cost = StepCost(self.profile, self.job.dtype)
         self.spans = SpanTables(self.profile, self.job.optimizer, self.job.dtype)
-        """For static schedules, which go back at once."""
+        """The table for static schedules, which go back at once."""
         self.units, self.memory = self.spans.units, self.spans.memory
 
     @cached_property

@@ -23,9 +23,9 @@ _MAX_ROUNDS = 12
 _MAX_DEVICES = 32
 """Plans of more are not changed one stage at a time: each simulation is slow."""
 _PARTS_OF_LIMITS = (1.0, 0.5, 0.25, 0.0)
-"""Of its in-flight limits, at which a plan that does not fit is tried; never under one micro-batch."""
+"""Parts of its in-flight limits at which a plan that does not fit is tried; never under one micro-batch."""
 _IMPROVED = 2
-"""Of the plans that fit, so many are tried."""
+"""How many of the plans that fit are tried."""
 _MIN_GAIN = 1e-3
 """A change must make the objective's value smaller by this part of it."""
 

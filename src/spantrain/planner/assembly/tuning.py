@@ -62,10 +62,10 @@ class _AlikeReplicas:
 
     replica: Replica
     samples: int
-    """Of its last micro-batch."""
+    """Samples of its last micro-batch."""
     all_s: float
     last_s: float
-    """Of the last micro-batch's backward."""
+    """Seconds of the last micro-batch's backward."""
 
 
 def _works(stage: Stage, op: Op, costs: ReplicaCost) -> list[_AlikeReplicas]:

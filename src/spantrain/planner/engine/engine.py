@@ -28,7 +28,7 @@ from spantrain.schedule.registry import schedule_names
 from spantrain.sim.search.search import SearchEffort
 
 _BOUNDARIES = 6
-"""Of more slow boundaries than that, the slowest are told of."""
+"""The most slow boundaries that are told of, the slowest first."""
 _METHOD = "event simulation of the plan's own schedule with the profile's times"
 _RESCHEDULED = 3
 """How many of a strategy's best are tried with other schedules, where that is asked for."""
@@ -41,11 +41,11 @@ _ORDER_MAY_GAIN = 1.25
 _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT = SearchEffort(max_runs=60, max_actions=60_000)
-"""For the order of a plan: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
+"""What an order of work is searched with: with more, plans came out the same (`benchmarks/planner_speed.py`)."""
 _MORE_ORDERED, _ORDER_OFTEN_GAINS = 1, 1.04
-"""Of the default strategy, orders are searched for so many more plans that are at most that much over its best."""
+"""How many more plans of the default strategy have their orders searched, and by how much they may be over its best."""
 _EFFORT_MORE = SearchEffort(max_runs=12, max_actions=12_000)
-"""For the order of these."""
+"""What the orders of these are searched with."""
 
 
 def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None) -> PlanOutcome:

@@ -48,7 +48,7 @@ class StrategyFigures:
     """Why its plan is chosen only if no other can be: training cannot do all of it yet."""
     step_s: float | None = None
     own_estimate_s: float | None = None
-    """By the strategy's own cost model."""
+    """What the strategy's own cost model says."""
     samples_per_s: float | None = None
     money_per_step: float | None = None
     """US dollars; None where a device has no price."""
@@ -57,7 +57,7 @@ class StrategyFigures:
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """By device."""
     peak_memory_share: float | None = None
-    """Of the fullest device."""
+    """The fullest device's."""
     search_s: float
     """Seconds until its best plan was known, simulations included."""
     devices_used: int = 0

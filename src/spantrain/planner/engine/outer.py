@@ -30,7 +30,7 @@ _ALL_SETS_UP_TO = 8
 _ALL_PAIRS_UP_TO = 64
 """Devices of a described cluster, up to which the network between all of them is compared."""
 _OF_SITE, _OF_HOST = 2, 2
-"""Of more, so many hosts of a site, and devices of a host, stand for the others: their links are alike."""
+"""How many hosts of a site, and devices of a host, stand for the others: their links are alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ Evaluated = tuple[Plan, Evaluation]
 PairRates = Mapping[frozenset[str], float]
 """Samples per second by two groups."""
 _TRIED = 2
-"""Of the plans inside a group, so many of the fastest are tried with the group's part of the batch."""
+"""How many of the fastest plans inside a group are tried with the group's part of the batch."""
 _SEARCHED = 4
 """Plans that a group's own search proposes: where nothing inside it was simulated, or it may be chosen."""
 _SEARCHED_UP_TO = 32
@@ -193,7 +193,7 @@ class LocalPlans:
 
     @property
     def samples_per_s(self) -> float:
-        """Of the fastest plan."""
+        """What its fastest plan does."""
         return self.plans[0][1].samples_per_s
 
     @property

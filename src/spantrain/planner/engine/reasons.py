@@ -13,7 +13,7 @@ Evaluated = tuple[Plan, Evaluation]
 
 _MANY_TIMES = 3.0
 _NAMED = 8
-"""Of more devices than that, only the first few are named."""
+"""Devices, up to which all of them are named."""
 
 
 def choices(ranked: Sequence[Evaluated], objective: Objective) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ the least that can be left of the gradient sum behind the last backward; samples
 one, else 0; what the objective counts beside time; seconds of F, I, W of a full span on the slowest replica; what is
 likely left of the gradient sum."""
 _LIKELY_BUCKETS = 8
-"""Of a sum beside the last backward, one of so many is taken to be left in any case."""
+"""Buckets of a sum beside the last backward, of which one is taken to be left in any case."""
 
 _ONE_BY_ONE_UP_TO = 64
 

@@ -25,13 +25,13 @@ class Weights:
     """Weights of one objective on one cluster."""
 
     second: float
-    """Of a second of the step, whatever is used."""
+    """Weight of a second of the step, whatever is used."""
     second_by_device: Mapping[str, float]
-    """Of a second of the step for each device in use."""
+    """Weight of a second of the step for each device in use."""
     busy_by_device: Mapping[str, float]
-    """Of a second in which the device computes."""
+    """Weight of a second in which the device computes."""
     byte_by_pair: Mapping[tuple[str, str], float]
-    """Of a byte from one site to another."""
+    """Weight of a byte from one site to another."""
     site_by_device: Mapping[str, str]
 
     @cached_property
@@ -109,7 +109,7 @@ def _of_byte(
 
 
 _WORTH = 1.01
-"""By more than that a plan must be better to have tensors divided or cuts rounded."""
+"""Factor by which a plan must be better to have tensors divided or cuts rounded."""
 _NO_PRICE = 10.0
 """How much is broken, relative to a limit on money, where the money is not known."""
 
@@ -121,7 +121,7 @@ class Score:
     broken: float
     """By how much limits are broken, each relative to itself; 0 if none is."""
     value: float
-    """Of the objective."""
+    """The objective's value."""
 
     def is_clearly_under(self, other: "Score") -> bool:
         """Whether it is better by enough to pay for what has to be allowed by name."""

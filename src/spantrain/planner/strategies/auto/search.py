@@ -26,7 +26,7 @@ _SET_UP = 200
 _BUILT = 20
 """What a plan costs that is built and then not simulated."""
 _SHARES_OF_BEST = 3
-"""Of so many of the best neighbours also cuts and shares are varied."""
+"""How many of the best neighbours have their cuts and shares varied, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

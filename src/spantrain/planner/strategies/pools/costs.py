@@ -49,7 +49,7 @@ class PoolPlan:
     micro_batch: int
     """Samples of one replica at a time."""
     micro_batches: int
-    """Of each replica in a step."""
+    """Micro-batches of each replica in a step."""
     stages: tuple[PoolStage, ...]
     estimate_s: float = 0.0
     """What the search expects of it."""
@@ -99,16 +99,16 @@ class HopSeconds(NamedTuple):
     """
 
     lower_forward_s: Array
-    """For which the sender of an activation is kept from its next action."""
+    """Seconds for which the sender of an activation is kept from its next action."""
     upper_forward_s: Array
-    """For which its receiver is."""
+    """Seconds for which its receiver is."""
     upper_backward_s: Array
     lower_backward_s: Array
     delay_forward_s: Array
     """From the end of the sending action until the receiver may begin, when no device is kept."""
     delay_backward_s: Array
     link_s: Array
-    """For which the busier direction of the link is taken."""
+    """Seconds for which the busier direction of the link is taken."""
 
 
 class PoolCosts(Protocol):
@@ -178,7 +178,7 @@ class PoolCosts(Protocol):
 
 
 _ROUGHLY = 1.25
-"""By how much a guess may be wrong."""
+"""Factor by which a guess may be wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)

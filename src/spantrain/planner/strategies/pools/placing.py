@@ -20,7 +20,7 @@ class StageSeconds(NamedTuple):
     forward_s: float
     backward_s: float
     hold_forward_s: float = 0.0
-    """For which it is kept after a forward, while the next stage may begin."""
+    """Seconds for which it is kept after a forward, while the next stage may begin."""
     hold_backward_s: float = 0.0
     delay_up_s: float = 0.0
     """Until the stage after it may begin with what it sent."""
@@ -28,7 +28,7 @@ class StageSeconds(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """For which a micro-batch keeps it."""
+        """Seconds for which a micro-batch keeps it."""
         return self.forward_s + self.backward_s + self.hold_forward_s + self.hold_backward_s
 
 

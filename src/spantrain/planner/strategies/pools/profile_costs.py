@@ -46,7 +46,7 @@ class ProfilePools:
         """
         self.inside_hosts = inside_hosts
         self.schedule = "1f1b" if request.restriction is Restriction.MEGATRON else request.job.schedule
-        """Of the plans."""
+        """The plans' order of work."""
         self._profile, self._job, self._most_degree = request.profile, request.job, most_degree
         self._graph = request.profile.graph.units
         self.global_batch, self.units = request.job.global_batch, len(self._graph)

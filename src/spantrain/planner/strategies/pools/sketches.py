@@ -23,7 +23,7 @@ _DEEP = 12
 """Stages from the end from which on it is no more asked how much less fits."""
 _MAX_OPTIONS = {1: 10_000, 2: 64, 3: 14}
 _MAX_COMBINATIONS, _MAX_SORTS = 4000, 11
-"""Of counts of more sorts than three, each with two options at least; of so many sorts at most, the fastest."""
+"""Counts of more sorts than three, each with two options at least, and the most sorts, of which the fastest stay."""
 _MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
 
@@ -45,11 +45,11 @@ class _Sort:
     replicas: int
     work_s: float
     messages_s: float
-    """Of a stage inside the pipeline."""
+    """Seconds of messages of a stage inside the pipeline."""
     fitting: Array
     """Entry k: how many units k stages of it can hold at most."""
     usd_per_s: float
-    """Of a replica."""
+    """US dollars of a replica's second."""
 
     def options(self, width: int, units: int, most: int) -> Array:
         """Return numbers of stages to try, not more than so many of them."""
@@ -64,7 +64,7 @@ class _StageCounts:
     """Counts of stages, with what perfect cuts would take."""
 
     value: float
-    """Of the goal."""
+    """What the goal wants to be little."""
     tier: int
     step_s: float
     usd: float

@@ -66,7 +66,7 @@ _MAX_DEVICES = 128
 _NEARLY = 1.5
 """Ways of a group that take so much longer alone are not looked at together with the others."""
 _TOO_MUCH_S = 1e9
-"""For each unit that does not fit where it is: more than any step."""
+"""What each unit that does not fit where it is costs: more than any step."""
 
 
 def spantrain(request: PlanRequest) -> tuple[Proposal, ...]:

@@ -56,7 +56,7 @@ class Slot:
 Way = tuple[Slot, ...]
 Devices = tuple[str, ...]
 Capacity = Callable[[str], float]
-"""Of a device, by name: steps per second if it held the whole model."""
+"""A device's steps per second, by name, if it held the whole model."""
 
 
 def symmetric_ways(devices: Devices, *, pipelines: bool, tensors: bool) -> tuple[Way, ...]:
@@ -198,9 +198,9 @@ class Beam:
 
     units: int
     capacities: Sequence[float]
-    """Of the first-level groups, in steps per second if each held the whole model."""
+    """Steps per second of each first-level group if it held the whole model."""
     work: Sequence[float]
-    """Of each unit; any scale."""
+    """Work of each unit; any scale."""
     seed: int = 0
 
     def run(self, value_s: Callable[[Arrangement], float]) -> list[tuple[float, Arrangement]]:
