@@ -56,7 +56,6 @@ class Joined:
 
     samples: Mapping[str, int]
     """By group."""
-    exchange: OuterExchange
     samples_per_s: float
     """If a group's speed were the same for its part as for the whole global batch."""
 
@@ -164,8 +163,7 @@ def best_join(
         exchange = exchange_of(network, [leaders[name] for name in chosen], parameter_bytes)
         step_s = max(count / speeds[name] for name, count in zip(chosen, samples, strict=True))
         rate = inner_steps * global_batch / (inner_steps * step_s + exchange.seconds)
-        joined = Joined(samples=dict(zip(chosen, samples, strict=True)), exchange=exchange, samples_per_s=rate)
-        found.append(joined)
+        found.append(Joined(samples=dict(zip(chosen, samples, strict=True)), samples_per_s=rate))
     return max(found, key=lambda joined: joined.samples_per_s, default=None)
 
 
@@ -225,9 +223,8 @@ def local_plans(
     inside = _inside(groups, seen)
     found = []
     for group in groups:
-        devices = (
-            tuple(name for name in group.devices if name in within) if len(group.devices) <= _SEARCHED_UP_TO else ()
-        )
+        few = len(group.devices) <= _SEARCHED_UP_TO
+        devices = tuple(name for name in group.devices if name in within) if few else ()
         plans = inside[group.name]
         if not plans and devices and len(groups) > 1:
             plans = _fitting(_proposed(profile, job, devices), evaluate)
@@ -253,10 +250,7 @@ def join_groups(
     able = {entry.group.name: entry for entry in local if entry.plans}
     if len(able) < 2:
         return None
-    network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
-    speeds = {name: entry.samples_per_s for name, entry in able.items()}
-    leaders = {name: entry.leader for name, entry in able.items()}
-    joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
+    joined = _join_of(profile, job, able.values(), inner_steps)
     if joined is None:
         return None
     plans = {}
@@ -266,7 +260,8 @@ def join_groups(
         if found is None:
             return None
         plans[name] = found
-    exchange = exchange_of(network, [plan.devices[0] for plan, _ in plans.values()], parameter_bytes)
+    leaders = [plan.devices[0] for plan, _ in plans.values()]
+    exchange = exchange_of(NetworkCost(profile), leaders, profile.graph.parameter_bytes)
     outer = _described(plans, exchange, inner_steps, job.global_batch)
     reason = _not_to_be_chosen(profile, constraints, outer) if allowed else _NOT_ALLOWED
     return OuterOutcome(outer=replace(outer, allowed=allowed, reason=reason), plans=plans)
@@ -278,15 +273,18 @@ def pair_rates(profile: Profile, job: JobSpec, local: Sequence[LocalPlans], inne
     Each group is taken to be as fast with its part of the global batch as with all of it. Groups without a plan are
     left out.
     """
-    network, parameter_bytes = NetworkCost(profile), profile.graph.parameter_bytes
-    found = {}
-    for pair in combinations([entry for entry in local if entry.plans], 2):
-        speeds = {entry.group.name: entry.samples_per_s for entry in pair}
-        leaders = {entry.group.name: entry.leader for entry in pair}
-        joined = best_join(network, speeds, leaders, parameter_bytes, job.global_batch, inner_steps)
-        if joined is not None:
-            found[frozenset(speeds)] = joined.samples_per_s
-    return found
+    pairs = combinations([entry for entry in local if entry.plans], 2)
+    joined = {frozenset(e.group.name for e in pair): _join_of(profile, job, pair, inner_steps) for pair in pairs}
+    return {names: found.samples_per_s for names, found in joined.items() if found is not None}
+
+
+def _join_of(profile: Profile, job: JobSpec, local: Iterable[LocalPlans], inner_steps: int) -> Joined | None:
+    """Return the best of some groups, by their fastest plans."""
+    entries = list(local)
+    speeds = {entry.group.name: entry.samples_per_s for entry in entries}
+    leaders = {entry.group.name: entry.leader for entry in entries}
+    size_bytes = profile.graph.parameter_bytes
+    return best_join(NetworkCost(profile), speeds, leaders, size_bytes, job.global_batch, inner_steps)
 
 
 def slow_boundaries(profile: Profile, local: Sequence[LocalPlans], most: int) -> tuple[Boundary, ...]:
