@@ -37,7 +37,7 @@ def measure(setting: Setting, seed: int) -> list[Row]:
             "activations": (there(form), _same),
             "gradients, nearest": (_same, _nearest(form)),
         }
-        if form.codec.block_numbers is not None:
+        if getattr(form.codec, "block_numbers", None) is not None:
             ways["gradients, error feedback"] = (_same, back(form))
             ways["activations, error feedback"] = (back(form), _same)
         for what, (forward, backward) in ways.items():

@@ -26,9 +26,9 @@ from spantrain.runtime.control.requests import REQUESTS
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
-from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter
+from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter
 from spantrain.transport.control.protocol import PROTOCOL_VERSION, RemoteRefusal, decode, unwrap
-from spantrain.transport.control.services import Denied, JoinService
+from spantrain.transport.control.services import JoinService
 
 LIMIT_BYTES = 8 * 2**20
 MESSAGE = {"connection": 1, "events": [{"kind": "x", "at": [1.5, None]}], "body": b"xy", "name": "a"}
@@ -76,7 +76,7 @@ def _join_request(chance: Random) -> bytes:
 
 def _joined(body: bytes, _folder: Path) -> object:
     token, authority, _ = _authority()
-    desk = JoinService(
+    service = JoinService(
         token=token,
         authority=authority,
         members=Members(max_peers=2, calls_per_peer=1),
@@ -84,7 +84,7 @@ def _joined(body: bytes, _folder: Path) -> object:
         refusals=RefusalCounter(),
         throttle=JoinThrottle(attempts=10**9, window_s=1.0),
     )
-    return unwrap(desk.answer(body, source="10.0.0.1", now_s=0.0, control=Address(host="h", port=1)))
+    return unwrap(service.answer(body, source="10.0.0.1", now_s=0.0, control=Address(host="h", port=1)))
 
 
 # What messages hold.

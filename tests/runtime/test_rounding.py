@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from spantrain.core.units import TensorSpec, Unit
 from spantrain.errors import ProtocolError
+from spantrain.formats.codec import BlockCodec
 from spantrain.formats.registry import WireFormat
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 
 NUMBERS = st.builds(lambda digits, power: digits * 2.0**power, st.integers(-(2**24), 2**24), st.integers(-90, 90))
-IN_ROWS = [one for one in WireFormat if one.codec.in_rows]
+IN_ROWS = [one for one in WireFormat if isinstance(one.codec, BlockCodec)]
 STEP = {WireFormat.INT8: 1 / 253, WireFormat.INT4: 1 / 13.9}
 """How far off a number may be, as a part of the largest one of its block."""
 

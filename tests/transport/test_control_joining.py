@@ -25,9 +25,9 @@ from spantrain.transport.control import client as client_module
 from spantrain.transport.control import credentials as credentials_module
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Authority, JoinToken, ServerIdentity, WorkerIdentity, pem_of_der
+from spantrain.transport.control.members import Denied
 from spantrain.transport.control.protocol import channel_options, decode, encode, method_path, server_options
 from spantrain.transport.control.server import ControlServer
-from spantrain.transport.control.services import Denied
 
 MIB = 2**20
 

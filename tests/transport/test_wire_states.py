@@ -14,7 +14,7 @@ from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
 from spantrain.transport.connection.links import AcceptedLink, DialledLink, PeerLink
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
-from spantrain.transport.mailbox.exchange import Exchange, PeerState
+from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.loop import MailboxLoop, MailboxSender
@@ -22,7 +22,7 @@ from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage, Pace
 from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
 
-Dialled = DialledLink[PeerState]
+Dialled = DialledLink[MailboxPeer]
 NOTHING = ((0, ()), (0, ()))
 NOWHERE = "tcp://127.0.0.1:9"
 
@@ -70,12 +70,12 @@ def test_whose_name_sorts_first_dials_and_so_does_who_cannot_be_dialled() -> Non
     assert not hidden.peers["b"].dials
 
 
-class Noted(PeerLink[PeerState]):
+class Noted(PeerLink[MailboxPeer]):
     """Notes by which connection each frame leaves."""
 
     connections = 4
 
-    def __init__(self, known: PeerState) -> None:
+    def __init__(self, known: MailboxPeer) -> None:
         super().__init__(known.peer, known)
         self.left: list[tuple[int, bytes]] = []
 

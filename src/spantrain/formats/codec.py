@@ -6,7 +6,7 @@ gradients of any size keep theirs. A block with a number that is not finite has 
 arrives finite: divergence is still seen.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -47,14 +47,7 @@ def frame_bytes(dimensions: int) -> int:
 
 
 class WireCodec:
-    """A wire format; this one sends numbers as they are, and others say in what they differ.
-
-    `in_rows`: whether each sample of a tensor is sent as a row of bytes (codes, scales, and what the tensor was).
-    """
-
-    in_rows = False
-    block_numbers: int | None = None
-    """Numbers that share a scale; None: those of a sample."""
+    """A wire format; this one sends numbers as they are, and others say in what they differ."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,22 +79,6 @@ class WireCodec:
     def read(self, sent: "Tensor", numbers: int) -> "Tensor":  # noqa: ARG002
         """Return so many numbers of what `write` wrote, in float32."""
         return sent.float()
-
-    def code_bytes(self, numbers: int) -> int:
-        """Return the bytes of so many numbers in a row, without scales; they begin a block."""
-        raise NotImplementedError(f"{self.name} is not sent in rows")
-
-    def row_bytes(self, numbers: int, dimensions: int) -> int:
-        """Return the bytes of the row that one sample of a floating-point tensor would be sent as."""
-        return self.entries(numbers) + frame_bytes(dimensions)
-
-    def encode(self, numbers: "Tensor", codes: "Tensor", scales: "Tensor") -> None:
-        """Write the codes and scales of rows."""
-        raise NotImplementedError(f"{self.name} is not sent in rows")
-
-    def decode(self, codes: "Tensor", scales: "Tensor", numbers: int) -> "Tensor":
-        """Return the numbers of rows, float32, [samples, numbers]."""
-        raise NotImplementedError(f"{self.name} is not sent in rows")
 
 
 class CastCodec(WireCodec):
@@ -136,14 +113,26 @@ class CastCodec(WireCodec):
         return found
 
 
-class BlockCodec(WireCodec):
-    """Numbers as codes in rows, with a scale for each block; a subclass says what codes and scales are."""
+class BlockCodec(WireCodec, ABC):
+    """Each sample of a tensor as a row of bytes: codes, a scale for each block, and what the tensor was.
 
-    in_rows = True
+    A subclass says what codes and scales are.
+    """
+
+    block_numbers: int | None = None
+    """Numbers that share a scale; None: those of a sample."""
 
     def sent_type(self, dtype: str) -> str:
         """Return the type that a tensor of a type is sent as, if that takes fewer bytes."""
         return "uint8" if dtype in ROUNDED_DTYPES else dtype
+
+    @abstractmethod
+    def code_bytes(self, numbers: int) -> int:
+        """Return the bytes of so many numbers in a row, without scales; they begin a block."""
+
+    def row_bytes(self, numbers: int, dimensions: int) -> int:
+        """Return the bytes of the row that one sample of a floating-point tensor would be sent as."""
+        return self.entries(numbers) + frame_bytes(dimensions)
 
     def entries(self, numbers: int) -> int:
         """Return the bytes of so many numbers in a row, with their scales."""

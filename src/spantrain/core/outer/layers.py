@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from spantrain.errors import UsageError
-from spantrain.formats.codec import DTYPE_BYTES
+from spantrain.formats.codec import DTYPE_BYTES, BlockCodec
 from spantrain.formats.registry import WireFormat
 
 PARAMETER_TYPES: Mapping[str, int] = {name: DTYPE_BYTES[name] for name in ("bfloat16", "float16", "float32", "float64")}
@@ -84,7 +84,7 @@ class ParameterSpec:
         """
         codec = wire_format.codec
         dtype = codec.sent_type(self.dtype)
-        if not codec.in_rows or dtype == self.dtype:
+        if not isinstance(codec, BlockCodec) or dtype == self.dtype:
             return replace(self, dtype=dtype)
         pieces, rest = divmod(self.numbers, PIECE_NUMBERS)
         size_bytes = pieces * codec.entries(PIECE_NUMBERS) + codec.entries(rest)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spantrain.errors import ProtocolError
-from spantrain.formats.codec import ROUNDED_DTYPES, WireCodec, frame_bytes
+from spantrain.formats.codec import ROUNDED_DTYPES, BlockCodec, frame_bytes
 from spantrain.formats.registry import WireFormat
 
 Tensors = tuple[Tensor, ...]
@@ -27,9 +27,8 @@ _DTYPES = (torch.uint8, *(getattr(torch, name) for name in ROUNDED_DTYPES))
 
 def for_wire(tensors: Tensors, wire_format: WireFormat) -> Tensors:
     """Return tensors as they are sent; the first dimension of each is its samples, before and after."""
-    if not wire_format.codec.in_rows:
-        return wire_format.codec.send(tensors)
-    return tuple(_in_rows(tensor, wire_format.codec) for tensor in tensors)
+    codec = wire_format.codec
+    return tuple(_in_rows(one, codec) for one in tensors) if isinstance(codec, BlockCodec) else codec.send(tensors)
 
 
 def from_wire(tensors: Tensors, wire_format: WireFormat, device: torch.device | None = None) -> Tensors:
@@ -41,9 +40,10 @@ def from_wire(tensors: Tensors, wire_format: WireFormat, device: torch.device | 
     Raises:
         ProtocolError: a row is not as long as it says.
     """
-    if not wire_format.codec.in_rows:
-        return wire_format.codec.receive(tensors)
-    return tuple(_from_rows(tensor, wire_format.codec, device or tensor.device) for tensor in tensors)
+    codec = wire_format.codec
+    if not isinstance(codec, BlockCodec):
+        return codec.receive(tensors)
+    return tuple(_from_rows(tensor, codec, device or tensor.device) for tensor in tensors)
 
 
 class ErrorFeedback:
@@ -67,11 +67,11 @@ class ErrorFeedback:
     def for_wire(self, tensors: Tensors, wire_format: WireFormat) -> Tensors:
         """Return gradients as they are sent; see `for_wire` outside."""
         codec = wire_format.codec
-        if codec.block_numbers is None:
+        if not isinstance(codec, BlockCodec) or codec.block_numbers is None:
             return for_wire(tensors, wire_format)
         return tuple(self._in_rows(number, tensor, codec) for number, tensor in enumerate(tensors))
 
-    def _in_rows(self, number: int, tensor: Tensor, codec: WireCodec) -> Tensor:
+    def _in_rows(self, number: int, tensor: Tensor, codec: BlockCodec) -> Tensor:
         if not _is_rounded(tensor, codec):
             return _in_rows(tensor, codec)
         wanted = tensor.detach().reshape(tensor.shape[0], -1).float()
@@ -90,7 +90,7 @@ class ErrorFeedback:
         return rows
 
 
-def _in_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
+def _in_rows(tensor: Tensor, codec: BlockCodec) -> Tensor:
     samples = tensor.shape[0]
     if tensor.dtype is torch.uint8:
         return torch.cat((tensor.reshape(samples, -1), _frames(tensor, samples)), dim=1)
@@ -101,7 +101,7 @@ def _in_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
     return rows
 
 
-def _is_rounded(tensor: Tensor, codec: WireCodec) -> bool:
+def _is_rounded(tensor: Tensor, codec: BlockCodec) -> bool:
     """Return whether a tensor's numbers are sent in rows: if that takes fewer bytes."""
     if tensor.dtype not in _DTYPES[1:]:
         return False
@@ -109,7 +109,7 @@ def _is_rounded(tensor: Tensor, codec: WireCodec) -> bool:
     return codec.row_bytes(numbers, tensor.dim() - 1) < numbers * tensor.element_size()
 
 
-def _empty_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
+def _empty_rows(tensor: Tensor, codec: BlockCodec) -> Tensor:
     """Return rows for a tensor with nothing but what they end with."""
     length = codec.row_bytes(math.prod(tensor.shape[1:]), tensor.dim() - 1)
     rows = torch.empty(tensor.shape[0], length, dtype=torch.uint8, device=tensor.device)
@@ -117,7 +117,7 @@ def _empty_rows(tensor: Tensor, codec: WireCodec) -> Tensor:
     return rows
 
 
-def _parts(rows: Tensor, tensor: Tensor, codec: WireCodec) -> tuple[Tensor, Tensor]:
+def _parts(rows: Tensor, tensor: Tensor, codec: BlockCodec) -> tuple[Tensor, Tensor]:
     """Return where in rows the codes and the scales of a tensor are."""
     scales_at = codec.code_bytes(math.prod(tensor.shape[1:]))
     return rows[:, :scales_at], rows[:, scales_at : rows.shape[1] - frame_bytes(tensor.dim() - 1)]
@@ -130,7 +130,7 @@ def _frames(tensor: Tensor, samples: int) -> Tensor:
     return torch.cat((sizes, what)).to(tensor.device).expand(samples, -1)
 
 
-def _from_rows(rows: Tensor, codec: WireCodec, device: torch.device) -> Tensor:
+def _from_rows(rows: Tensor, codec: BlockCodec, device: torch.device) -> Tensor:
     if rows.dtype is not torch.uint8:
         return rows
     shape, dtype = _read_frame(rows)

@@ -8,6 +8,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import grpc
+
 from spantrain.core.names import is_member_name
 from spantrain.errors import UsageError
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -168,6 +170,15 @@ class JoinThrottle:
                 self._failures.popitem(last=False)
 
 
+class Denied(Exception):
+    """A request that gets a gRPC status instead of an answer."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
 class RefusalCounter:
     """How often each reason was given for a refusal, from any thread."""
 
@@ -179,6 +190,11 @@ class RefusalCounter:
         """Count one refusal."""
         with self._lock:
             self._counts[reason] += 1
+
+    def denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
+        """Count one refusal, and return what to raise for it."""
+        self.add(reason)
+        return Denied(code, text)
 
     def snapshot(self) -> Mapping[str, int]:
         """Return the counts so far."""

@@ -18,7 +18,7 @@ import grpc
 from spantrain.errors import UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials, ServerIdentity, der_of_pem
-from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter
+from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter
 from spantrain.transport.control.protocol import (
     JOIN,
     JOIN_REQUEST_LIMIT_BYTES,
@@ -26,7 +26,7 @@ from spantrain.transport.control.protocol import (
     method_path,
     server_options,
 )
-from spantrain.transport.control.services import CallDispatcher, Denied, Handler, JoinService
+from spantrain.transport.control.services import CallDispatcher, Handler, JoinService
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 """(body, what gRPC knows of the caller) -> answer; may raise Denied."""

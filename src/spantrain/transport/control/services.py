@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ import grpc
 from spantrain.errors import ProtocolError, SpanTrainError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Authority, JoinToken, certificate_digest
-from spantrain.transport.control.members import JoinThrottle, Members, RefusalCounter, TooManyCalls, check_name
+from spantrain.transport.control.members import Denied, JoinThrottle, Members, RefusalCounter, TooManyCalls, check_name
 from spantrain.transport.control.protocol import (
     HELLO,
     JOIN_REQUEST_LIMIT_BYTES,
@@ -26,23 +25,6 @@ from spantrain.transport.control.protocol import (
 
 Handler = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(authenticated device name, payload) -> answer. May block; may raise RemoteRefusal."""
-
-
-class Denied(Exception):
-    """A request that gets a gRPC status instead of an answer."""
-
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
-
-
-@dataclass(frozen=True, kw_only=True)
-class _JoinRequest:
-    version: int
-    request_der: bytes
-    proof: bytes
-    facts: dict[str, Any]
 
 
 class JoinService:
@@ -73,53 +55,47 @@ class JoinService:
         """
         wait_s = self._throttle.wait_s(now_s, source)
         if wait_s > 0:
-            raise self._denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
+            raise self._refusals.denied("throttled", grpc.StatusCode.RESOURCE_EXHAUSTED, f"wait {wait_s:.0f} s")
         try:
-            request = _read_join_request(body)
+            version, request_der, proof, facts = _read_join_request(body)
         except ProtocolError as error:
-            raise self._denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         # Nothing else is looked at before the proof: who cannot show it gets no further than this line.
-        if not self._token.accepts(request.request_der, request.proof):
+        if not self._token.accepts(request_der, proof):
             self._throttle.record_failure(now_s, source)
-            raise self._denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+            raise self._refusals.denied("wrong_token", grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         try:
-            return self._admit(request, control)
+            return self._admit(version, request_der, facts, control)
         except SpanTrainError as error:
             self._refusals.add("join_refused")
             return wrap_refusal(str(error))
 
-    def _admit(self, request: _JoinRequest, control: Address) -> bytes:
-        if request.version != PROTOCOL_VERSION:
+    def _admit(self, version: int, request_der: bytes, facts: dict[str, Any], control: Address) -> bytes:
+        if version != PROTOCOL_VERSION:
             raise RemoteRefusal(
-                f"it speaks version {request.version} of the control protocol, the coordinator {PROTOCOL_VERSION}: "
+                f"it speaks version {version} of the control protocol, the coordinator {PROTOCOL_VERSION}: "
                 "install the same SpanTrain on both"
             )
-        signing_request, name = self._authority.read_request(request.request_der)
+        signing_request, name = self._authority.read_request(request_der)
         check_name(name)
         seat = self._members.reserve(name)
-        joined = False
         try:
-            welcome = self._on_join(name, request.facts)
+            welcome = self._on_join(name, facts)
             certificate_der = self._authority.sign(signing_request, name)
             # A TCP host is known to the worker already, and by a name that works from where it is.
             where = {"path": control.path} if control.path else {"port": control.port}
             message = wrap_answer({"certificate": certificate_der, "control": where, "welcome": welcome})
             self._members.admit(seat, certificate_digest(certificate_der))
-            joined = True
-        finally:
-            if not joined:
-                self._members.abandon(seat)
+        except BaseException:
+            self._members.abandon(seat)
+            raise
         return message
 
-    def _denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
-        self._refusals.add(reason)
-        return Denied(code, text)
 
-
-def _read_join_request(body: bytes) -> _JoinRequest:
+def _read_join_request(body: bytes) -> tuple[int, bytes, bytes, dict[str, Any]]:
     match decode(body, limit_bytes=JOIN_REQUEST_LIMIT_BYTES):
         case {"version": int(version), "request": bytes(request), "proof": bytes(proof), "facts": dict(facts)}:
-            return _JoinRequest(version=version, request_der=request, proof=proof, facts=facts)
+            return version, request, proof, facts
         case other:
             raise ProtocolError(f"a request to join needs version, request, proof and facts, got {sorted(other)}")
 
@@ -148,17 +124,18 @@ class CallDispatcher:
         """
         name = self._members.name_of(certificate_digest(certificate_der)) if certificate_der else None
         if name is None:
-            raise self._denied("unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more")
+            raise self._refusals.denied(
+                "unknown_peer", grpc.StatusCode.UNAUTHENTICATED, "not a member of this run any more"
+            )
         try:
             with self._members.calling(name), self._counted(f"{method} of {name}"):
                 payload = decode(body, limit_bytes=MESSAGE_LIMIT_BYTES)
                 return self._handle(self._handlers[method], name, payload)
         except ProtocolError as error:
-            raise self._denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            raise self._refusals.denied("malformed", grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
         except TooManyCalls:
-            raise self._denied(
-                "too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} has too many calls running at once"
-            ) from None
+            told = f"{name} has too many calls running at once"
+            raise self._refusals.denied("too_many_calls", grpc.StatusCode.RESOURCE_EXHAUSTED, told) from None
 
     def _handle(self, handler: Handler, name: str, payload: dict[str, Any]) -> bytes:
         try:
@@ -189,7 +166,3 @@ class CallDispatcher:
                 self._running[what] -= 1
                 self._running += Counter()  # drops the zeros
                 self._changed.notify_all()
-
-    def _denied(self, reason: str, code: grpc.StatusCode, text: str) -> Denied:
-        self._refusals.add(reason)
-        return Denied(code, text)

@@ -21,7 +21,7 @@ _MAX_INTERVALS = 65536
 
 
 @dataclass(kw_only=True, eq=False)
-class PeerState:
+class MailboxPeer:
     """All that is known of one peer, beside the sockets."""
 
     peer: PeerAddress
@@ -71,7 +71,7 @@ class Exchange:
         self.limits = limits
         self.encrypted = encrypted
         self.generation = 0
-        self.peers: dict[str, PeerState] = {}
+        self.peers: dict[str, MailboxPeer] = {}
         self.dirty: set[str] = set()
         self.changed = False
         self.stopped = False
@@ -79,8 +79,8 @@ class Exchange:
         self.condition = threading.Condition()
         self._dialable = dialable
         self._gone: dict[str, PeerCounters] = {}
-        self._arrived: list[tuple[PeerState, Message, int]] = []
-        self._held: list[tuple[PeerState, Message, int]] = []
+        self._arrived: list[tuple[MailboxPeer, Message, int]] = []
+        self._held: list[tuple[MailboxPeer, Message, int]] = []
         self._refused: Counter[str] = Counter()
         self._intervals: deque[SentInterval] = deque(maxlen=_MAX_INTERVALS)
         self._woken = False
@@ -114,7 +114,7 @@ class Exchange:
                 self.peers[name].held_back = False
             self.changed = True
 
-    def _stays(self, known: PeerState, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
+    def _stays(self, known: MailboxPeer, wanted: Mapping[str, PeerAddress], dialable: bool) -> bool:
         peer = wanted.get(known.peer.name)
         if peer is None or peer.public_key != known.peer.public_key or self._dials(peer, dialable) != known.dials:
             return False
@@ -123,11 +123,11 @@ class Exchange:
     def _dials(self, peer: PeerAddress, dialable: bool) -> bool:
         return bool(peer.endpoint) and (not dialable or self.name < peer.name)
 
-    def _introduce(self, peer: PeerAddress, dialable: bool) -> PeerState:
+    def _introduce(self, peer: PeerAddress, dialable: bool) -> MailboxPeer:
         if not dialable and not peer.endpoint:
             raise ValueError(f"neither {self.name} nor {peer.name} can be dialled; give one of them an endpoint")
         inbox = Inbox(peer.name, self.limits, checked=not self.encrypted)
-        known = PeerState(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
+        known = MailboxPeer(peer=peer, dials=self._dials(peer, dialable), held_back=True, inbox=inbox)
         known.counters = self._gone.pop(peer.name, known.counters)
         return known
 
@@ -148,7 +148,7 @@ class Exchange:
         for entry in entries:
             self._place(*entry)
 
-    def _place(self, known: PeerState, message: Message, cost: int) -> None:
+    def _place(self, known: MailboxPeer, message: Message, cost: int) -> None:
         if message.key.generation > self.generation:
             self._held.append((known, message, cost))
         elif message.key.generation < self.generation:
@@ -182,7 +182,7 @@ class Exchange:
             self.dirty.add(peer)
             return True
 
-    def _open(self, peer: str, outgoing: OutgoingMessage) -> PeerState | None:
+    def _open(self, peer: str, outgoing: OutgoingMessage) -> MailboxPeer | None:
         self._check_running()
         if outgoing.key.generation < self.generation:
             return None
@@ -190,7 +190,7 @@ class Exchange:
             raise PeerLostError(f"{self.name}: {peer} is not among the peers of generation {self.generation}")
         return self.peers[peer]
 
-    def _has_room(self, known: PeerState, outgoing: OutgoingMessage) -> bool:
+    def _has_room(self, known: MailboxPeer, outgoing: OutgoingMessage) -> bool:
         held = known.outbox.held_bytes
         return held == 0 or held + outgoing.charge_bytes <= self.limits.send_queue_bytes
 
@@ -234,7 +234,7 @@ class Exchange:
         if first:
             _logger.warning("%s refused from %s: %s (counted from now on)", self.name, source, refusal)
 
-    def begin(self, known: PeerState, greeting: Greeting, *, fresh_link: bool) -> None:
+    def begin(self, known: MailboxPeer, greeting: Greeting, *, fresh_link: bool) -> None:
         """Take what the other side says when a link begins.
 
         `fresh_link`: this side's inbox still is as on the link before (whoever dials has begun anew already).
@@ -248,7 +248,7 @@ class Exchange:
             self.settle(known, known.greeted(greeting))
             self.dirty.add(known.peer.name)
 
-    def take_chunk(self, known: PeerState, chunk: Chunk, data: memoryview) -> None:
+    def take_chunk(self, known: MailboxPeer, chunk: Chunk, data: memoryview) -> None:
         """Take a chunk from the network.
 
         Raises:
@@ -264,14 +264,14 @@ class Exchange:
             self.dirty.add(known.peer.name)
             self.condition.notify_all()
 
-    def take_acknowledgement(self, known: PeerState, acknowledgement: Acknowledgement) -> None:
+    def take_acknowledgement(self, known: MailboxPeer, acknowledgement: Acknowledgement) -> None:
         """Take a peer's word of what it has."""
         with self.condition:
             done, granted_bytes = acknowledgement.done, acknowledgement.granted_bytes
             self.settle(known, known.outbox.acknowledge(done, granted_bytes, time.monotonic()))
             self.dirty.add(known.peer.name)
 
-    def settle(self, known: PeerState, messages: Iterable[OutgoingMessage]) -> None:
+    def settle(self, known: MailboxPeer, messages: Iterable[OutgoingMessage]) -> None:
         """Note messages that the peer has, and let those that wait for room go on."""
         now_s = time.monotonic()
         for outgoing in messages:

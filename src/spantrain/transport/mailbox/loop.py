@@ -25,7 +25,7 @@ from spantrain.transport.connection.links import (
 from spantrain.transport.connection.loop import ConnectionLoop
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.connection.threads import Died
-from spantrain.transport.mailbox.exchange import Exchange, PeerState
+from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.outbox import OutgoingMessage
 from spantrain.transport.mailbox.wire import (
     ACK,
@@ -66,7 +66,7 @@ class MailboxSender:
         self.overhead_bytes = _CURVE_FRAME_BYTES if exchange.encrypted else _PLAIN_FRAME_BYTES
         """What ZeroMQ adds to each frame: its length and flags, and nonce and authenticator if encrypted."""
 
-    def flush(self, link: PeerLink[PeerState]) -> bool:
+    def flush(self, link: PeerLink[MailboxPeer]) -> bool:
         """Send what may be sent: control frames, then small messages, then large; return False if room was short.
 
         Raises:
@@ -92,7 +92,7 @@ class MailboxSender:
                 self._exchange.dirty.add(link.name)
         return roomy
 
-    def acknowledge(self, link: PeerLink[PeerState]) -> None:
+    def acknowledge(self, link: PeerLink[MailboxPeer]) -> None:
         """Tell the peer what has come, if that is news.
 
         Raises:
@@ -107,7 +107,7 @@ class MailboxSender:
         if len(link.control) == 1 and link.send(_CONTROL, [frame]):
             link.control.clear()
 
-    def _send_chunk(self, link: PeerLink[PeerState], outgoing: OutgoingMessage) -> bool:
+    def _send_chunk(self, link: PeerLink[MailboxPeer], outgoing: OutgoingMessage) -> bool:
         piece = outgoing.payload.piece(outgoing.offset, outgoing.length)
         checksum = 0 if self._exchange.encrypted else zlib.crc32(piece)
         head = encode_chunk(Chunk(outgoing.track, outgoing.number, outgoing.offset, checksum, outgoing.header))
@@ -116,7 +116,7 @@ class MailboxSender:
             link.state.count(wire_bytes_sent=len(head) + len(piece) + 2 * self.overhead_bytes)
         return sent
 
-    def _send(self, link: PeerLink[PeerState], track: int, frames: Frames) -> bool:
+    def _send(self, link: PeerLink[MailboxPeer], track: int, frames: Frames) -> bool:
         """Hand frames to a connection that has room; False if none has.
 
         Bulk goes by the first; the others are for links that one connection does not fill: on a slow one, messages on
@@ -127,7 +127,7 @@ class MailboxSender:
         return any(link.send(connection, frames) for connection in range(_FIRST_BULK, link.connections))
 
 
-class MailboxLoop(ConnectionLoop[PeerState]):
+class MailboxLoop(ConnectionLoop[MailboxPeer]):
     """Moves frames between an `Exchange` and the network until the exchange is stopped."""
 
     welcome_kind = WELCOME
@@ -185,14 +185,14 @@ class MailboxLoop(ConnectionLoop[PeerState]):
             if isinstance(link, DialledLink) and not link.sockets and not known.held_back:
                 self.dial(link)
 
-    def _new_link(self, known: PeerState) -> PeerLink[PeerState]:
+    def _new_link(self, known: MailboxPeer) -> PeerLink[MailboxPeer]:
         if not known.dials:
             return self.accept(known.peer, known)
         limits = self._exchange.limits
         connections = _FIRST_BULK + limits.bulk_connections
         return DialledLink(known.peer, known, connections=connections, welcome_s=limits.welcome_s)
 
-    def _acknowledge_last(self, link: PeerLink[PeerState]) -> None:
+    def _acknowledge_last(self, link: PeerLink[MailboxPeer]) -> None:
         """Tell a peer that is dropped what has come, or it would send it again when it is met again."""
         if link.up:
             with contextlib.suppress(zmq.ZMQError), self._exchange.condition:
@@ -204,7 +204,7 @@ class MailboxLoop(ConnectionLoop[PeerState]):
             names = (name for name, known in self._exchange.peers.items() if known.peer.public_key == public_key)
             return next(names, None)
 
-    def accepted_link(self, name: str) -> AcceptedLink[PeerState] | None:
+    def accepted_link(self, name: str) -> AcceptedLink[MailboxPeer] | None:
         """Return the link to a peer that dials this side; it may have been admitted since the last look."""
         self.obey()
         link = self.links.get(name)
@@ -212,7 +212,7 @@ class MailboxLoop(ConnectionLoop[PeerState]):
 
     # Beginnings and ends.
 
-    def hellos(self, link: DialledLink[PeerState]) -> list[bytes]:
+    def hellos(self, link: DialledLink[MailboxPeer]) -> list[bytes]:
         """Return what to say on each connection, in a new epoch."""
         with self._exchange.condition:
             link.epoch += 1
@@ -226,44 +226,46 @@ class MailboxLoop(ConnectionLoop[PeerState]):
         """Read a hello or a welcome."""
         return decode_greeting(head)
 
-    def answers(self, hello: Hello, link: DialledLink[PeerState]) -> bool:
+    def answers(self, hello: Hello, link: DialledLink[MailboxPeer]) -> bool:
         """Return whether a welcome is of this epoch."""
         if hello.name != link.name:
             raise Refusal("unknown peer", f"{hello.name!r} answered in the place of {link.name!r}")
         return hello.epoch == link.epoch
 
-    def greeted(self, link: PeerLink[PeerState], hello: Hello) -> None:
+    def greeted(self, link: PeerLink[MailboxPeer], hello: Hello) -> None:
         """Take in what the other side has and what it grants."""
         assert isinstance(hello, Greeting)
         self._exchange.begin(link.state, hello, fresh_link=isinstance(link, AcceptedLink))
 
-    def welcome(self, link: AcceptedLink[PeerState]) -> bytes:
+    def welcome(self, link: AcceptedLink[MailboxPeer]) -> bytes:
         """Return the answer, which goes on every connection: what follows on one may overtake it on another."""
         with self._exchange.condition:
             return encode_greeting(WELCOME, link.state.greeting(self.own_name, link.epoch, 0, link.connections))
 
-    def begun(self, link: PeerLink[PeerState]) -> None:
+    def begun(self, link: PeerLink[MailboxPeer]) -> None:
         """Have what waits sent."""
         self._exchange.dirty.add(link.name)
 
-    def parted(self, link: AcceptedLink[PeerState]) -> None:
+    def parted(self, link: AcceptedLink[MailboxPeer]) -> None:
         """Send no more by a link whose other side closes it."""
         link.up = False
 
-    def lost(self, link: PeerLink[PeerState], reason: str) -> None:
+    def lost(self, link: PeerLink[MailboxPeer], reason: str) -> None:
         """Do nothing: what the other side does not have is sent again."""
 
-    def farewell(self, link: DialledLink[PeerState]) -> bytes:  # noqa: ARG002
+    def farewell(self, link: DialledLink[MailboxPeer]) -> bytes:  # noqa: ARG002
         """Return a goodbye of this generation."""
         return encode_bye(self._exchange.generation)
 
-    def dialling_anew(self, link: DialledLink[PeerState]) -> None:
+    def dialling_anew(self, link: DialledLink[MailboxPeer]) -> None:
         """Count it."""
         link.state.count(reconnections=1)
 
     # What comes in.
 
-    def take_first(self, socket: Socket, link: DialledLink[PeerState], kind: bytes, frames: "list[zmq.Frame]") -> bool:
+    def take_first(
+        self, socket: Socket, link: DialledLink[MailboxPeer], kind: bytes, frames: "list[zmq.Frame]"
+    ) -> bool:
         """Take who asks who this is, and goodbyes."""
         if kind == WHO:
             link.asked[socket] += 1
@@ -275,7 +277,7 @@ class MailboxLoop(ConnectionLoop[PeerState]):
             self.hang_up_for(link, 0.0 if anew else _SENT_AWAY_S, "it said goodbye")
         return kind in (WHO, BYE)
 
-    def take(self, link: PeerLink[PeerState], kind: bytes, frames: "list[zmq.Frame]") -> None:
+    def take(self, link: PeerLink[MailboxPeer], kind: bytes, frames: "list[zmq.Frame]") -> None:
         """Take chunks and acknowledgements."""
         size_bytes = sum(len(frame.buffer) + self._sender.overhead_bytes for frame in frames)
         link.state.count(wire_bytes_received=size_bytes)
@@ -301,7 +303,7 @@ class MailboxLoop(ConnectionLoop[PeerState]):
                 if link is not None and link.up:
                     self._flush(name, link)
 
-    def _flush(self, name: str, link: PeerLink[PeerState]) -> None:
+    def _flush(self, name: str, link: PeerLink[MailboxPeer]) -> None:
         try:
             if self._sender.flush(link):
                 return

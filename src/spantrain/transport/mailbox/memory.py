@@ -4,7 +4,7 @@ import threading
 import time
 from itertools import permutations
 
-from spantrain.transport.mailbox.exchange import Exchange, PeerState
+from spantrain.transport.mailbox.exchange import Exchange, MailboxPeer
 from spantrain.transport.mailbox.interface import Limits, Message
 from spantrain.transport.mailbox.mailbox import MailboxLike
 from spantrain.transport.mailbox.outbox import OutgoingMessage
@@ -17,7 +17,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._exchanges: dict[str, Exchange] = {}
-        self._begun: dict[tuple[str, str], tuple[PeerState, PeerState]] = {}
+        self._begun: dict[tuple[str, str], tuple[MailboxPeer, MailboxPeer]] = {}
 
     def mailbox(self, name: str, limits: Limits | None = None) -> "MemoryMailbox":
         """Make a mailbox."""
@@ -64,11 +64,11 @@ class MemoryNetwork:
             source.take_acknowledgement(out, acknowledgement)
         return moved or due
 
-    def _peek(self, source: Exchange, out: PeerState, track: int) -> OutgoingMessage | None:
+    def _peek(self, source: Exchange, out: MailboxPeer, track: int) -> OutgoingMessage | None:
         with source.condition:
             return out.outbox.peek(track, time.monotonic())
 
-    def _introduce(self, a: Exchange, a_side: PeerState, b: Exchange, b_side: PeerState) -> bool:
+    def _introduce(self, a: Exchange, a_side: MailboxPeer, b: Exchange, b_side: MailboxPeer) -> bool:
         """Connect two sides, if they are not; return whether they are now."""
         if a.name > b.name:
             a, a_side, b, b_side = b, b_side, a, a_side
