@@ -12,14 +12,14 @@ from spantrain.app.weights import find_weights, write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError
-from spantrain.library.progress import Progress
+from spantrain.library.progress import UserReporter
 from spantrain.library.setting import Setting, model_of
 from spantrain.library.trainer import state_of
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data
 from spantrain.runtime.checkpoint.manifest import Manifest
 
-QUIET = Progress((), every=0, stop=lambda: None)
+QUIET = UserReporter((), every=0, stop=lambda: None)
 
 
 def setting_of(user_file, out, *, plan=None, build="build", loss="loss", **given) -> Setting:

@@ -45,11 +45,11 @@ class ExportOutcome:
     parameters: int
     """Numbers in all."""
     size_bytes: int
-    """Of the weights' files."""
+    """Size of the weights' files."""
     loads_with: str
     """`transformers`, or `safetensors` of a model that the library does not know."""
     logits_sha256: str
-    """Of the output for the example input, as float32; empty where none could be made."""
+    """Digest of the output for the example input, as float32; empty where none could be made."""
     untrained: tuple[str, ...]
     """Parameters that the model has and does not use: they are as they were initialised."""
 

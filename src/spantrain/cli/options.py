@@ -18,7 +18,7 @@ from spantrain.core.quantities import parse_seconds
 from spantrain.errors import ConfigError
 
 MAX_SAMPLES = 2**24
-"""Of an optimizer step."""
+"""Samples of an optimizer step, at most."""
 STATE_OF = {"sgd": "momentum"}
 """The optimizer by the state that it keeps: SGD is run with momentum."""
 _MIN_PATIENCE_S = 2.0

@@ -27,7 +27,7 @@ PLAN_FORMAT = "spantrain-plan"
 CHECKPOINT_FORMAT = "spantrain-checkpoint"
 RUN_FORMAT = "spantrain-run"
 _VERSIONS = {CHECKPOINT_FORMAT: 3, RUN_FORMAT: 2}
-"""Of formats that have changed; all others have 1."""
+"""Versions of formats that have changed; all others have 1."""
 _PLAN_AGAIN = "plan again with `spantrain plan`"
 _MAKE = {
     PROFILE_FORMAT: "make a profile with `spantrain profile`",

@@ -23,7 +23,7 @@ class StoredFile:
     """What one device wrote."""
 
     device: str
-    """That wrote it, on its own machine."""
+    """Device that wrote it, on its own machine."""
     sha256: str
     size_bytes: int
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)

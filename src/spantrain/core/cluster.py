@@ -85,7 +85,7 @@ class Site:
     name: str
     hosts: tuple[str, ...]
     bandwidth_bytes_per_s: float
-    """Of each host's port, in each direction, inside the site."""
+    """Rate of each host's port, in each direction, inside the site."""
     latency_s: float
     """One way between two hosts of the site."""
     uplink_bandwidth_bytes_per_s: float | None = None

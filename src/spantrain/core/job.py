@@ -30,7 +30,7 @@ class TrainJob:
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8

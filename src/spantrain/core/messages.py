@@ -187,7 +187,7 @@ class ControlKey:
     lane: str
     """What it is; each lane is used once in a step."""
     kind: int = 0
-    """Of a probe (`profiler.network_probes`)."""
+    """Kind of a probe (`profiler.network_probes`)."""
 
     def __str__(self) -> str:
         return f"g{self.generation}/s{self.step}/{self.lane}"

@@ -13,7 +13,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.formats.registry import WireFormat
 
 DEFAULT_BUCKET_BYTES = 8 * 2**20
-"""Of our own sums, until a size is chosen by the link (`planner.assembly.tuning`)."""
+"""Size for our own sums, until one is chosen by the link (`planner.assembly.tuning`)."""
 
 _MAX_AT_ONCE = 64
 
@@ -162,7 +162,7 @@ class Stage:
     """Spans of the global batch, in the order a static schedule takes them; replicas divide each by their shares."""
     state_sharding: StateSharding = StateSharding.NONE
     wire_format: WireFormat = WireFormat.NATIVE
-    """Of activations and gradients on the cut behind this stage."""
+    """Format of activations and gradients on the cut behind this stage."""
     recompute: tuple[int, ...] = ()
     """Indices, rising, of units whose activations are not held from F on: only what enters them, and they are run again
     in the backward pass (`docs/memory.md`)."""

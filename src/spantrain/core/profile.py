@@ -26,7 +26,7 @@ class UnitTiming:
     unit_class: str
     kind: str
     dtype: str
-    """Of `core.precision`."""
+    """One of `core.precision`."""
     samples: int
     forward_s: float
     backward_input_s: float
@@ -77,7 +77,7 @@ class BandwidthCurve:
     points: tuple[BandwidthPoint, ...] = ()
     """By rising size."""
     coefficients_bytes_per_s: tuple[float, ...] = ()
-    """Of the powers of x, the highest first."""
+    """Coefficients of the powers of x, the highest first."""
     least_bytes: float | None = None
     """The smallest size that the polynomial was fitted to."""
     most_bytes: float | None = None
@@ -136,7 +136,7 @@ class LinkMeasurement:
     latency_s: float
     """One way: half of the round trip of five int32."""
     bandwidth_bytes_per_s: float
-    """Of a large payload, latency taken off."""
+    """Rate of a large payload, latency taken off."""
     payload_bytes: int
     rounds: int
     curve: BandwidthCurve | None = None

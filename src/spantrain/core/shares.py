@@ -20,7 +20,7 @@ class TensorPart:
     """
 
     full_shape: tuple[int, ...]
-    """Of the unsplit model's tensor."""
+    """Shape of the unsplit model's tensor."""
     dim: int = 0
     """Along which it is divided."""
     ranges: tuple[Span, ...] = ()
@@ -44,7 +44,7 @@ class TensorPart:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the part."""
+        """Shape of the part."""
         if self.is_whole:
             return self.full_shape
         length = sum(span.size for span in self.ranges)
@@ -162,7 +162,7 @@ class TensorPieces:
     pieces: int
     """Heads (with keys and values that several use), columns, channels, rows of a vocabulary."""
     parameter_bytes: int
-    """Of the parameters that are divided; a shared one counts in the group that has it."""
+    """Bytes of the parameters that are divided; a shared one counts in the group that has it."""
     work_share: float
     """Their part of the unit's matrices, as of its computation (`runtime.step.stage_member.unit_shares`)."""
     shared: tuple[str, ...] = ()

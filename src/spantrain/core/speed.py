@@ -8,7 +8,7 @@ from enum import StrEnum
 from spantrain.errors import UsageError
 
 _SLOWEST = 1e-6
-"""Of what is no pause."""
+"""Smallest speed that is no pause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class LinkReport:
     busy_s: float
     """For how long the link was busy with these messages."""
     messages: int
-    """That the rate was found from."""
+    """Messages that the rate was found from."""
     confidence: float
     """0 to 1: how far the messages agree on the rate, and whether they are enough."""
     newest_bytes_per_s: float | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 TRACE_FORMAT = "spantrain-trace"
 TRACE_VERSION = 1
-"""Of its file."""
+"""Version of a trace's file."""
 
 LANES = ("compute", "send", "receive", "sum", "adapter")
 """`sum`: buckets of gradients that are summed over replicas, beside the last backward and behind it.

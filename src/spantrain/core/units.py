@@ -10,7 +10,7 @@ from spantrain.formats.registry import WireFormat
 MAX_SEQUENCE = 2**24
 """Tokens of a sample."""
 _MAX_BYTES = 2**46
-"""Of all parameters together, or of a sample: no model has so many."""
+"""Bytes of all parameters together, or of a sample: no model has so many."""
 _MAX_DIMENSIONS = 16
 _MAX_SUMS = 64
 
@@ -34,7 +34,7 @@ class ModelSpec:
     source: str = ""
     """`FILE.py:FUNCTION` or `package.module:function` of a factory; folder of a transformers configuration."""
     source_sha256: str = ""
-    """Of the factory's file or the configuration: workers build from the same or refuse."""
+    """Digest of the factory's file or the configuration: workers build from the same or refuse."""
     tokenizer: str = ""
     """Folder or file of a tokenizer; empty: bytes."""
 
@@ -89,7 +89,7 @@ class Unit:
     """Held from I to W for one sample: the graph, and gradients inside the unit that W starts from. None: taken to be
     what is held before."""
     tensor_pieces: tuple[TensorPieces, ...] = ()
-    """Of a unit that can be divided: what is, by which whole pieces. Empty: taken to be all of it, at any point."""
+    """What is divided in a unit that can be, by which whole pieces. Empty: taken to be all of it, at any point."""
     member_activation_bytes: MemberBytes | None = None
     """What a member of a group holds for one sample from F to I, measured. None: reckoned
     (`UnitGraph.held_activation_bytes`)."""
@@ -156,7 +156,7 @@ class UnitGraph:
     shared_bytes: Mapping[str, int]
     """Bytes of each group of shared parameters."""
     input_bytes_per_sample: int = 0
-    """Of what enters the first unit."""
+    """Bytes that enter the first unit."""
     left_out: tuple[str, ...] = ()
     """What of the model as its author gave it units do not do (dropout, live batch statistics), a line each."""
 

@@ -70,7 +70,7 @@ class TrainingArguments:
     """What is to be done, and where it is kept. Defaults are the transformers library's, but for the batch."""
 
     output_dir: str | Path = ""
-    """Of the run: checkpoints, trace, logs, profile and plan; empty: a new folder under `runs`."""
+    """The run's folder: checkpoints, trace, logs, profile and plan; empty: a new one under `runs`."""
     overwrite_output_dir: bool = False
     """Remove the run that `output_dir` holds; otherwise such a folder is refused, unless the run is gone on with."""
     train_batch_size: int = 32
@@ -148,7 +148,7 @@ class TrainingArguments:
 
     @property
     def dtype(self) -> str:
-        """As plans name it."""
+        """Type of numbers, as plans name it."""
         return "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
 
     def steps(self, samples: int) -> int:

@@ -11,7 +11,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.progress import Callback, Progress, checked_callbacks
+from spantrain.library.progress import Callback, UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, model_of
 from spantrain.library.trainer import opened, state_of
 from spantrain.models.data.user import batch_of
@@ -113,7 +113,7 @@ def session(
     model = model_of(model_factory, loss_fn, data=None, tokenizer=None, sequence_length=sequence_length)
     setting = Setting.of(model, arguments, cluster=cluster, plan=plan, optimizer=optimizer, measure=measure)
     steps = arguments.max_steps if arguments.max_steps > 0 else _ENDLESS
-    progress = Progress(checked_callbacks(callbacks), every=arguments.logging_steps, stop=lambda: None)
+    progress = UserReporter(checked_callbacks(callbacks), every=arguments.logging_steps, stop=lambda: None)
     with (
         opened(setting, steps, workers or SessionOptions(), progress) as (devices, request),
         StepLoop(devices, request, progress) as loop,

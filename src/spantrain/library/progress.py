@@ -21,7 +21,7 @@ class StepReport:
     loss: float
     """Mean over the global batch, before this step's update."""
     grad_norm: float
-    """Of all parameters, before clipping."""
+    """Norm of all parameters' gradients, before clipping."""
     step_s: float
     samples_per_s: float
     heldout_loss: float | None = None
@@ -62,7 +62,7 @@ def checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
     return tuple(given)
 
 
-class Progress:
+class UserReporter:
     """A reporter that says little, and tells callbacks."""
 
     def __init__(self, callbacks: Sequence[Callback], *, every: int, stop: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.library.arguments import TrainingArguments
-from spantrain.library.progress import Callback, Progress, checked_callbacks
+from spantrain.library.progress import Callback, UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.choice import user_functions
@@ -123,7 +123,7 @@ class Trainer:
             WorkerError, PeerLostError: a device failed or was lost.
         """
         self._stop = StopRequest()
-        progress = Progress(self._callbacks, every=self._setting.arguments.logging_steps, stop=self.stop)
+        progress = UserReporter(self._callbacks, every=self._setting.arguments.logging_steps, stop=self.stop)
         rows = None if self._rows is None else samples_of(self._rows, self._setting.model)
         steps = self._steps(rows)
         with opened(self._setting, steps, self._workers, progress) as (session, request):
@@ -152,7 +152,7 @@ class Trainer:
             return arguments.max_steps
         return arguments.steps(len(open_dataset(self._setting.model) if rows is None else rows))
 
-    def _fit_rows(self, session: Session, request: TrainRequest, rows: Dataset, progress: Progress) -> TrainOutcome:
+    def _fit_rows(self, session: Session, request: TrainRequest, rows: Dataset, progress: UserReporter) -> TrainOutcome:
         """Train on samples that lie in this process, in the order in which workers would have read them."""
         job, whole = request.job, Span(0, request.plan.global_batch)
         first = request.resume.content.step if request.resume else 0
@@ -174,7 +174,7 @@ class Trainer:
 
 @contextmanager
 def opened(
-    setting: Setting, steps: int, workers: SessionOptions, progress: Progress
+    setting: Setting, steps: int, workers: SessionOptions, progress: UserReporter
 ) -> Iterator[tuple[Session, TrainRequest]]:
     """Bring workers up, and find out what they are to do; take them down at the end.
 

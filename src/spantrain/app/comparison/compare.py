@@ -10,9 +10,9 @@ from typing import Protocol
 
 from spantrain.app.comparison.figures import (
     WARM_UP_STEPS,
-    Bounds,
     ComparedSetting,
     CompareOutcome,
+    ComparisonBounds,
     MeasuredRun,
     MethodFigures,
     Scale,
@@ -56,13 +56,13 @@ from spantrain.sim.bounds import step_bound_s
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
-def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> Bounds:
+def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> ComparisonBounds:
     """Return the bounds of a setting; with a plan, also that of its own work under any order (`sim.bounds`)."""
     cluster, graph = profile.cluster, profile.graph
     compute = ComputeCost(profile, profile.dtype)
     rates = {device.name: _most_samples_per_s(compute, graph, device, global_batch) for device in cluster.devices}
     crossing = len(cluster.sites) > 1 and bool(cluster.links)
-    return Bounds(
+    return ComparisonBounds(
         compute=sum(rates.values()),
         compute_best_site=max(sum(rates[d.name] for d in cluster.devices_at(site.name)) for site in cluster.sites),
         link_data_parallel=_through_links(cluster, global_batch, graph.parameter_bytes) if crossing else None,
@@ -111,7 +111,7 @@ class CompareRequest:
     overrides: SettingOverrides = field(default_factory=SettingOverrides)
     """How the setting is to be fitted to this machine."""
     steps: int = 8
-    """Of each run, the first two not measured."""
+    """Steps of each run, the first two not measured."""
     rounds: int = 1
     """Each runs all methods once, in turn."""
     seconds_per_method: float = 15.0

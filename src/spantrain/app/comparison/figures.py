@@ -29,16 +29,16 @@ class Likeness:
     full_size: str
     """The model that it stands for."""
     full_global_batch: float
-    """That model's, in samples of its size here."""
+    """Batch of that model, in samples of its size here."""
     global_batch: int
     network_speed: float
     """Part of the cluster's rates that links get."""
     latency_scale: float
     """What latencies are multiplied by."""
     full: Ratios
-    """Of the large model on the cluster at life's speed."""
+    """Ratios of the large model on the cluster at life's speed."""
     here: Ratios
-    """Of the small one on the emulated cluster."""
+    """Ratios of the small one on the emulated cluster."""
     bounded: tuple[str, ...] = ()
     """What could not be made alike, and why."""
 
@@ -154,14 +154,14 @@ class MeasuredRun:
     """One method, run once."""
 
     step_s: tuple[float, ...]
-    """Of the steps behind the warm-up."""
+    """Seconds of the steps behind the warm-up."""
     losses: tuple[float, ...]
-    """Of all steps."""
+    """Loss of each step."""
     utilisation: Mapping[str, float]
     """By device in use: device time computing, over step time."""
     peak_bytes: Mapping[str, int]
     real_compute_ratio: float
-    """Of the device that computed most: real seconds per emulated second."""
+    """Real seconds per emulated second, on the device that computed most."""
     link_bytes: Mapping[str, float]
     """A step's, by link between sites; headers and all."""
     host_bytes: Mapping[str, float]
@@ -176,7 +176,7 @@ class MethodFigures:
     """How it was run: devices, micro-batches, what was left out and why."""
     devices: tuple[str, ...]
     samples_per_s: float
-    """Of the median step over all rounds; where links change, of the mean one."""
+    """Rate of the median step over all rounds; where links change, of the mean one."""
     samples_per_s_by_round: tuple[float, ...]
     ratio_to_first: float
     """Its samples per second over the first method's."""
@@ -187,9 +187,9 @@ class MethodFigures:
     utilisation: float
     """Mean over the devices in use."""
     peak_bytes: int
-    """Of the fullest device: parameters, gradients, optimizer state and samples in flight."""
+    """Bytes on the fullest device: parameters, gradients, optimizer state and samples in flight."""
     steps: int
-    """Of a round; fewer than others' where a step takes long."""
+    """Steps of a round; fewer than others' where a step takes long."""
     loss_last: float
     """After its own steps."""
     losses: tuple[float, ...]
@@ -207,7 +207,7 @@ class MethodFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class ComparisonBounds:
     """Samples per second that no method of a sort can pass, with devices and links as they are emulated."""
 
     compute: float
@@ -238,7 +238,7 @@ class ComparedSetting:
     rounds: int
     """Methods of which there is time for less than four steps run in the first one only."""
     seconds_per_method: float
-    """That a method's steps of a round take at most, if not a single one takes longer."""
+    """Seconds that a method's steps of a round take at most, if not a single one takes longer."""
     optimizer: str
     seed: int
     planned_by: str
@@ -257,7 +257,7 @@ class CompareOutcome:
     methods: Mapping[str, MethodFigures]
     refused: Mapping[str, str] = field(default_factory=dict)
     """Methods that could not run here, and why."""
-    bounds: Bounds
+    bounds: ComparisonBounds
     setting: ComparedSetting
     emulated: str
     """What was emulated and what was real."""

@@ -54,7 +54,7 @@ FULL_SIZE = {
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _SAMPLES = 2
-"""Of the micro-batch that compute is compared with traffic at."""
+"""Samples of the micro-batch that compute is compared with traffic at."""
 _BURST_PARTS = 2.5
 """While all devices compute at once, real computation may take so many times the part that it may take on average: it
 still hides in the emulated time, since that is ten times as long."""
@@ -216,7 +216,7 @@ class SettingOverrides:
     devices_per_site: int | None = None
     """None: so many that this machine carries them."""
     bandwidth_bytes_per_s: float | None = None
-    """Of all links between sites; in a cluster of one site, between its hosts."""
+    """Rate of all links between sites; in a cluster of one site, between its hosts."""
     network_speed: float | None = None
     """All rates times this; None: as `like` has it, else 1."""
     emulated_speed: float | None = None

@@ -21,7 +21,7 @@ from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.runtime.comparison.order import Framework, FrameworkOrder
 
 _TRIED = 2
-"""Of the numbers of micro-batches, so many that promise most are tried for real."""
+"""So many numbers of micro-batches, those that promise most, are tried for real."""
 _BUCKETS_OF_MODEL = 4
 """Beside torch's own bucket, a quarter of the model is tried: ours are smaller than what torch's size is meant for."""
 _SCHEDULES = {Framework.GPIPE: "gpipe", Framework.ONE_F_ONE_B: "1f1b", Framework.ZERO_BUBBLE: "zb-h1"}
@@ -35,7 +35,7 @@ class Layout:
     plan: Plan
     """The same as a plan, for its memory and what the simulator says of it."""
     cuts: tuple[tuple[int, int], ...]
-    """Of stages; a device may have two of them, which the plan has as one."""
+    """Cuts of stages; a device may have two of them, which the plan has as one."""
     micro_batches: int
     bucket_bytes: int | None
     left_out: tuple[str, ...]

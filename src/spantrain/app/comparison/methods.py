@@ -25,7 +25,7 @@ class Method:
     kind: MethodKind
     description: str
     strategy: str = ""
-    """Of the planner, for our runtime."""
+    """Strategy of the planner, for our runtime."""
     adapter: str = "off"
     """What follows the network while our runtime trains."""
 
@@ -38,7 +38,7 @@ _FRAMEWORK_LINES = {
     Framework.ZERO_BUBBLE: "torch ScheduleInterleavedZeroBubble, equal units",
 }
 _OWN_NAMES = {"single-device": "best-device", "single-site": "best-site", "ddp": "ours-ddp", "fsdp": "ours-fsdp"}
-"""Of strategies whose own name says something else here."""
+"""Names for strategies whose own name says something else here."""
 
 
 def _methods() -> tuple[Method, ...]:

@@ -26,7 +26,7 @@ MAX_REAL_COMPUTE = 0.3
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _COMPARED_AT = 1
-"""Of the micro-batch that real and emulated time are compared at: one alone takes the most real time."""
+"""Samples of the micro-batch that real and emulated time are compared at: one alone takes the most real time."""
 
 
 def sound_speed(

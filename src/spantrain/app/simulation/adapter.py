@@ -55,12 +55,12 @@ class AdapterOutcome:
     adapter: str
     network_trace: str
     calm_step_s: float
-    """Of the first plan on links as they are described."""
+    """Seconds of a step of the first plan on links as they are described."""
     total_s: float
-    """Of all steps, with going over to other plans."""
+    """Seconds of all steps, with going over to other plans."""
     steps: tuple[SimulatedStep, ...]
     plans: tuple[Plan, ...] = field(default=())
-    """That ran, in order."""
+    """Plans that ran, in order."""
 
 
 class _PatientPlanner:

@@ -40,7 +40,7 @@ class EvenPipeline:
 
     stages: int
     micro_batches: int
-    """Of one sample."""
+    """Micro-batches of one sample each."""
     transfer_s: float = 0.0
     """How long a micro-batch keeps a link busy, in either direction."""
     latency_s: float = 0.0

@@ -61,7 +61,7 @@ class SimulateRequest:
     profile: Profile
     schedules: tuple[str, ...]
     memory_limit_bytes: int | None = None
-    """Of every device; None: the plan's own in-flight limits, and the devices' own memory."""
+    """What every device may hold; None: the plan's own in-flight limits, and the devices' own memory."""
     steps: int = 3
     changes: Changes = field(default_factory=Changes)
     """Speeds of devices and links over the simulated steps; each must be one that the plan uses."""
@@ -85,7 +85,7 @@ class ScheduleOutcome:
     ratio_to_bound: float | None = None
     samples_per_s: float | None = None
     step_ends_s: tuple[float, ...] = ()
-    """Of all simulated steps, since the first one's begin."""
+    """Ends of all simulated steps, since the first one's begin."""
     bubble_ratio: tuple[float, ...] = ()
     """By stage, the mean over its devices: the part of the step in which they wait."""
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class SimulationReport:
 
     schedules: Mapping[str, ScheduleOutcome]
     results: Mapping[str, SimulationResult]
-    """Of those that can run."""
+    """Results of those that can run."""
 
 
 def run_simulation(request: SimulateRequest) -> SimulationReport:

@@ -21,7 +21,7 @@ from spantrain.sim.adaptive import SimulatedForecast
 from spantrain.sim.costs import ProfileCosts, StepCosts
 
 _SWITCH_S = 0.1
-"""Of a change that moves parameters, besides their way: new groups, new optimizer state."""
+"""Seconds of a change that moves parameters, besides their way: new groups, new optimizer state."""
 
 
 class ProfileForecast(SimulatedForecast):

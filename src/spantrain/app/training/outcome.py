@@ -26,15 +26,15 @@ class PlanChange:
     """One plan that took over while a run went on."""
 
     first_step: int
-    """Under it."""
+    """First step under it."""
     generation: int
     reason: str
     plan: str
     """Its file in the run's folder."""
     duration_s: float
-    """That the devices were kept from working: the slowest of them, from the verdict on the step before."""
+    """Seconds that the devices were kept from working: the slowest of them, from the verdict on the step before."""
     moved_bytes: int
-    """Of parameters and optimizer state, between devices."""
+    """Bytes of parameters and optimizer state that went between devices."""
 
     def __str__(self) -> str:
         moved = f"{format_bytes(self.moved_bytes)} moved" if self.moved_bytes else "nothing moved"
@@ -66,7 +66,7 @@ class PlanChanges:
 
     @property
     def first_step(self) -> int:
-        """Of the present plan."""
+        """First step under the present plan."""
         return self._plans[-1][0]
 
     @property
@@ -154,9 +154,9 @@ class DeviceFigures:
     kind: str
     stage: int
     sample_share: float
-    """Of the stage's samples."""
+    """Part of the stage's samples."""
     tensor_share: float
-    """Of each tensor that its replica divides, as planned; 1 on a device alone."""
+    """Part of each tensor that its replica divides, as planned; 1 on a device alone."""
     utilisation: float
     """Device time computing, over step time."""
     utilisation_predicted: float
@@ -197,11 +197,11 @@ class TrainOutcome:
     """What became of a run; the JSON that `spantrain train --json` ends with."""
 
     losses: tuple[float, ...]
-    """Of every step since the first, those before a resume included."""
+    """Loss of every step since the first, those before a resume included."""
     step_s_measured: float
     """Median over the steps of the last plan, after its first two, evaluations left out."""
     step_s_predicted: float
-    """Of the last plan, on the network that it was made for."""
+    """Seconds of a step under the last plan, on the network that it was made for."""
     prediction_error_ratio: float
     """Measured over predicted, minus one."""
     samples_per_s: float
@@ -210,9 +210,9 @@ class TrainOutcome:
     devices: Mapping[str, DeviceFigures]
     links: Mapping[str, LinkFigures]
     generation: int
-    """Of the last plan."""
+    """Generation of the last plan."""
     schedule: str
-    """Of the last plan."""
+    """Schedule of the last plan."""
     trace: str
     """Path of the trace, or empty."""
     checkpoint: str

@@ -49,7 +49,7 @@ class Resume:
     """What an earlier run left."""
 
     folder: Path
-    """Of its checkpoint."""
+    """Folder of its checkpoint."""
     content: CheckpointContent
     """Its steps among it."""
     losses: tuple[float, ...]
@@ -91,7 +91,7 @@ class TrainRequest:
     adviser: Adviser | None = None
     """Who looks for better plans while it runs; None: the job's adapter."""
     calm_plan: Plan | None = None
-    """That was made for links as planned, where a run goes on under another one."""
+    """Plan that was made for links as planned, where a run goes on under another one."""
     weights: FirstWeights = field(default_factory=FirstWeights)
     """What a new run begins with."""
 

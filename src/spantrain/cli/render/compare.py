@@ -2,7 +2,7 @@
 
 from rich.table import Column, Table
 
-from spantrain.app.comparison.figures import Bounds, CompareOutcome, MethodFigures, Scale
+from spantrain.app.comparison.figures import CompareOutcome, ComparisonBounds, MethodFigures, Scale
 from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
 from spantrain.cli.render.render import TerminalReporter
 from spantrain.cli.render.text import console_for_people, format_speed, say
@@ -94,7 +94,7 @@ def traffic_table(outcome: CompareOutcome) -> Table:
     return table
 
 
-def bound_lines(bounds: Bounds) -> list[str]:
+def bound_lines(bounds: ComparisonBounds) -> list[str]:
     """Return what no method can pass, a line for each bound that there is."""
     lines = {
         "any method, all devices computing all the time": bounds.compute,

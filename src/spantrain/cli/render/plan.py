@@ -162,7 +162,7 @@ def _group_name(group: "OuterGroup") -> str:
 
 _PLAIN_WIDTH = 150
 _ENDS_SHOWN = 3
-"""Of many replicas, so many from each end are named."""
+"""So many replicas from each end are named where there are many."""
 
 
 def show_plan(outcome: "PlanOutcome", profile: "Profile") -> None:

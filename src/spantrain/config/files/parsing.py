@@ -12,10 +12,10 @@ import yaml
 from spantrain.errors import ConfigError, UsageError
 
 _MAX_VALUES = 4_000_000
-"""Of a JSON text; a profile of 500 devices has half as many."""
+"""Values in a JSON text; a profile of 500 devices has half as many."""
 _MAX_YAML_CHARACTERS = 2**20
 _MAX_NODES = 50_000
-"""Of a YAML text, an alias counted as what it stands for; 5,000 hosts have so many."""
+"""Nodes in a YAML text, an alias counted as what it stands for; 5,000 hosts have so many."""
 _MAX_DEPTH = 50
 _MAX_INTEGER, _MAX_INTEGER_DIGITS = 2**63, 19
 _SMALLEST, _LARGEST = 1e-60, 1e40

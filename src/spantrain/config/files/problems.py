@@ -8,9 +8,9 @@ from spantrain.errors import ConfigError, SpanTrainError
 
 _SHOWN = 100
 _MAX_CHARACTERS = 1000
-"""Of one problem."""
+"""Characters of one problem."""
 _MAX_WORD = 60
-"""Of a value that is shown, and of a word that others like it are looked for."""
+"""Characters of a value that is shown, and of a word that others like it are looked for."""
 
 
 @dataclass

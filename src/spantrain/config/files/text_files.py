@@ -11,9 +11,9 @@ from spantrain.config.files.problems import shortened
 from spantrain.errors import ConfigError, UsageError
 
 _MAX_BYTES = 128 * 2**20
-"""Of a file that is read as a whole."""
+"""Size of a file that is read as a whole."""
 _MAX_HEADER_BYTES = 16 * 2**20
-"""Of a safetensors file: of 150,000 tensors."""
+"""Header of a safetensors file with 150,000 tensors."""
 
 
 def read_text(path: Path, *, remedy: str, error: type[UsageError] = ConfigError) -> str:

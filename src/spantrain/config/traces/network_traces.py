@@ -107,7 +107,7 @@ class NetworkTrace:
     text: str
     """As it was asked for."""
     named: NamedTrace | None = None
-    """Of the library; None: out of a file."""
+    """A trace of the library; None: it is out of a file."""
     links: tuple[str, ...] = ()
     """The only ones that a named trace is for; none: all."""
     from_file: Mapping[str, SpeedTrace] | None = None
