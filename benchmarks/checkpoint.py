@@ -40,9 +40,10 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
-from spantrain.runtime.checkpoint.restore import group_of, restore
+from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.transport.mailbox.mailbox import Mailbox
 

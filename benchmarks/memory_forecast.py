@@ -8,7 +8,7 @@ device that computes longer than it is allowed to does its work in another order
 depends on this machine. Columns, by device:
 
 - `measured`: the most bytes of tensors held at once (parameters, gradients, optimizer state, what autograd and
-  messages hold; `runtime.worker.memory`);
+  messages hold; `runtime.worker.plan_part`);
 - `forecast`: the memory model over the simulated steps, without the framework's constant, which is a GPU process's;
 - `by its order`: the same model over the actions and messages that the run really had: where it differs from the
   forecast, the simulator expected another order of work, not other bytes;

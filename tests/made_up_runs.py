@@ -25,11 +25,11 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import parameter_names
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
-from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
-from spantrain.runtime.checkpoint.tensor_file import Storage
+from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import Feed, SampledFeed
@@ -207,7 +207,7 @@ def save_all(run: Path, plan: Plan, job: TrainJob, devices: Sequence[PlanDevice]
     """Have all devices save, and the coordinator complete the checkpoint; return its manifest."""
     manifests: list[Manifest] = []
     ledger = options.pop("ledger", None) or SampleLedger().extended(0, plan.global_batch)
-    storage: Storage | None = options.pop("storage", None)
+    storage: Disk | None = options.pop("storage", None)
     scalars = options.pop("scalars", {})
 
     def describe(saved: SavedFile, files) -> Manifest:

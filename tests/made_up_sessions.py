@@ -25,12 +25,12 @@ from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.roster import Roster, RunMembers
 from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups
-from spantrain.runtime.gradients.memory_groups import thread_groups
 from spantrain.runtime.outer.meetings import StageMeetings
-from spantrain.runtime.staleness.session import session_of
 from spantrain.runtime.worker.context import WorkerLinks
+from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from thread_groups import thread_groups
 
 
 class Script:

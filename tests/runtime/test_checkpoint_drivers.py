@@ -19,9 +19,10 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
-from spantrain.runtime.checkpoint.restore import group_of, restore
+from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.channels import DriverChannel
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers

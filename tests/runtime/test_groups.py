@@ -15,11 +15,11 @@ from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import run_members
 from spantrain.runtime.gradients.groups import SingleMember, group_ranks
-from spantrain.runtime.gradients.memory_groups import ThreadMembers
 from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_group_seconds, emulated_seconds
 from spantrain.runtime.step.stage_member import unit_shares
 from spantrain.runtime.step.work import DeviceClock
+from thread_groups import ThreadMembers
 
 pytestmark = pytest.mark.tensor_parallel
 

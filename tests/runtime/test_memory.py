@@ -9,7 +9,7 @@ from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.step.work import SampleInbox
-from spantrain.runtime.worker.memory import peak_bytes
+from spantrain.runtime.worker.plan_part import peak_bytes
 
 SHAPE = (2, 64, 64)
 HIDDEN_BYTES = 4 * 2 * 64 * 64

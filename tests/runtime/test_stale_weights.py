@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from spantrain.runtime.staleness.session import TwoSets
+from spantrain.runtime.worker.stale_session import TwoSets
 
 
 def sets_of(value: float) -> tuple[TwoSets, dict[str, nn.Parameter], dict[str, nn.Parameter]]:
@@ -19,14 +19,14 @@ def test_an_update_begins_at_the_weights_behind_and_lies_in_the_steps_own_memory
         own = sets.of(step)["w"]
         values.append(float(own.detach()[0]))
         own.grad = torch.full((2,), 0.1)
-        sets.aim(step)
+        sets.prepare_update(step)
         assert own.grad is None
         optimizer.step()
         assert sets.newest["w"].data_ptr() == own.data_ptr()
     # V0 = V1 = 1; then each update is of the one before, with one momentum: 0.1, 0.15, 0.175, ...
     assert torch.allclose(torch.tensor(values), torch.tensor([1.0, 1.0, 0.9, 0.75]))
     assert len(optimizer.state) == 1
-    sets.level()
+    sets.synchronize()
     assert torch.equal(even["w"], odd["w"])
     assert torch.equal(odd["w"], sets.newest["w"])
 
@@ -37,7 +37,7 @@ def test_an_update_of_one_set_is_no_change_of_the_other():
     optimizer = torch.optim.SGD(sets.newest.values(), lr=1.0)
     loss = (odd["w"] ** 2).sum()
     even["w"].grad = torch.ones(2)
-    sets.aim(0)
+    sets.prepare_update(0)
     optimizer.step()
     loss.backward()
     assert torch.equal(odd["w"].grad, torch.full((2,), 4.0))

@@ -23,13 +23,13 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import put
-from spantrain.runtime.gradients.memory_groups import ThreadMembers, thread_groups
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.step.recorder import StepRecorder
-from spantrain.runtime.step.stage_actions import StageActions
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
+from spantrain.runtime.worker.plan_part import StageActions
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from thread_groups import ThreadMembers, thread_groups
 
 pytestmark = pytest.mark.tensor_parallel
 

@@ -12,9 +12,8 @@ from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.control.requests import GivenOrder, Standing
 from spantrain.runtime.coordinator.roster import error_of
 from spantrain.runtime.launch.launcher import WorkerSettings
-from spantrain.runtime.worker.failure import told
 from spantrain.runtime.worker.watch import Watch
-from spantrain.runtime.worker.worker import Worker
+from spantrain.runtime.worker.worker import Worker, told
 
 
 def raised(error: BaseException, log: str = "logs/a.log"):

@@ -63,7 +63,7 @@ class RunRecord:
     busy_s: Mapping[str, float] = field(default_factory=dict)
     peak_held_samples: Mapping[str, int] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device: the most that its tensors held at once (`runtime.worker.memory`)."""
+    """By device: the most that its tensors held at once (`runtime.worker.plan_part`)."""
     first_step: int = 0
     """Under the plan."""
     earlier_plans: tuple[str, ...] = ()

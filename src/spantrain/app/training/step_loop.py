@@ -20,7 +20,7 @@ from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.batches import EXTERNAL, BatchQueue
 
-_News = TypeVar("_News", StepOutcome, str)
+_Update = TypeVar("_Update", StepOutcome, str)
 _ENDED = "this session has ended: its steps are made inside its `with` block"
 _LOOK_S = 0.2
 
@@ -36,13 +36,13 @@ class StepLoop:
         """Prepare a run of `request`, whose plan's model is put on given batches."""
         plan = request.plan
         self._plan = replace(plan, model=replace(plan.model, dataset=EXTERNAL))
-        self._desk = BatchQueue(plan.global_batch)
+        self._batches = BatchQueue(plan.global_batch)
         # Checkpoints are written when the loop asks for them.
         job = replace(request.job, checkpoint_every=0, evaluate_every=0)
-        self._request = replace(request, plan=self._plan, job=job, batches=self._desk)
+        self._request = replace(request, plan=self._plan, job=job, batches=self._batches)
         self._session = session
-        self._news: queue.SimpleQueue[StepOutcome | str] = queue.SimpleQueue()
-        self._reporter = _StepListener(reporter, self._news)
+        self._updates: queue.SimpleQueue[StepOutcome | str] = queue.SimpleQueue()
+        self._reporter = _StepListener(reporter, self._updates)
         self._stop = StopRequest()
         self._outcome: TrainOutcome | None = None
         self._error: BaseException | None = None
@@ -74,7 +74,7 @@ class StepLoop:
             WorkerError, PeerLostError: a device failed or was lost.
         """
         self._check_running()
-        self._desk.give(self._next_step, inputs, labels)
+        self._batches.give(self._next_step, inputs, labels)
         outcome = self._wait_for(StepOutcome)
         self._next_step += 1
         return outcome
@@ -91,7 +91,7 @@ class StepLoop:
             raise UsageError("nothing to save: this run keeps no checkpoints, or has done no step yet")
         name = f"step-{self._next_step}"
         if Path(self._saved).name != name:
-            self._desk.save_before(self._next_step)
+            self._batches.save_before(self._next_step)
             self._saved = self._wait_for(str)
         return self._saved
 
@@ -104,7 +104,7 @@ class StepLoop:
         if self._next_step == self._first_step:
             self._abandon()
             return None
-        self._desk.stop()
+        self._batches.stop()
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -126,7 +126,7 @@ class StepLoop:
         """End at once, whatever the devices are at."""
         self._stop.ask()
         self._stop.ask()
-        self._desk.stop()  # lets those go that wait for a batch
+        self._batches.stop()  # lets those go that wait for a batch
         self._thread.join()
 
     def _run(self) -> None:
@@ -143,12 +143,12 @@ class StepLoop:
         if not self._thread.is_alive():
             raise UsageError(_ENDED)
 
-    def _wait_for(self, wanted: type[_News]) -> _News:
+    def _wait_for(self, wanted: type[_Update]) -> _Update:
         while True:
             with contextlib.suppress(queue.Empty):
-                news = self._news.get(timeout=_LOOK_S)
-                if isinstance(news, wanted):
-                    return news
+                update = self._updates.get(timeout=_LOOK_S)
+                if isinstance(update, wanted):
+                    return update
                 continue
             self._check_running()
 
@@ -156,18 +156,18 @@ class StepLoop:
 class _StepListener:
     """Passes on what the use case reports, and tells the loop of steps and checkpoints."""
 
-    def __init__(self, reporter: Reporter, news: "queue.SimpleQueue[StepOutcome | str]") -> None:
+    def __init__(self, reporter: Reporter, updates: "queue.SimpleQueue[StepOutcome | str]") -> None:
         self._reporter = reporter
-        self._news = news
+        self._updates = updates
         self.phase, self.progress, self.note = reporter.phase, reporter.progress, reporter.note
         self.run_begins = reporter.run_begins
 
     def step(self, outcome: StepOutcome, total_steps: int) -> None:
         """Tell both."""
         self._reporter.step(outcome, total_steps)
-        self._news.put(outcome)
+        self._updates.put(outcome)
 
     def saved(self, folder: str) -> None:
         """Tell both."""
         self._reporter.saved(folder)
-        self._news.put(folder)
+        self._updates.put(folder)

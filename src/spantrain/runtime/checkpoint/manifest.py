@@ -18,7 +18,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder
-from spantrain.runtime.checkpoint.tensor_file import Disk, Storage, TensorFiles, check_file, write_named
+from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles, check_file, write_named
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import missing_text, plan_fetch
 
@@ -71,7 +71,7 @@ def step_of(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_manifest(storage: Storage, folder: Path, manifest: Manifest) -> None:
+def write_manifest(storage: Disk, folder: Path, manifest: Manifest) -> None:
     """Write the manifest; the checkpoint is complete when this returns.
 
     Raises:
@@ -80,7 +80,7 @@ def write_manifest(storage: Storage, folder: Path, manifest: Manifest) -> None:
     _write(storage, folder / MANIFEST_FILE, artefact_text(manifest, CHECKPOINT_FORMAT))
 
 
-def write_marker(storage: Storage, folder: Path) -> None:
+def write_marker(storage: Disk, folder: Path) -> None:
     """Name a complete checkpoint as the newest of its run.
 
     Raises:
@@ -89,7 +89,7 @@ def write_marker(storage: Storage, folder: Path) -> None:
     _write(storage, folder.parent / MARKER, folder.name + "\n")
 
 
-def _write(storage: Storage, path: Path, text: str) -> None:
+def _write(storage: Disk, path: Path, text: str) -> None:
     write_named(storage, path.parent, path.name, [text.encode()], lambda _digest: path.name)
 
 
@@ -149,7 +149,7 @@ class CheckpointSet:
         *,
         keep: int,
         describe: Callable[[SavedFile, Mapping[str, StoredFile]], Manifest],
-        storage: Storage | None = None,
+        storage: Disk | None = None,
     ) -> None:
         """Watch over a run; `describe` makes the manifest of all files at a step."""
         assert keep >= 1, "one checkpoint is kept at least"

@@ -3,6 +3,8 @@
 A copy of tensors in host memory, taken between two steps, so that training goes on while it is written.
 
 One device's checkpoints during a run: begin with one, save, end.
+
+A device's side of resuming: what it needs of a checkpoint, from its own disk and from the others.
 """
 
 import glob
@@ -19,11 +21,10 @@ from spantrain.core.names import file_stem
 from spantrain.core.shares import TensorPart
 from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
-from spantrain.runtime.checkpoint.holding import Holding, tensors_of
-from spantrain.runtime.checkpoint.restore import restore
+from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
 from spantrain.runtime.checkpoint.tensor_file import (
     Disk,
-    Storage,
+    TensorFiles,
     check_file,
     dtype_name,
     remove_partials,
@@ -31,7 +32,46 @@ from spantrain.runtime.checkpoint.tensor_file import (
     write_named,
 )
 from spantrain.runtime.control.requests import SavedFile
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup
+from spantrain.runtime.redistribution.exchange import TensorBlock, boxes_of
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, ExchangeGroup, TensorExchange
+
+
+def restore(
+    folder: Path,
+    content: CheckpointContent,
+    holding: Holding,
+    optimizer: torch.optim.Optimizer,
+    group: ExchangeGroup,
+    post: ExchangeChannel | None,
+) -> None:
+    """Put a device's part of a checkpoint in place, whatever plan it was saved under; all devices do so together.
+
+    Args:
+        folder: of the checkpoint on this machine; files of others may be missing.
+        content: what the manifest says.
+        holding: what this device holds under the new plan.
+        optimizer: of the same parameters.
+        group: the devices of the run.
+        post: between them; None where there is one only.
+
+    Raises:
+        ConfigError: it is of another model, a file is damaged, or nobody has what is needed.
+    """
+    wanted = wanted_of(holding, content.files)
+    files = TensorFiles(folder, content.files)
+    put_back(holding, optimizer, TensorExchange(group, content.files, files, post).run(wanted))
+    _restore_random(files, content, group.own)
+
+
+def _restore_random(files: TensorFiles, content: CheckpointContent, own: str) -> None:
+    """Go on with the random numbers of the device of this name, if its file lies here."""
+    for name in files.present():
+        stored = content.files[name]
+        if stored.device == own and RANDOM_TORCH in stored.tensors:
+            (box,) = boxes_of(stored.tensors[RANDOM_TORCH].part)
+            (state,) = files.read(name, [TensorBlock(RANDOM_TORCH, box)])
+            torch.set_rng_state(state)
+
 
 CHECKPOINTS = "checkpoint"
 """Name of the folder in a run's folder."""
@@ -90,7 +130,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def write_device_file(
-    storage: Storage,
+    storage: Disk,
     folder: Path,
     device: str,
     tensors: Mapping[str, torch.Tensor],
@@ -130,7 +170,7 @@ class CheckpointSaver:
         checkpoints: Path,
         device: str,
         report: Callable[[SavedFile], Collection[int]],
-        storage: Storage | None = None,
+        storage: Disk | None = None,
     ) -> None:
         """Save below `checkpoints`; `report` tells the coordinator and returns steps that are not kept any longer."""
         self._checkpoints = checkpoints
@@ -228,7 +268,7 @@ class DeviceCheckpoints:
         holding: Holding,
         optimizer: torch.optim.Optimizer,
         report: Callable[[SavedFile], Collection[int]],
-        storage: Storage | None = None,
+        storage: Disk | None = None,
     ) -> None:
         """Save below `output_dir`; `report` tells the coordinator of a file (`CheckpointSaver`)."""
         self._holding = holding

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -140,33 +140,8 @@ def _block(content: Any, name: str, place: tuple[slice, ...]) -> torch.Tensor:
 _PARTIAL = ".partial"
 
 
-class Storage(Protocol):
-    """What a save does to the disk, in single steps."""
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder and those that it lies in."""
-
-    def create(self, path: Path) -> BinaryIO:
-        """Open a new file for writing; an old one of this name is emptied."""
-
-    def append(self, stream: BinaryIO, data: bytes | memoryview) -> None:
-        """Write at the end of a file."""
-
-    def sync(self, stream: BinaryIO) -> None:
-        """Wait until the file is on the disk, and close it."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a file its name, in the place of another one of that name."""
-
-    def sync_folder(self, folder: Path) -> None:
-        """Wait until the names in a folder are on the disk."""
-
-    def remove(self, path: Path) -> None:
-        """Remove a file, or an empty folder."""
-
-
 class Disk:
-    """The real one."""
+    """What a save does to the disk, in single steps, so that a test can fail any of them."""
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder and those that it lies in."""
@@ -208,7 +183,7 @@ class Disk:
 
 
 def write_named(
-    storage: Storage, folder: Path, label: str, pieces: Iterable[bytes | memoryview], named: Callable[[str], str]
+    storage: Disk, folder: Path, label: str, pieces: Iterable[bytes | memoryview], named: Callable[[str], str]
 ) -> tuple[str, str, int]:
     """Write a file under a passing name, and give it its own one when it is whole.
 
@@ -238,7 +213,7 @@ def write_named(
     return name, sha256, size_bytes
 
 
-def remove_partials(storage: Storage, checkpoints: Path) -> None:
+def remove_partials(storage: Disk, checkpoints: Path) -> None:
     """Remove what writers left that were ended in the middle of a file, from the folders of all steps.
 
     Raises:
@@ -248,7 +223,7 @@ def remove_partials(storage: Storage, checkpoints: Path) -> None:
         storage.remove(path)
 
 
-def _write_whole(storage: Storage, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+def _write_whole(storage: Disk, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write a file, all of it on the disk when this returns; return its SHA-256 and its size in bytes."""
     digest = hashlib.sha256()
     size = 0

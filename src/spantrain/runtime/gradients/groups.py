@@ -4,7 +4,7 @@
     replica  the device's tensor-parallel group, its leader first
     ring     those of different replicas that this device sums gradients with (`cost.replicas.rings_of`)
 
-A group of one needs no network: `SingleMember`. `runtime.gradients.memory_groups` has groups of threads, for tests.
+A group of one needs no network: `SingleMember`. Tests have groups of threads.
 
 Where devices of a stage meet before they form groups: a store that the first of them holds.
 """

@@ -28,7 +28,7 @@ from spantrain.models.execution.stage import StageExecutor
 
 _GROWTH = 2.0
 _BACKOFF = 0.5
-_LEAST = 2.0**-24
+_MIN_SCALE = 2.0**-24
 """Under this, float16 would hold nothing that float32 does not overflow with: training has diverged."""
 
 
@@ -64,7 +64,7 @@ class LossScale:
             WorkerError: gradients overflow at any scale.
         """
         if overflow:
-            if self.scale <= _LEAST:
+            if self.scale <= _MIN_SCALE:
                 raise WorkerError(
                     f"float16: gradients are not finite even at a loss scale of {self.scale:g}; training has diverged: "
                     "lower --learning-rate, or train in bfloat16 or float32"

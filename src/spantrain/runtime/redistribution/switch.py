@@ -27,7 +27,6 @@ from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import held_tensors, put_back, wanted_of
-from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
@@ -36,6 +35,7 @@ from spantrain.runtime.redistribution.transfer import (
     ExchangeGroup,
     TensorExchange,
     bytes_of,
+    group_of,
     read_words,
 )
 from spantrain.runtime.step.stage_member import StageMember, build_member
@@ -109,7 +109,7 @@ def _layout(stage: Stage) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ..
 
 
 _LANE = "switch-held:"
-_MOST_DESCRIBED_BYTES = 64 * 2**20
+_MAX_DESCRIBED_BYTES = 64 * 2**20
 """Of a peer's description, unpacked."""
 
 
@@ -254,7 +254,7 @@ def read_held(message: torch.Tensor, giver: str) -> _HeldTensors:
     """Return what a peer says that it holds."""
     unpacker = zlib.decompressobj()
     try:
-        text = unpacker.decompress(bytes_of(message, giver), _MOST_DESCRIBED_BYTES)
+        text = unpacker.decompress(bytes_of(message, giver), _MAX_DESCRIBED_BYTES)
     except zlib.error as error:
         raise ProtocolError(f"{giver}: says what it holds in a way that cannot be read: {error}") from None
     return from_json(_HeldTensors, read_words(text, giver), f"what {giver} holds", error=ProtocolError)

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.cluster import Cluster
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
@@ -93,6 +94,17 @@ class ExchangeGroup:
             return self.nearness(peer), (everybody.index(peer) - own) % len(everybody)
 
         return sorted(self.peers, key=rank)
+
+
+def group_of(cluster: Cluster, own: str, devices: tuple[str, ...]) -> ExchangeGroup:
+    """Return the devices of a run as one of them sees them: those of its host are nearest, then those of its site."""
+    here = cluster.device_by_name[own]
+
+    def nearness(peer: str) -> int:
+        there = cluster.device_by_name[peer]
+        return 0 if there.host == here.host else 1 if there.site == here.site else 2
+
+    return ExchangeGroup(own=own, peers=tuple(name for name in devices if name != own), nearness=nearness)
 
 
 class TensorExchange:

@@ -42,7 +42,7 @@ class StageMember:
     unlike: bool
     """Whether the replica's devices are of several kinds, whose results may differ in their last bits."""
     second: StageExecutor | None = None
-    """A copy with weights of its own, where two steps run at once (`runtime.staleness.session`)."""
+    """A copy with weights of its own, where two steps run at once (`runtime.worker.stale_session`)."""
 
     @property
     def leads(self) -> bool:

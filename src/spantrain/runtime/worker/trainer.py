@@ -18,7 +18,6 @@ from spantrain.core.outer.stages import StageMeeting, StageReport
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.runtime.checkpoint.restore import group_of
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, StepVerdict, SwitchReport
@@ -27,12 +26,12 @@ from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimiz
 from spantrain.runtime.gradients.step_sums import StepSums
 from spantrain.runtime.outer.part import moves_layers
 from spantrain.runtime.redistribution.switch import take_over
+from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, join_stage
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.context import WorkerContext, WorkerLinks, admit, clock_offset_s
-from spantrain.runtime.worker.memory import peak_bytes
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
 
 if TYPE_CHECKING:
     from spantrain.runtime.outer.part import OuterPart

@@ -1,4 +1,7 @@
-"""A worker: joins the coordinator with one device, carries out its orders one by one, and leaves."""
+"""A worker: joins the coordinator with one device, carries out its orders one by one, and leaves.
+
+What a worker tells of an order that failed: whose error it was, so that the right thing is said of it.
+"""
 
 import contextlib
 import logging
@@ -8,10 +11,12 @@ import threading
 import traceback
 
 import torch
+from torch.distributed import DistError
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.devices.registry import open_device
-from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrainError, WorkerError
+from spantrain.errors import Interrupted, PeerLostError, ProtocolError, SpanTrainError, UsageError, WorkerError
+from spantrain.models.tracing.factory import what_was_raised
 from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.plane import GrpcControlPlane
 from spantrain.runtime.control.requests import (
@@ -20,17 +25,49 @@ from spantrain.runtime.control.requests import (
     Goodbye,
     Introduction,
     NextOrder,
+    OrderFailure,
     OrderOutcome,
     Standing,
     Welcome,
 )
 from spantrain.runtime.launch.launcher import WorkerSettings
-from spantrain.runtime.worker.failure import told
 from spantrain.runtime.worker.perform import OrderRunner
 from spantrain.runtime.worker.watch import Watch, standing_of
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.mailbox.mailbox import Mailbox
+
+_MODEL = "spantrain/models/tracing/unit.py"
+"""Where the model's own code is called."""
+_ENVIRONMENT = ("alloc", "out of memory", "gloo", "NCCL", "CUDA error", "cuDNN", "cuBLAS")
+"""In texts of torch's RuntimeErrors that are no error of a program: memory, network, driver."""
+
+
+def told(error: BaseException) -> OrderFailure:
+    """Return what the coordinator is told of an error."""
+    own = isinstance(error, SpanTrainError)
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    if not own and _in_the_model(error):
+        text = f"the model's own code failed on these samples: {what_was_raised(error)}"
+    return OrderFailure(
+        error=text,
+        caused_elsewhere=isinstance(error, (PeerLostError, Interrupted)),
+        usage=isinstance(error, UsageError),
+        internal=not own and not _in_the_model(error) and not _of_the_environment(error),
+    )
+
+
+def _in_the_model(error: BaseException) -> bool:
+    """Whether it was raised in code of the model's: at the end of the calls from a unit, not in the unit itself."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(file.endswith(_MODEL) for file in files[:-1]) and not files[-1].endswith(_MODEL)
+
+
+def _of_the_environment(error: BaseException) -> bool:
+    if isinstance(error, (OSError, MemoryError, DistError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _ENVIRONMENT)
+
 
 _log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.3

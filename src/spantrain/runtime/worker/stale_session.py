@@ -2,8 +2,8 @@
 
 The rule is that of `schedule.dispatch.policies`. Behind some steps everything gets quiet on all devices: the last one,
 those with a checkpoint or an evaluation behind them, and the one in which a stop is asked for or the one after. There
-all updates are done, both sets of weights become the newest (`runtime.staleness.session`), and training goes on as it
-begins. So a run that goes on from a checkpoint does what the run did that wrote it.
+all updates are done, both sets of weights become the newest, and training goes on as it begins. So a run that goes on
+from a checkpoint does what the run did that wrote it.
 
 Two sets of a stage's weights, for even and for odd steps, and one optimizer that works on both in turn.
 
@@ -32,8 +32,7 @@ from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.context import WorkerLinks
-from spantrain.runtime.worker.memory import peak_bytes
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
 from spantrain.runtime.worker.trainer import TrainSession
 
 Parameters = Mapping[str, nn.Parameter]
@@ -61,7 +60,7 @@ class TwoSets:
         return self._sets[step % 2]
 
     @torch.no_grad()
-    def aim(self, step: int) -> None:
+    def prepare_update(self, step: int) -> None:
         """Make `newest` the weights behind a step's own, in the step's memory, with the step's gradients."""
         own, other = self.of(step), self.of(step + 1)
         _copy(own, other)
@@ -70,7 +69,7 @@ class TwoSets:
             newest.grad, own[name].grad = own[name].grad, None
 
     @torch.no_grad()
-    def level(self) -> None:
+    def synchronize(self) -> None:
         """Give both sets the newest weights."""
         for one in self._sets:
             behind = {name: own for name, own in one.items() if own.data_ptr() != self.newest[name].data_ptr()}
@@ -130,12 +129,12 @@ class StaleSession(TrainSession):
 
     def _resume(self) -> None:
         super()._resume()
-        self._sets.level()
+        self._sets.synchronize()
 
     def _train(self) -> None:
         step = self._order.first_step
         self._join_outer(step)
-        self._sets.level()
+        self._sets.synchronize()
         self._control.ask(Begin())
         evaluate = True
         while True:
@@ -143,7 +142,7 @@ class StaleSession(TrainSession):
             step, verdict = self._run_until_quiet(step, evaluation)
             if verdict.stop:
                 self._finish_outer(step)
-            self._sets.level()
+            self._sets.synchronize()
             if verdict.checkpoint:
                 self._save(step)
             evaluate = verdict.evaluate
@@ -211,7 +210,7 @@ class StaleSession(TrainSession):
         self._recorder.summed(step, sums.intervals)
         part.tied_sums.run(step, parameters)
         verdict = self._agreed(self._with_norm(report, parameters))
-        self._sets.aim(step)
+        self._sets.prepare_update(step)
         self._update(step, verdict)
         self._follow_outer(step, verdict)
         return verdict
