@@ -1,13 +1,24 @@
-"""What installed packages add by entry points, loaded with errors that name the package (docs/contributing.md)."""
+"""What is found by being there: modules of our own folders, and what installed packages add by entry points.
 
+`docs/contributing.md` has the recipes.
+"""
+
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
 from spantrain.errors import UsageError
 
 T = TypeVar("T")
+
+
+def modules_of(package: str) -> tuple[ModuleType, ...]:
+    """Return all modules of a folder of ours, by name."""
+    folder = importlib.import_module(package).__path__
+    return tuple(importlib.import_module(f"{package}.{module.name}") for module in pkgutil.iter_modules(folder))
 
 
 def with_plugins(ours: Mapping[str, T], group: str, kind: type[T], word: str) -> Mapping[str, T]:

@@ -1,15 +1,13 @@
 """Schedules by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 import difflib
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
 from spantrain.core.plan import Plan
 from spantrain.errors import UsageError
-from spantrain.plugins import with_plugins
+from spantrain.plugins import modules_of, with_plugins
 from spantrain.schedule import static
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
@@ -24,9 +22,7 @@ ENTRY_POINTS = "spantrain.schedules"
 @cache
 def own_schedules() -> Mapping[str, RegisteredSchedule]:
     """Return the schedules of this package, sorted by name: those decided at run time, and all of `schedule.static`."""
-    found = list(RUN_TIME_SCHEDULES)
-    for module in pkgutil.iter_modules(static.__path__, f"{static.__name__}."):
-        found += importlib.import_module(module.name).SCHEDULES
+    found = [*RUN_TIME_SCHEDULES, *(one for module in modules_of(static.__name__) for one in module.SCHEDULES)]
     return MappingProxyType({schedule.name: schedule for schedule in sorted(found, key=lambda entry: entry.name)})
 
 

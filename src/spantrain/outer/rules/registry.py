@@ -1,12 +1,11 @@
 """Which update rules there are, by name: what each file of this folder defines, and what others define elsewhere."""
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from spantrain.core.bounds import check_bounds
+from spantrain.plugins import modules_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,5 @@ class OuterRule(ABC):
 
 def rules() -> Mapping[str, type[OuterRule]]:
     """Return all rules by name."""
-    folder = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
-        importlib.import_module(f"{folder}.{module.name}")
+    modules_of(__name__.rpartition(".")[0])
     return {one.name: one for one in OuterRule.__subclasses__()}
