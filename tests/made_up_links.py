@@ -108,8 +108,8 @@ class LinkedShard(_Linked):
                 self.hall.clusters[command.transfer.cluster].got(command.transfer, command.version, content)
         elif isinstance(command, do.Restore) and command.source not in self.memory.can_restore():
             self.link.register_again(f"there is no version {command.source}")
-        else:
-            self.link.tell(*self.memory.on_command(command))
+        elif answer := self.memory.on_command(command):
+            self.link.tell(answer)
 
     def got(self, transfer: LayerTransfer, content: Content) -> None:
         assert self.memory

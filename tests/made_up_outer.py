@@ -145,7 +145,8 @@ class MadeUpWorld:
                 content = memory.can_restore()[command.version]
                 self.lines[command.transfer.cluster].append((command.transfer, command.version, content))
                 return []
-        return [of_fragment(number, event) for event in memory.on_command(command)]
+        answer = memory.on_command(command)
+        return [of_fragment(number, answer)] if answer else []
 
     def _took_layer(self, name: str, transfer: on.LayerTransfer, content: Content, spoiled: bool) -> Any:
         number = self._fragment_of(transfer)

@@ -1,13 +1,13 @@
 """Clusters and shards that hold no numbers, only the names of what went into them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import Lease, Ticket, of_fragment
 from spantrain.outer.policy.client import ClientPhase, OuterClient
+from spantrain_studies.outer.bodies import PlainShard
 
 Sample = tuple[int, int, int]
 """Pass over the data, chunk, sample."""
@@ -30,89 +30,32 @@ def samples_of(content: Iterable[Lesson]) -> frozenset[Sample]:
     return frozenset(lesson[:3] for lesson in content)
 
 
-@dataclass
-class MadeUpShard:
+class MadeUpShard(PlainShard):
     """Holds, for each version of one fragment, what all pushes in it had learned; snapshots outlive it."""
 
-    name: str
-    layers: range
-    counts_samples: bool
-    """Whether by this fragment's pushes data is counted: then no sample is in it twice, whoever learned from it."""
-    versions: dict[int, Content] = field(default_factory=dict)
-    staged: tuple[int, Content] | None = None
-    pushes: dict[Ticket, dict[int, Content]] = field(default_factory=dict)
-    means: dict[Ticket, Content] = field(default_factory=dict)
-    serving: int | None = None
-    snapshots: dict[int, Content] = field(default_factory=dict)
-    spoiled: set[Ticket] = field(default_factory=set)
-    """Pushes whose numbers are not finite."""
-    all_was_lost: bool = False
-    """Whether shards once had no version left together: what went into the last may then be pushed again."""
-
-    def can_restore(self) -> dict[int, Content]:
-        return {**self.snapshots, **self.versions, **(dict([self.staged]) if self.staged else {})}
-
-    def registered(self) -> on.ShardRegistered:
-        self.pushes, self.means = {}, {}
-        return on.ShardRegistered(shard=self.name, versions=tuple(self.can_restore()))
+    def __init__(self, name: str, layers: range, *, counts_samples: bool) -> None:
+        """`counts_samples`: data is counted by this fragment's pushes: no sample is in it twice, whoever learned it."""
+        super().__init__(name, layers, {})
+        self._counts_samples = counts_samples
+        self.spoiled: set[Ticket] = set()
+        """Pushes whose numbers are not finite."""
+        self.all_was_lost = False
+        """Whether shards once had no version left together: what went into the last may then be pushed again."""
 
     def beat(self) -> on.ShardBeat:
-        return on.ShardBeat(shard=self.name, versions=tuple(self.can_restore()))
+        return on.ShardBeat(shard=self._name, versions=self.restorable)
 
     def lost_memory(self) -> None:
-        self.versions, self.staged, self.pushes, self.means, self.serving = {}, None, {}, {}, None
+        self.versions, self._staged, self.pushes, self._means, self.serving = {}, None, {}, {}, None
 
-    def on_command(self, command: Any) -> list[Any]:
-        match command:
-            case do.CheckPush():
-                whole = self.pushes.get(command.push, {}).keys() == set(self.layers)
-                return [on.PushChecked(shard=self.name, push=command.push, complete=whole)]
-            case do.Forget():
-                self.pushes.pop(command.ticket, None)
-                if self.means.pop(command.ticket, None) is not None:
-                    self.staged = None
-            case do.Measure():
-                squares = {
-                    push: tuple(float("nan") if push in self.spoiled else 1.0 for _ in self.layers)
-                    for push in command.pushes
-                }
-                return [on.NormsMeasured(shard=self.name, update=command.update, squares=squares)]
-            case do.Combine():
-                assert not self.spoiled.intersection(one.push for one in command.weights)
-                learned = [content for one in command.weights for content in {*self.pushes[one.push].values()}]
-                assert len(learned) == len(command.weights), "all layers of a push are of one push"
-                self.means[command.update] = self._added(learned)
-                squares = tuple(1.0 for _ in self.layers)
-                return [on.MeanCombined(shard=self.name, update=command.update, squares=squares)]
-            case do.StageVersion():
-                self.staged = (command.version, self._next(command))
-                return [on.Staged(shard=self.name, update=command.update)]
-            case do.Commit():
-                assert self.staged
-                assert self.staged[0] == command.version
-                kept = {version: self.versions[version] for version in command.keep if version in self.versions}
-                self.versions = {**kept, command.version: self.staged[1]}
-                self.serving, self.staged = command.version, None
-                return [on.Committed(shard=self.name, version=command.version, versions=tuple(self.can_restore()))]
-            case do.Restore():
-                self.versions = {command.version: self.can_restore()[command.source]}
-                self.serving, self.staged = command.version, None
-                self.pushes, self.means = {}, {}
-                return [on.Restored(shard=self.name, version=command.version, versions=tuple(self.can_restore()))]
-        return []
+    def _squares(self, push: Ticket) -> tuple[float, ...]:
+        return (float("nan") if push in self.spoiled else 1.0,) * len(self._layers)
 
-    def _next(self, command: do.StageVersion) -> Content:
-        if command.parameters:
-            (content,) = {*self.pushes[command.parameters].values()}
-            return content
-        assert self.serving is not None
-        return self._added([self.versions[self.serving], self.means[command.update]])
-
-    def _added(self, parts: list[Content]) -> Content:
+    def _joined(self, parts: Any) -> Any:
         """Return all of what several have learned; nothing is in two of them."""
         whole = frozenset().union(*parts)
-        counted = sum(len(samples_of(one)) if self.counts_samples else len(one) for one in parts)
-        twice = counted > (len(samples_of(whole)) if self.counts_samples else len(whole))
+        counted = sum(len(samples_of(one)) if self._counts_samples else len(one) for one in parts)
+        twice = counted > (len(samples_of(whole)) if self._counts_samples else len(whole))
         assert self.all_was_lost or not twice, "nothing is learned from twice"
         return whole
 

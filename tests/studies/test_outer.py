@@ -36,7 +36,7 @@ def case_of(*step_s: float, line: MemberLine = LINE, shards: int = 2, **more) ->
 def learned_steps(simulation: OuterSimulation) -> int:
     """Steps that the newest version has learned of, the same on all shards."""
     shards = [body for member in simulation.members.values() if hasattr(member, "beat") for body in member._bodies]
-    contents = {shard._versions[shard.serving] for shard in shards}
+    contents = {shard.versions[shard.serving] for shard in shards}
     assert len(contents) == 1
     return sum(span.end - span.first for span in contents.pop())
 

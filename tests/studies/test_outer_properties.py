@@ -92,7 +92,7 @@ class Watched(PlainBodies):
 def contents(simulation: OuterSimulation) -> list:
     """What each shard's newest version of each fragment has learned."""
     members = [member for member in simulation.members.values() if hasattr(member, "beat")]
-    return [body._versions[body.serving] for member in members for body in member._bodies]
+    return [body.versions[body.serving] for member in members for body in member._bodies]
 
 
 @FEW

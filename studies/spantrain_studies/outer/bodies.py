@@ -6,7 +6,7 @@ tensors, `outer.shard.shard.OuterShard` is a shard's body, and `outer.client.rep
 cluster's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -144,30 +144,31 @@ class PlainShard:
     """Holds for each version what it has learned; commands are those of `outer.shard.shard.OuterShard`."""
 
     def __init__(self, name: str, layers: range, snapshots: dict[int, Learned]) -> None:
-        self._name, self._layers, self._snapshots = name, layers, snapshots
-        self._pushes: dict[Ticket, dict[int, Learned]] = {}
+        self._name, self._layers, self.snapshots = name, layers, snapshots
+        self.pushes: dict[Ticket, dict[int, Learned]] = {}
         self._of_update: dict[Ticket, tuple[Ticket, ...]] = {}
         self._means: dict[Ticket, Learned] = {}
         self._staged: tuple[int, Learned] | None = None
-        self._versions: dict[int, Learned] = {}
+        self.versions: dict[int, Learned] = {}
         self.serving: int | None = None
 
     @property
     def restorable(self) -> tuple[int, ...]:
         """Versions served, staged or in a snapshot."""
-        return tuple(sorted(self._found()))
+        return tuple(sorted(self.can_restore()))
 
-    def _found(self) -> dict[int, Learned]:
-        return {**self._snapshots, **self._versions, **(dict([self._staged]) if self._staged else {})}
+    def can_restore(self) -> dict[int, Learned]:
+        """Return the versions served, staged or in a snapshot, with what each has learned."""
+        return {**self.snapshots, **self.versions, **(dict([self._staged]) if self._staged else {})}
 
     def registered(self) -> on.ShardRegistered:
         """Forget pushes."""
-        self._pushes, self._means = {}, {}
+        self.pushes, self._means = {}, {}
         return on.ShardRegistered(shard=self._name, versions=self.restorable)
 
     def take(self, push: Ticket, layer: int, content: Learned, wire_format: WireFormat, /) -> None:  # noqa: ARG002
         """Keep a layer of a push."""
-        self._pushes.setdefault(push, {})[layer] = content
+        self.pushes.setdefault(push, {})[layer] = content
 
     def give(self, version: int, layer: int) -> Learned:
         """Return what a version has learned.
@@ -175,33 +176,32 @@ class PlainShard:
         Raises:
             ProtocolError: it is not held.
         """
-        if version not in self._versions or layer not in self._layers:
+        if version not in self.versions or layer not in self._layers:
             raise ProtocolError(f"{self._name}: has no layer {layer} of version {version}; ask for one that it serves")
-        return self._versions[version]
+        return self.versions[version]
 
     def snapshot(self) -> None:
         """Keep the version that is served, and the two before it."""
         if self.serving is not None:
-            self._snapshots[self.serving] = self._versions[self.serving]
-            for version in sorted(self._snapshots)[:-3]:
-                del self._snapshots[version]
+            self.snapshots[self.serving] = self.versions[self.serving]
+            for version in sorted(self.snapshots)[:-3]:
+                del self.snapshots[version]
 
     def on_command(self, command: Any, /) -> OuterEvent | None:
-        """Answer as a shard with numbers does; every layer of every push has norm 1."""
-        ones = (1.0,) * len(self._layers)
+        """Answer as a shard with numbers does."""
         match command:
             case do.CheckPush():
-                whole = self._pushes.get(command.push, {}).keys() == set(self._layers)
+                whole = self.pushes.get(command.push, {}).keys() == set(self._layers)
                 return on.PushChecked(shard=self._name, push=command.push, complete=whole)
             case do.Forget():
                 self._forget(command.ticket)
             case do.Measure():
                 self._of_update[command.update] = command.pushes
-                squares = dict.fromkeys(command.pushes, ones)
+                squares = {push: self._squares(push) for push in command.pushes}
                 return on.NormsMeasured(shard=self._name, update=command.update, squares=squares)
             case do.Combine():
-                self._means[command.update] = _joined(self._whole(weight.push) for weight in command.weights)
-                return on.MeanCombined(shard=self._name, update=command.update, squares=ones)
+                self._means[command.update] = self._joined([self._whole(weight.push) for weight in command.weights])
+                return on.MeanCombined(shard=self._name, update=command.update, squares=(1.0,) * len(self._layers))
             case do.StageVersion():
                 self._staged = (command.version, self._next(command))
                 return on.Staged(shard=self._name, update=command.update)
@@ -210,53 +210,56 @@ class PlainShard:
         return None
 
     def _forget(self, ticket: Ticket) -> None:
-        self._pushes.pop(ticket, None)
+        self.pushes.pop(ticket, None)
         self._of_update.pop(ticket, None)
         if self._means.pop(ticket, None) is not None:
             self._staged = None
 
     def _whole(self, push: Ticket) -> Learned:
-        held = self._pushes[push]
+        held = self.pushes[push]
         assert held.keys() == set(self._layers), "an update has whole pushes only"
         (content,) = {*held.values()}
         return content
+
+    def _squares(self, push: Ticket) -> tuple[float, ...]:  # noqa: ARG002
+        """Return a sum of squares for each layer of a push."""
+        return (1.0,) * len(self._layers)
+
+    def _joined(self, parts: Sequence[Learned]) -> Learned:
+        """Return all that several have learned.
+
+        Raises:
+            AssertionError: two have learned the same, which would count twice.
+        """
+        found: dict[tuple[str, int, int], StepSpan] = {}
+        for span in (span for part in parts for span in part):
+            key = (span.cluster, span.life, span.first)
+            assert key not in found, f"{span} would count twice"
+            found[key] = span
+        return frozenset(found.values())
 
     def _next(self, command: do.StageVersion) -> Learned:
         if command.parameters:
             return self._whole(command.parameters)
         assert self.serving is not None
-        return _joined([self._versions[self.serving], self._means[command.update]])
+        return self._joined([self.versions[self.serving], self._means[command.update]])
 
     def _serve(self, command: do.Commit | do.Restore) -> OuterEvent:
         if isinstance(command, do.Commit):
             assert self._staged
             assert self._staged[0] == command.version
-            kept = {version: self._versions[version] for version in command.keep if version in self._versions}
-            self._versions = {**kept, command.version: self._staged[1]}
+            kept = {version: self.versions[version] for version in command.keep if version in self.versions}
+            self.versions = {**kept, command.version: self._staged[1]}
             for push in (*self._of_update.get(command.update, ()), command.update):
                 self._forget(push)
-        elif command.source not in self._found():
+        elif command.source not in self.can_restore():
             return self.registered()
         else:
-            self._versions = {command.version: self._found()[command.source]}
-            self._pushes, self._means = {}, {}
+            self.versions = {command.version: self.can_restore()[command.source]}
+            self.pushes, self._means = {}, {}
         self.serving, self._staged = command.version, None
         sort = on.Committed if isinstance(command, do.Commit) else on.Restored
         return sort(shard=self._name, version=command.version, versions=self.restorable)
-
-
-def _joined(parts: Iterable[Learned]) -> Learned:
-    """Return all that several have learned.
-
-    Raises:
-        AssertionError: two have learned the same, which would count twice.
-    """
-    found: dict[tuple[str, int, int], StepSpan] = {}
-    for span in (span for part in parts for span in part):
-        key = (span.cluster, span.life, span.first)
-        assert key not in found, f"{span} would count twice"
-        found[key] = span
-    return frozenset(found.values())
 
 
 class PlainBodies:

@@ -203,7 +203,7 @@ class ProcessSupervisor:
 _LOOK_EVERY_S = 0.1
 _PATIENCE = 6
 """Times the silence after which a member is lost, for which a process may do nothing."""
-_LEAST_PATIENCE_S = 60.0
+_MIN_PATIENCE_S = 60.0
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -259,7 +259,7 @@ def keep_up(
 
 
 def _patience_s(config: OuterConfig) -> float:
-    return max(_LEAST_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
+    return max(_MIN_PATIENCE_S, _PATIENCE * config.for_master.settings.lost_after_s)
 
 
 def _reach(config: OuterConfig, written: Path) -> tuple[str, str] | None:

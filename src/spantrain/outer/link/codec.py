@@ -24,8 +24,8 @@ _Reader = Callable[[object, str], Any]
 """(what came, its place in the message) -> value; raises ProtocolError."""
 
 _KIND, _FRAGMENT, _NAME = "kind", "fragment", "name"
-_LONGEST_TEXT = 65_536
-_LONGEST_LIST = 200_000
+_MAX_TEXT = 65_536
+_MAX_LIST = 200_000
 _EVENTS = {kind.__name__: kind for kind in get_args(OuterEvent)}
 _COMMANDS = {kind.__name__: kind for kind in get_args(OuterCommand)}
 
@@ -148,8 +148,8 @@ def _read_float(data: object, where: str) -> float:
 def _read_text(data: object, where: str) -> str:
     if type(data) is not str:
         raise _wrong(where, "text", data)
-    if len(data) > _LONGEST_TEXT:
-        raise ProtocolError(f"{where}: may have {_LONGEST_TEXT} characters, got {len(data)}")
+    if len(data) > _MAX_TEXT:
+        raise ProtocolError(f"{where}: may have {_MAX_TEXT} characters, got {len(data)}")
     return data
 
 
@@ -211,8 +211,8 @@ def _mapping_reader(key: _Reader, inner: _Reader) -> _Reader:
 
 
 def _check_length(data: list[Any] | dict[Any, Any], where: str) -> None:
-    if len(data) > _LONGEST_LIST:
-        raise ProtocolError(f"{where}: may have {_LONGEST_LIST} entries, got {len(data)}")
+    if len(data) > _MAX_LIST:
+        raise ProtocolError(f"{where}: may have {_MAX_LIST} entries, got {len(data)}")
 
 
 def _dataclass_reader(kind: Any) -> _Reader:

@@ -28,11 +28,11 @@ MEMBER_KINDS = ("shard", "cluster", "worker")
 
 _JOIN_S = 5.0
 """One attempt to reach a master that is not there; the next follows."""
-_LONGEST_PAUSE_S = 3.0
+_MAX_PAUSE_S = 3.0
 """After a master that is there, and refuses or ends a connection again and again."""
-_SHORTEST_PAUSE_S = 0.2
+_MIN_PAUSE_S = 0.2
 _QUEUE_LIMIT = 50_000
-_LONGEST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 _FAREWELL_S = 0.5
 _CALL_S = 10.0
 
@@ -190,7 +190,7 @@ class MasterLink:
         self._listener.died(fault)
 
     def _run(self) -> None:
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s = _MIN_PAUSE_S
         while not self._closing:
             begun_s = time.monotonic()
             away = False
@@ -203,7 +203,7 @@ class MasterLink:
             except SpanTrainError as error:
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
-            pause_s = _SHORTEST_PAUSE_S if lasted or away else min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = _MIN_PAUSE_S if lasted or away else min(2 * pause_s, _MAX_PAUSE_S)
             self._wait(time.monotonic() + pause_s, lambda: self._closing)
 
     def _join(self) -> ControlClient | None:
@@ -291,7 +291,7 @@ class MasterLink:
 
     def _wait(self, until_s: float, holds: Callable[[], bool]) -> None:
         with self._changed:
-            self._changed.wait_for(holds, min(max(0.0, until_s - time.monotonic()), _LONGEST_WAIT_S))
+            self._changed.wait_for(holds, min(max(0.0, until_s - time.monotonic()), _MAX_WAIT_S))
             self._woken = False
 
     def _take(self, notice: dict[str, Any]) -> None:

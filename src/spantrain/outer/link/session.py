@@ -16,7 +16,7 @@ HOLD_S = 5.0
 """So long the master holds a call that listens, when there is nothing to tell."""
 MAX_BATCH = 1000
 """Events that are told in one message."""
-_LEAST_PATIENCE_S = 2.0
+_MIN_PATIENCE_S = 2.0
 _PAUSE_S = 0.1
 """Between a call that was lost and the next."""
 
@@ -28,7 +28,7 @@ class LinkSession:
 
     def __init__(self, client: ControlClient, number: int, *, patience_s: float, wake: Callable[[], None]) -> None:
         """`patience_s`: without an answer, until the connection is taken for lost. `wake`: called in other threads."""
-        patience_s = max(patience_s, _LEAST_PATIENCE_S)
+        patience_s = max(patience_s, _MIN_PATIENCE_S)
         self._client = client
         self._number = number
         self._telling = _Repeated(client, "tell", patience_s, wake)

@@ -24,7 +24,7 @@ from spantrain.transport.control.server import ControlServer
 from spantrain.transport.control.services import Handler
 
 T = TypeVar("T")
-_LEAST_SLEEP_S = 0.01
+_MIN_SLEEP_S = 0.01
 _SEAT_S = 60.0
 """Whoever joins and does not enter in that time has its name freed."""
 _GRACE_S = 0.5
@@ -223,7 +223,7 @@ class MasterServer:
                     self._wakes_s = due_s
                     self._changed.wait(None if due_s is None else max(due_s, earliest_s) - now_s)
                     continue
-                earliest_s = now_s + _LEAST_SLEEP_S
+                earliest_s = now_s + _MIN_SLEEP_S
                 self._tick(now_s)
                 left = self._left_seats(now_s)
             for name in left:

@@ -37,7 +37,7 @@ _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""
 _DEVIATIONS = (0.25, 0.6)
 """Least and most, of logarithms: with a factor of 3, limits of 2.1 and 6.0 times the usual norm."""
-_LEAST_IN_A_ROW = 2
+_MIN_IN_A_ROW = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def judge(
     """
     settings = settings or GuardSettings()
     here = {*norms, *trains}
-    patience = max(_LEAST_IN_A_ROW, -(-settings.restart_after // len(here)))
+    patience = max(_MIN_IN_A_ROW, -(-settings.restart_after // len(here)))
     verdicts = tuple(_verdict(state, name, norms, here, settings) for name in sorted(norms))
     known = dict(state.clusters)
     for verdict in verdicts:

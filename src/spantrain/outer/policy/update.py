@@ -16,7 +16,7 @@ multiplies the outer rate by the windows of a round, and training may then diver
   round that it was in. Else the last one of all to end would go a whole step, momentum and all, with a few tokens.
 - Asked for by name: a push weighs less, the more versions were made since the one that it began from. What it loses is
   missing from the part too, or a push alone in its window would lose nothing.
-- Tokens are what clusters say. One counts for `_MOST` times as many a second as the next fastest at most, whatever it
+- Tokens are what clusters say. One counts for `_MAX_TIMES` times as many a second as the next fastest at most, whatever it
   says and however often it pushes.
 """
 
@@ -34,7 +34,7 @@ from spantrain.outer.policy.guard import GuardState, PushVerdict, judge
 from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import OuterSettings
 
-_MOST = 10.0
+_MAX_TIMES = 10.0
 _PUSHES = 4
 """Of each cluster, whose largest tokens a second count."""
 
@@ -87,7 +87,7 @@ class TokenRates:
             if span_s > 0:
                 self._told.setdefault(name, deque(maxlen=_PUSHES)).append(tokens[name] / span_s)
         rates = {name: max(told) for name, told in self._told.items()}
-        most = _MOST * sorted(rates.values())[-2] if len(rates) > 1 else math.inf
+        most = _MAX_TIMES * sorted(rates.values())[-2] if len(rates) > 1 else math.inf
         fair = {name: min(1.0, most / rate) if rate else 1.0 for name, rate in rates.items()}
         counted = {
             name: min(float(count), most * spans_s[name]) if spans_s[name] > 0 else float(count)

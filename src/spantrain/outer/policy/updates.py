@@ -11,7 +11,7 @@ from spantrain.outer.policy.pushes import Push
 from spantrain.outer.policy.settings import ClusterRecord, MasterState, OuterSettings
 from spantrain.outer.policy.update import TokenRates, Update, UpdateOutcome, UpdatePhase, Weighing, weigh
 
-_MOST_COUNTED = 2**62
+_MAX_COUNTED = 2**62
 """Tokens; more than that is not told to anybody."""
 
 
@@ -255,7 +255,7 @@ class Updates:
             before = records.get(push.cluster, ClusterRecord())
             records[push.cluster] = replace(
                 before,
-                tokens=min(before.tokens + push.tokens, _MOST_COUNTED),
+                tokens=min(before.tokens + push.tokens, _MAX_COUNTED),
                 last_tokens=push.tokens,
                 pushes=before.pushes + 1,
                 left_out=before.left_out + (push not in update.accepted),
