@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from made_up_masters import CONFIG
+from outer_worlds.masters import CONFIG
 from patience import PATIENCE_S
 from spantrain.outer.master.server import MasterServer
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from made_up_clients import batch_of, small_model
+from outer_worlds.clients import batch_of, small_model
 from patience import PATIENCE_S
 from spantrain.errors import UsageError
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions

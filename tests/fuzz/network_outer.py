@@ -11,7 +11,7 @@ import torch
 from fuzz.mutation import changed
 from fuzz.target import Target
 from fuzz.typed import plain_of
-from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
+from outer_worlds.links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent

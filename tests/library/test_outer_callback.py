@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import spantrain
-from made_up_clients import MadeUpServer, alone, close, small_model, train_step
+from outer_worlds.clients import MadeUpServer, alone, close, small_model, train_step
 from patience import PATIENCE_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up_masters import MasterRun
+from outer_worlds.masters import MasterRun
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_rounds import MadeUpRounds, Tensors, random_tensors, without_clip
+from outer_worlds.rounds import MadeUpRounds, Tensors, random_tensors, without_clip
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean

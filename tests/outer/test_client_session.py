@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from made_up_outer import layers_of
+from outer_worlds.policy import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on

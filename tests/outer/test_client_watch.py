@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from made_up_outer import layers_of
+from outer_worlds.policy import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Ticket

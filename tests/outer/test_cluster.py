@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_rounds import MadeUpRounds, random_tensors, without_clip
+from outer_worlds.rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.rules.nesterov import Nesterov

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_rounds import MadeUpRounds, random_tensors, without_clip
+from outer_worlds.rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.core.outer import commands as do
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import Tensors, compensate, pseudo_gradient

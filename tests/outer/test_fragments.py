@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from made_up_clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
+from outer_worlds.clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay

@@ -2,7 +2,7 @@
 
 import pytest
 
-from made_up_clients import MadeUpServer, at_once, small_model
+from outer_worlds.clients import MadeUpServer, at_once, small_model
 from patience import PATIENCE_S
 from spantrain.core.outer.events import ChunkProgress, Lease
 from spantrain.errors import UsageError

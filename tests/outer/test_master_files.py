@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up_masters import CONFIG, SETTINGS, MasterRun, seeded
+from outer_worlds.masters import CONFIG, SETTINGS, MasterRun, seeded
 from spantrain.errors import UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.files import MasterFiles

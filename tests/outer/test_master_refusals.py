@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from made_up_links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
-from made_up_masters import CONFIG, MasterRun, seeded, train_a_little
-from made_up_outer import layers_of
+from outer_worlds.links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
+from outer_worlds.masters import CONFIG, MasterRun, seeded, train_a_little
+from outer_worlds.policy import layers_of
 from patience import PATIENCE_S
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, Ticket, TransferWay

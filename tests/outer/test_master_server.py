@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from made_up_links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
-from made_up_masters import MasterRun, seeded, train, train_a_little
-from made_up_outer_members import Content
 from master_process import MortalMaster
+from outer_worlds.links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
+from outer_worlds.masters import MasterRun, seeded, train, train_a_little
+from outer_worlds.members import Content
 from patience import PATIENCE_S
 from spantrain.core.outer import events as on
 from spantrain.outer.link.link import ask_status

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from made_up_links import LAYERS, WHOLE, cluster_facts, shard_facts
+from outer_worlds.links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand

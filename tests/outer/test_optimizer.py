@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from made_up_clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
+from outer_worlds.clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay

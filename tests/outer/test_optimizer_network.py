@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_up_clients import EXACT, alone, close, diloco, small_model, train_step, train_together
+from outer_worlds.clients import EXACT, alone, close, diloco, small_model, train_step, train_together
 from patience import PATIENCE_S
 from spantrain.core.outer.layers import group_layers
 from spantrain.errors import UsageError

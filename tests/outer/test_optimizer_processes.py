@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from made_up_clients import EXACT, alone, close
 from outer_members import Order, member
+from outer_worlds.clients import EXACT, alone, close
 from preloaded import spawn
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig

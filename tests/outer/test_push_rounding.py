@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_clients import MadeUpServer, alone, close, small_model, train_step
-from made_up_rounds import MadeUpRounds, layers_of, random_tensors
+from outer_worlds.clients import MadeUpServer, alone, close, small_model, train_step
+from outer_worlds.rounds import MadeUpRounds, layers_of, random_tensors
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket, TransferWay

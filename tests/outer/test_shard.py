@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from made_up_rounds import MadeUpRounds, random_tensors
+from outer_worlds.rounds import MadeUpRounds, random_tensors
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import Ticket

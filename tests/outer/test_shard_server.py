@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from made_up_rounds import MadeUpRounds, random_tensors
-from made_up_shards import LocalOuterRun, threads
+from outer_worlds.rounds import MadeUpRounds, random_tensors
+from outer_worlds.shards import LocalOuterRun, threads
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_stages import Fleet, StagesServer
+from outer_worlds.stages import Fleet, StagesServer
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport

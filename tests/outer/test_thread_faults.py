@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from made_up_clients import EXACT
-from made_up_rounds import random_tensors
-from made_up_shards import LocalOuterRun
+from outer_worlds.clients import EXACT
+from outer_worlds.rounds import random_tensors
+from outer_worlds.shards import LocalOuterRun
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from made_up_clients import EXACT
 from made_up_sessions import Ran, train_in_threads
+from outer_worlds.clients import EXACT
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.layers import group_layers
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageOrder, StageReport

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_up_clients import EXACT
+from outer_worlds.clients import EXACT
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.training.requests import RunOptions, TrainRequest

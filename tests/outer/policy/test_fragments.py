@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up_outer import MadeUpWorld, layers_of, without_clip
-from made_up_worlds import learn, say
+from outer_worlds.policy import MadeUpWorld, layers_of, without_clip
+from outer_worlds.training import learn, say
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up_outer import layers_of
+from outer_worlds.policy import layers_of
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun, divide
 from spantrain.outer.policy.placement import PlacementRequest, place_shards
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from made_up_worlds import EVERY_SAMPLE, say, seeded_world, train_to_the_end
+from outer_worlds.training import EVERY_SAMPLE, say, seeded_world, train_to_the_end
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.errors import ProtocolError

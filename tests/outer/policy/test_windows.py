@@ -2,8 +2,8 @@
 
 import pytest
 
-from made_up_outer import MadeUpWorld
-from made_up_worlds import last_window, learn, say, seeded_world
+from outer_worlds.policy import MadeUpWorld
+from outer_worlds.training import last_window, learn, say, seeded_world
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.outer.policy.client import ClientPhase

@@ -16,7 +16,7 @@ multiplies the outer rate by the windows of a round, and training may then diver
   round that it was in. Else the last one of all to end would go a whole step, momentum and all, with a few tokens.
 - Asked for by name: a push weighs less, the more versions were made since the one that it began from. What it loses is
   missing from the part too, or a push alone in its window would lose nothing.
-- Tokens are what clusters say. One counts for `_MAX_TIMES` times as many a second as the next fastest at most, whatever it
+- Tokens are what clusters say. One counts for `_MAX_TIMES` as many a second as the next fastest at most, whatever it
   says and however often it pushes.
 """
 

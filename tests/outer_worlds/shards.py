@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from layer_wires import patient
-from made_up_rounds import layers_of, random_tensors
+from outer_worlds.rounds import layers_of, random_tensors
 from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on

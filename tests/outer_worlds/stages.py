@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from made_up_clients import MadeUpConnector, MadeUpServer
+from outer_worlds.clients import MadeUpConnector, MadeUpServer
 from patience import PATIENCE_S
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do

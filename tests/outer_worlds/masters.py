@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from made_up_links import Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
+from outer_worlds.links import Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
 from patience import PATIENCE_S
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import Any
 
-from made_up_outer_members import Content, Lesson, MadeUpCluster, MadeUpShard, Sample, samples_of
+from outer_worlds.members import Content, Lesson, MadeUpCluster, MadeUpShard, Sample, samples_of
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on

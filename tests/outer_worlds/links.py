@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from made_up_outer import layers_of
-from made_up_outer_members import Content, MadeUpCluster, MadeUpShard
+from outer_worlds.members import Content, MadeUpCluster, MadeUpShard
+from outer_worlds.policy import layers_of
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay
