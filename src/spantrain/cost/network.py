@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
@@ -97,10 +98,8 @@ class NetworkCost:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._cluster = profile.cluster
-        self._paths: dict[tuple[DeviceShares, DeviceShares], Path] = {}
-        self._routes: dict[tuple[str, str], tuple[SharedLink, ...]] = {}
-        self._ports: dict[str, float] = {}
-        self._lines: dict[tuple[str, str], SharedLink | None] = {}
+        self._path_of, self._route_of = cache(self._path), cache(self._route)
+        self._line, self._described_port = cache(self._find_line), cache(self._find_port)
         self.collectives = Collectives(self)
         """Sums over devices, over these links."""
 
@@ -149,10 +148,7 @@ class NetworkCost:
         (`lab up`) and downlink (`lab down`), where the cluster has them, carry what it says of them, or what was
         measured through them if that is more.
         """
-        found = self._routes.get((source, target))
-        if found is None:
-            found = self._routes[source, target] = self._route(source, target)
-        return found
+        return self._route_of(source, target)
 
     def _route(self, source: str, target: str) -> tuple[SharedLink, ...]:
         a, b = self._device(source), self._device(target)
@@ -175,13 +171,8 @@ class NetworkCost:
         lines = [self._line(source, "up"), self._line(target, "down")] if source != target else []
         return [line for line in lines if line is not None]
 
-    def _line(self, site: str, way: str) -> SharedLink | None:
-        """Return a site's line to all others (`up`) or from them (`down`); None if the cluster has none."""
-        if (site, way) not in self._lines:
-            self._lines[site, way] = self._find_line(site, way)
-        return self._lines[site, way]
-
     def _find_line(self, site: str, way: str) -> SharedLink | None:
+        """Return a site's line to all others (`up`) or from them (`down`); None if the cluster has none."""
         found = self._cluster.site_by_name[site]
         rate = found.uplink_bandwidth_bytes_per_s if way == "up" else found.downlink_bandwidth_bytes_per_s
         if rate is None:
@@ -191,13 +182,10 @@ class NetworkCost:
             rate = max(rate, self._profile.fastest_pairs.get(places, 0.0))
         return SharedLink(name=f"{site} {way}", bandwidth_bytes_per_s=rate, between_sites=True)
 
-    def _described_port(self, site: str) -> float:
+    def _find_port(self, site: str) -> float:
         """Return what a host's port carries by the description: its site's rate, or what a line to elsewhere does."""
-        found = self._ports.get(site)
-        if found is None:
-            lines = (link.bandwidth_bytes_per_s for link in self._cluster.links if site in (link.source, link.target))
-            found = self._ports[site] = max(self._cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
-        return found
+        lines = (link.bandwidth_bytes_per_s for link in self._cluster.links if site in (link.source, link.target))
+        return max(self._cluster.site_by_name[site].bandwidth_bytes_per_s, *lines, 0.0)
 
     def _way_carries(self, a: Device, b: Device, way: LinkMeasurement) -> float:
         """Return the bytes per second of the way between the places of two devices."""
@@ -269,11 +257,7 @@ class NetworkCost:
         Every replica takes one piece of each micro-batch, in order, so replica pairs talk where their
         intervals of shares overlap.
         """
-        key = (senders, receivers)
-        found = self._paths.get(key)
-        if found is None:
-            found = self._paths[key] = self._path(senders, receivers)
-        return found
+        return self._path_of(senders, receivers)
 
     def _path(self, senders: DeviceShares, receivers: DeviceShares) -> Path:
         busy: dict[str, float] = {}

@@ -19,10 +19,8 @@ from functools import partial
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
-from spantrain.core.units import Unit
 from spantrain.cost.network import Path
 from spantrain.cost.replicas import ReplicaCost
-from spantrain.formats.registry import WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +75,6 @@ class _StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """Bytes of one sample between two stages, as they are sent."""
-
-    up_bytes: int
-    down_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _StageHop:
     """Seconds between a stage and the next: one micro-batch, and how long the busiest link is busy in a step."""
 
@@ -129,13 +119,6 @@ class StepCost:
             tied_s=tied_s,
         )
 
-    def sync_seconds(self, stage: Stage) -> float:
-        """Return the seconds of a stage's gradient sum that are left behind its last backward.
-
-        The sum is equation 5, with latency, in buckets; the paper's begins when all work is done.
-        """
-        return self.replicas.behind_s(stage)
-
     def _stage_times(self, stage: Stage) -> _StageTimes:
         ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
         first, last = dict.fromkeys(ops, 0.0), dict.fromkeys(ops, 0.0)
@@ -159,31 +142,32 @@ class StepCost:
             run_input = max(run_input, total[Op.BACKWARD_INPUT])
             window = max(window, sum(sizes) / replica.in_flight_limit - 1.0)
         return _StageTimes(
-            first, last, run, run_without_w, forward_but_last, run_input, window, self.sync_seconds(stage)
+            first, last, run, run_without_w, forward_but_last, run_input, window, self.replicas.behind_s(stage)
         )
 
     def _hops(self, plan: Plan) -> list[_StageHop]:
         units = self._profile.graph.units
-        cuts = [_cut(units[stage.end_unit - 1], stage.wire_format) for stage in plan.stages[:-1]]
+        rows = [(units[stage.end_unit - 1], stage.wire_format) for stage in plan.stages[:-1]]
+        cuts = [(unit.forward_bytes(form), unit.backward_bytes(form)) for unit, form in rows]
         pairs = list(zip(plan.stages[:-1], plan.stages[1:], strict=True))
         up = [self.network.path(_shares(a), _shares(b)) for a, b in pairs]
         down = [self.network.path(_shares(b), _shares(a)) for a, b in pairs]
         busy: dict[str, float] = {}
-        for cut, up_path, down_path in zip(cuts, up, down, strict=True):
-            for path, size in ((up_path, cut.up_bytes), (down_path, cut.down_bytes)):
+        for sizes, *paths in zip(cuts, up, down, strict=True):
+            for path, size in zip(paths, sizes, strict=True):
                 for link, rate in path.link_s_per_byte.items():
                     busy[link] = busy.get(link, 0.0) + rate * size * plan.global_batch
         hops = []
-        for (a, b), cut, up_path, down_path in zip(pairs, cuts, up, down, strict=True):
+        for (a, b), (up_bytes, down_bytes), up_path, down_path in zip(pairs, cuts, up, down, strict=True):
             first, last = a.micro_batches[0].size, a.micro_batches[-1].size
             back_first, back_last = b.micro_batches[0].size, b.micro_batches[-1].size
             link_up, link_down = _busiest(up_path, busy), _busiest(down_path, busy)
             hops.append(
                 _StageHop(
-                    first_up=up_path.seconds(first * cut.up_bytes),
-                    last_up=up_path.seconds(last * cut.up_bytes),
-                    first_down=down_path.seconds(back_first * cut.down_bytes),
-                    last_down=down_path.seconds(back_last * cut.down_bytes),
+                    first_up=up_path.seconds(first * up_bytes),
+                    last_up=up_path.seconds(last * up_bytes),
+                    first_down=down_path.seconds(back_first * down_bytes),
+                    last_down=down_path.seconds(back_last * down_bytes),
                     busy_up=busy.get(link_up, 0.0) + up_path.latency_s,
                     busy_down=busy.get(link_down, 0.0) + down_path.latency_s,
                     link_up=link_up,
@@ -278,10 +262,6 @@ def _stage_bound(bounds: _PipelineSums, s: int) -> float:
 
 def _stage_name(index: int, stage: Stage) -> str:
     return f"stage {index} (units {stage.first_unit}-{stage.end_unit - 1} on {', '.join(stage.devices)})"
-
-
-def _cut(unit: Unit, wire_format: WireFormat) -> _Cut:
-    return _Cut(unit.forward_bytes(wire_format), unit.backward_bytes(wire_format))
 
 
 def _shares(stage: Stage) -> tuple[tuple[str, float], ...]:

@@ -3,11 +3,14 @@
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
+from typing import TypeVar
 
 from spantrain.core.profile import LinkMeasurement, Profile
 from spantrain.core.quantities import format_bytes, format_seconds
 
+_T = TypeVar("_T")
 _SAME = 1e-12
 _MESSAGE_BYTES = 2**20
 _NETWORK_RATIO, _COMPUTE_RATIO = 1.25, 1.2
@@ -182,6 +185,27 @@ def _mean(values: Sequence[float]) -> float:
 
 def _ratio(a: float, b: float) -> float:
     return max(a, b) / max(min(a, b), 1e-30)
+
+
+def orders_to_try(
+    items: Sequence[_T], distance: Callable[[_T, _T], float], *, all_up_to: int
+) -> tuple[tuple[_T, ...], ...]:
+    """Return orders of groups or sites: every permutation of every non-empty subset of so many.
+
+    Of more: from every one, the chain that goes on to the nearest that is not yet in it, cut at every length, in both
+    directions.
+    """
+    if len(items) <= all_up_to:
+        return tuple(order for count in range(1, len(items) + 1) for order in permutations(items, count))
+    found: dict[tuple[_T, ...], None] = {}
+    for start in items:
+        chain, rest = [start], [item for item in items if item != start]
+        while rest:
+            chain.append(min(rest, key=partial(distance, chain[-1])))
+            rest.remove(chain[-1])
+        for count in range(1, len(chain) + 1):
+            found |= dict.fromkeys((tuple(chain[:count]), tuple(reversed(chain[:count]))))
+    return tuple(found)
 
 
 def tree_lines(groups: DeviceGroups, profile: Profile) -> list[str]:

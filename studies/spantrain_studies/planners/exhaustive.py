@@ -12,7 +12,7 @@ apart (`twins`) stand for each other: of them only the first ones are used, in o
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class PlanSpace:
         by_count: dict[int, list[tuple[PipelinePart, ...]]] = {}
         for partition in self._partitions:
             choices = [share_choices(self._costs, devices, size) for devices in partition]
-            for parts in _product(choices):
+            for parts in product(*choices):
                 by_count.setdefault(len(parts), []).append(parts)
         for count, structures in sorted(by_count.items()):
             cuts = np.array(
@@ -246,15 +246,6 @@ def share_choices(costs: PartCosts, devices: tuple[str, ...], size: int) -> tupl
         if samples[giver] > 0 and slowest(samples) <= _NEIGHBOUR_SHARES * least:
             found.append(PipelinePart(devices, tuple(samples)))
     return tuple(found)
-
-
-def _product(choices: Sequence[Sequence[PipelinePart]]) -> Iterator[tuple[PipelinePart, ...]]:
-    if not choices:
-        yield ()
-        return
-    for part in choices[0]:
-        for tail in _product(choices[1:]):
-            yield (part, *tail)
 
 
 MAX_DEVICES = 6

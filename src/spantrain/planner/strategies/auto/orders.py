@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spantrain.cost.span_tables import Array
+from spantrain.planner.groups import orders_to_try
 from spantrain.planner.strategies.auto.cuts import Parts
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.moves import Moves
@@ -43,7 +44,7 @@ def chains(
         orders = [order for count in range(1, len(groups) + 1) for order in permutations(range(len(groups)), count)]
         return tuple(tuple(block for group in order for block in groups[group]) for order in orders)
     sites = tuple(dict.fromkeys(site_by_group))
-    places = list(_site_orders(sites, near))
+    places = list(orders_to_try(sites, lambda a, b: near[a, b], all_up_to=_ALL_SITES_UP_TO))
     if many_devices:
         places = list({frozenset(order): order for order in reversed(places)}.values())[::-1]
     found: dict[Chain, None] = {}
@@ -65,21 +66,6 @@ def _inside(groups: Sequence[Sequence[int]], site_by_group: Sequence[str]) -> It
             for count in range(1, len(own) + 1):
                 for order in permutations(own, count):
                     yield tuple(block for group in order for block in groups[group])
-
-
-def _site_orders(sites: Sequence[str], near: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, ...]]:
-    if len(sites) <= _ALL_SITES_UP_TO:
-        for count in range(1, len(sites) + 1):
-            yield from permutations(sites, count)
-        return
-    for start in sites:
-        chain = [start]
-        while len(chain) < len(sites):
-            here, rest = chain[-1], [site for site in sites if site not in chain]
-            chain.append(min(rest, key=lambda site, here=here: near[here, site]))  # type: ignore[misc]
-        for count in range(1, len(chain) + 1):
-            yield tuple(chain[:count])
-            yield tuple(reversed(chain[:count]))
 
 
 def divided(costs: PartCosts, moves: Moves, rows: Sequence[Chain], size: int) -> list[Parts]:

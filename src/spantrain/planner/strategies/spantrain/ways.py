@@ -17,6 +17,7 @@ that choice.
 `Beam` is algorithm 1 (the same section), over orders of first-level groups and their cuts.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def _rows_of_parts(parts: Sequence[Devices], capacity: Capacity, *, tensors: boo
 def _joined(choices: Sequence[Sequence[Way]]) -> Iterator[Way]:
     """Yield all ways to go through these in order; of the longest lists only the first ones if that were many."""
     lists = [list(choice) for choice in choices]
-    while _product(len(entries) for entries in lists) > _MAX_COMBINED:
+    while math.prod(len(entries) for entries in lists) > _MAX_COMBINED:
         max(lists, key=len).pop()
     for ways in product(*lists):
         yield tuple(slot for way in ways for slot in way)
@@ -167,13 +168,6 @@ def _chunks(devices: Devices, size: int) -> tuple[Devices, ...]:
 
 def _divisors(number: int) -> tuple[int, ...]:
     return tuple(part for part in range(1, number + 1) if number % part == 0)
-
-
-def _product(numbers: Iterable[int]) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total
 
 
 Arrangement = tuple[tuple[int, int], ...]

@@ -3,12 +3,14 @@
 A domain is a first-level group; a layout sets its devices up as slots (future stages).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations, pairwise, permutations, product
 
 from spantrain.core.profile import Profile
-from spantrain.planner.groups import DeviceGroup, DeviceGroups, message_seconds
+from spantrain.planner.groups import DeviceGroup, DeviceGroups, message_seconds, orders_to_try
 from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
 
 Layout = tuple[Slot, ...]
@@ -18,26 +20,9 @@ _ALL_SUBGROUP_ORDERS_UP_TO = 3
 
 
 def domain_orders(groups: DeviceGroups, profile: Profile) -> tuple[tuple[DeviceGroup, ...], ...]:
-    """Return the orders of first-level groups to try: every permutation of every non-empty subset, up to five.
-
-    Beyond five: from every group, the chain that goes on to the nearest group not yet in it, cut at every length,
-    in both directions.
-    """
-    first = groups.first_level
-    if len(first) <= _ALL_ORDERS_UP_TO:
-        return tuple(order for count in range(1, len(first) + 1) for order in permutations(first, count))
-    metric = message_seconds(profile, groups.message_bytes)
-    found: dict[tuple[DeviceGroup, ...], None] = {}
-    for start in first:
-        chain = [start]
-        while len(chain) < len(first):
-            rest = [group for group in first if group not in chain]
-            here = chain[-1]
-            chain.append(min(rest, key=lambda group, here=here: _mean_seconds(here, group, metric)))  # type: ignore[misc]
-        for count in range(1, len(chain) + 1):
-            found[tuple(chain[:count])] = None
-            found[tuple(reversed(chain[:count]))] = None
-    return tuple(found)
+    """Return the orders of first-level groups to try; groups are as near as the mean of their devices."""
+    metric = cache(lambda: message_seconds(profile, groups.message_bytes))
+    return orders_to_try(groups.first_level, lambda a, b: _mean_seconds(a, b, metric()), all_up_to=_ALL_ORDERS_UP_TO)
 
 
 def _mean_seconds(a: DeviceGroup, b: DeviceGroup, metric: dict[tuple[str, str], float]) -> float:
@@ -241,14 +226,7 @@ def _enumerate(tables: SlotTables, groups: DeviceGroups) -> Iterator[DomainCandi
 
 def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[Layout, ...]]:
     """Shorten the longest lists (their ends: fewest devices) until the product is within the allowance."""
-
-    def combinations() -> int:
-        total = 1
-        for layouts in choices:
-            total *= len(layouts)
-        return total
-
-    while combinations() > allowance and max(map(len, choices)) > 1:
+    while math.prod(map(len, choices)) > allowance and max(map(len, choices)) > 1:
         longest = max(range(len(choices)), key=lambda index: len(choices[index]))
         choices[longest] = choices[longest][:-1]
     return choices
