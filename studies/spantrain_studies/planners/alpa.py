@@ -17,8 +17,9 @@ import numpy as np
 from spantrain.core.plan import SumModel
 from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
+from spantrain.planner.assembly.assemble import StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.assembler import PaperAssembler
 
 Group = tuple[str, ...]
 
@@ -29,11 +30,11 @@ def alpa(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no division into alike submeshes fits.
     """
-    assembler = Assembler(request, SumModel.ALPA)
+    assembler = PaperAssembler(request, SumModel.ALPA)
     return assembler.best(_options(assembler, request), "1f1b")
 
 
-def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
+def _options(assembler: PaperAssembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
     devices = request.devices_within_quotas
     bandwidth = assembler.mean_bandwidth_bytes_per_s(devices)
     for degree, groups in _divisions(assembler, devices):
@@ -62,7 +63,7 @@ def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple
                 yield shapes, size, latency_s
 
 
-def _divisions(assembler: Assembler, devices: Group) -> Iterator[tuple[int, tuple[Group, ...]]]:
+def _divisions(assembler: PaperAssembler, devices: Group) -> Iterator[tuple[int, tuple[Group, ...]]]:
     """Yield tensor-parallel degrees with the groups of neighbours that they make, all of them inside hosts."""
     divides = any(unit.tensor_sums for unit in assembler.profile.graph.units)
     host = {name: assembler.profile.cluster.device_by_name[name].host for name in devices}
@@ -74,7 +75,7 @@ def _divisions(assembler: Assembler, devices: Group) -> Iterator[tuple[int, tupl
         degree *= 2
 
 
-def _work_sums(assembler: Assembler, groups: tuple[Group, ...], samples: int) -> Array:
+def _work_sums(assembler: PaperAssembler, groups: tuple[Group, ...], samples: int) -> Array:
     """Return running sums over units of the seconds of F, I and W, the mean over all groups."""
     alike: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:

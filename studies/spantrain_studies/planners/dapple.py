@@ -17,8 +17,9 @@ from itertools import pairwise
 from spantrain.core.action import Op
 from spantrain.core.plan import SumModel
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Assembler, StageShape
+from spantrain.planner.assembly.assemble import StageShape
 from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.assembler import PaperAssembler
 
 _MAX_PLACES = 1000
 _SIZES = 2
@@ -45,7 +46,7 @@ def dapple(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no partition fits, or there are more hosts than its search can go through.
     """
-    assembler = Assembler(request, SumModel.TORCH_DDP)
+    assembler = PaperAssembler(request, SumModel.TORCH_DDP)
     hosts = _hosts(request)
     places = len(hosts) * assembler.units
     if places > _MAX_PLACES:
@@ -75,7 +76,7 @@ def _hosts(request: PlanRequest) -> list[tuple[str, ...]]:
 
 
 def _options(
-    assembler: Assembler, request: PlanRequest, hosts: list[tuple[str, ...]], wanted: Sequence[int]
+    assembler: PaperAssembler, request: PlanRequest, hosts: list[tuple[str, ...]], wanted: Sequence[int]
 ) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
     found = 0
     larger = (size for size in request.job.micro_batch_sizes() if 4 * size > request.job.global_batch)
@@ -92,7 +93,7 @@ def _options(
 class _DappleSearch:
     """The search of section 4.3 for one micro-batch size."""
 
-    def __init__(self, assembler: Assembler, hosts: list[tuple[str, ...]], size: int) -> None:
+    def __init__(self, assembler: PaperAssembler, hosts: list[tuple[str, ...]], size: int) -> None:
         self._assembler, self._hosts, self._size = assembler, hosts, size
         self._count = -(-assembler.job.global_batch // size)
         self.devices = cache(self._devices)

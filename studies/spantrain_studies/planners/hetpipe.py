@@ -14,8 +14,9 @@ import numpy as np
 
 from spantrain.core.plan import SumModel
 from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
+from spantrain.planner.assembly.assemble import StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.assembler import PaperAssembler
 
 
 def hetpipe(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -24,11 +25,11 @@ def hetpipe(request: PlanRequest) -> tuple[Proposal, ...]:
     Raises:
         InfeasiblePlanError: no virtual workers can be formed whose stages fit.
     """
-    assembler = Assembler(request, SumModel.TORCH_DDP)
+    assembler = PaperAssembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request), "1f1b")
 
 
-def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
+def _options(assembler: PaperAssembler, request: PlanRequest) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
     by_kind: dict[str, list[str]] = {}
     for name in request.devices_within_quotas:
         by_kind.setdefault(request.profile.cluster.device_by_name[name].kind, []).append(name)
@@ -53,7 +54,7 @@ def _options(assembler: Assembler, request: PlanRequest) -> Iterator[tuple[tuple
                 yield shapes, size, slowest_s * -(-request.job.global_batch // size)
 
 
-def _costs(assembler: Assembler, slots: list[tuple[str, ...]], samples: int) -> list[Array]:
+def _costs(assembler: PaperAssembler, slots: list[tuple[str, ...]], samples: int) -> list[Array]:
     """Return for each stage the seconds of a worker's micro-batch for units i to j-1, as [i, j]; infinite: no room."""
     bandwidth = assembler.mean_bandwidth_bytes_per_s([slot[0] for slot in slots])
     arrives = samples * assembler.cut_bytes / bandwidth

@@ -27,8 +27,9 @@ from spantrain.core.shares import even_share
 from spantrain.core.span import apportion
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Assembler, StageShape, least_largest
+from spantrain.planner.assembly.assemble import StageShape, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.assembler import PaperAssembler
 
 Run = tuple[str, int]
 """A kind, and how many of its devices follow each other on one host."""
@@ -50,7 +51,7 @@ class GroupTable:
 class GroupCosts:
     """Tables of device groups; groups that are alike have one."""
 
-    def __init__(self, assembler: Assembler, devices: Sequence[str]) -> None:
+    def __init__(self, assembler: PaperAssembler, devices: Sequence[str]) -> None:
         self._assembler, self._spans = assembler, assembler.spans
         self._cluster = assembler.profile.cluster
         self._by_kind: dict[str, tuple[str, ...]] = {}
@@ -227,7 +228,7 @@ def metis(request: PlanRequest) -> tuple[Proposal, ...]:
         InfeasiblePlanError: no grouping has layers that fit.
     """
     devices = request.devices_within_quotas
-    search = _MetisSearch(Assembler(request, SumModel.ALPA), devices)
+    search = _MetisSearch(PaperAssembler(request, SumModel.ALPA), devices)
     options = sorted(search.options(), key=lambda option: option.latency_s)
     if not options:
         raise InfeasiblePlanError(
@@ -247,7 +248,7 @@ class _Option:
 
 
 class _MetisSearch:
-    def __init__(self, assembler: Assembler, devices: tuple[str, ...]) -> None:
+    def __init__(self, assembler: PaperAssembler, devices: tuple[str, ...]) -> None:
         self.assembler, self._devices = assembler, devices
         self.costs = GroupCosts(assembler, devices)
         self._host = {name: assembler.profile.cluster.device_by_name[name].host for name in devices}

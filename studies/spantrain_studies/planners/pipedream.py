@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from spantrain.core.plan import SumModel
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Assembler, StageShape
+from spantrain.planner.assembly.assemble import StageShape
 from spantrain.planner.request import PlanRequest, Proposal
+from spantrain_studies.planners.assembler import PaperAssembler
 
 _MAX_DEVICES = 256
 
@@ -31,12 +32,12 @@ def pipedream(request: PlanRequest) -> tuple[Proposal, ...]:
     devices = request.devices_within_quotas
     if len(devices) > _MAX_DEVICES:
         raise InfeasiblePlanError(f"goes through counts of devices, {_MAX_DEVICES} at most, got {len(devices)}")
-    assembler = Assembler(request, SumModel.TORCH_DDP)
+    assembler = PaperAssembler(request, SumModel.TORCH_DDP)
     return assembler.best(_options(assembler, request, devices), "1f1b")
 
 
 def _options(
-    assembler: Assembler, request: PlanRequest, devices: tuple[str, ...]
+    assembler: PaperAssembler, request: PlanRequest, devices: tuple[str, ...]
 ) -> Iterator[tuple[tuple[StageShape, ...], int, float]]:
     kinds = assembler.kinds(devices)
     bandwidth = assembler.mean_bandwidth_bytes_per_s(devices)

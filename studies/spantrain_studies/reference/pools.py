@@ -1,5 +1,6 @@
 """A folder of measured figures as the costs that the search over pools asks for (`planner.strategies.pools.costs`)."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
@@ -54,8 +55,29 @@ def reference_plan(model: str, global_batch: int, plan: PoolPlan, pools: tuple[D
             ReferenceStage(layers=stage.units, replicas=tuple(_replica(pools, member) for member in stage.members))
             for stage in plan.stages
         ),
-        hosts=plan.hosts(pools),
+        hosts=hosts_of(plan, pools),
     )
+
+
+def hosts_of(plan: PoolPlan, pools: tuple[DevicePool, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return a host for every replica of every stage, no two pools in one.
+
+    The widest groups of a pool come first, then stages in order, so that no group spans two hosts as long as
+    widths divide each other and the size of a host.
+    """
+    order = sorted(
+        (member.pool, -member.tp_degree, stage_index, number)
+        for stage_index, stage in enumerate(plan.stages)
+        for number, member in enumerate(stage.members)
+    )
+    rows = [[0] * plan.width for _ in plan.stages]
+    taken: Counter[int] = Counter()
+    names: dict[tuple[int, int], int] = {}
+    for pool, negative, stage_index, number in order:
+        key = (pool, taken[pool] // pools[pool].host_size)
+        taken[pool] -= negative
+        rows[stage_index][number] = names.setdefault(key, len(names))
+    return tuple(map(tuple, rows))
 
 
 def _replica(pools: tuple[DevicePool, ...], member: PoolReplica) -> ReferenceReplica:
@@ -183,7 +205,7 @@ class ReferencePools:
 
     def gradient_sums_s(self, plan: PoolPlan) -> list[float]:
         """Return the seconds of the ring sums over all replicas, in their order on hosts."""
-        return list(map(self._ring_sum_s, plan.stages, plan.hosts(self.pools)))
+        return list(map(self._ring_sum_s, plan.stages, hosts_of(plan, self.pools)))
 
     def _ring_sum_s(self, stage: PoolStage, hosts: tuple[int, ...]) -> float:
         ring = [(self._of(member), host) for member, host in zip(stage.members, hosts, strict=True)]

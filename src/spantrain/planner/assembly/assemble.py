@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -12,7 +11,6 @@ from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
 from spantrain.core.shares import even_share, shares_of
 from spantrain.core.span import Span, equal_spans
-from spantrain.cost.compute import SPLIT_OPS
 from spantrain.cost.memory import Division, MemoryCost
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.cost.step import StepCost
@@ -55,33 +53,6 @@ class Assembler:
         self.spans = SpanTables(self.profile, self.job.optimizer, self.job.dtype)
         """The table for static schedules, which go back at once."""
         self.units, self.memory = self.spans.units, self.spans.memory
-
-    @cached_property
-    def cut_bytes(self) -> Array:
-        """Bytes of one sample over the cut in front of unit j, there and back, as [j]; 0 at both ends."""
-        up, down = self.spans.cut_bytes()
-        return up + down
-
-    @cached_property
-    def parameter_sums(self) -> Array:
-        """Running sums of the units' parameter bytes; entry j is those of units 0 to j-1."""
-        return np.cumsum([0.0, *(unit.parameter_bytes for unit in self.profile.graph.units)])
-
-    def work_sums(self, kinds: Sequence[str], samples: int) -> Array:
-        """Return running sums over units of the seconds of F, I and W, the mean over devices of these kinds."""
-        rows = [[self.spans.compute.prefix_seconds(kind, op, samples) for op in SPLIT_OPS] for kind in kinds]
-        return np.asarray(np.array(rows).sum(axis=1).mean(axis=0), dtype=np.float64)
-
-    def kinds(self, devices: Iterable[str]) -> list[str]:
-        """Return the kinds of devices."""
-        return [self.profile.cluster.device_by_name[name].kind for name in devices]
-
-    def mean_bandwidth_bytes_per_s(self, devices: Sequence[str]) -> float:
-        """Return the mean rate between neighbours in this order: what planners for one network are told."""
-        pairs = list(pairwise(devices))
-        if not pairs:
-            return float("inf")
-        return len(pairs) / sum(1 / self.spans.network.link(a, b).bandwidth_bytes_per_s for a, b in pairs)
 
     def plan(self, shapes: Sequence[StageShape], size: int, schedule: str) -> Plan:
         """Return the plan with micro-batches of one size.

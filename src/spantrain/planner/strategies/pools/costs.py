@@ -72,26 +72,6 @@ class PoolPlan:
         """Return the different pipelines, each with how many are like it."""
         return dict(Counter(zip(*(stage.members for stage in self.stages), strict=True)))
 
-    def hosts(self, pools: tuple[DevicePool, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return a host for every replica of every stage, no two pools in one.
-
-        The widest groups of a pool come first, then stages in order, so that no group spans two hosts as long as
-        widths divide each other and the size of a host.
-        """
-        order = sorted(
-            (member.pool, -member.tp_degree, stage_index, number)
-            for stage_index, stage in enumerate(self.stages)
-            for number, member in enumerate(stage.members)
-        )
-        rows = [[0] * self.width for _ in self.stages]
-        taken: Counter[int] = Counter()
-        names: dict[tuple[int, int], int] = {}
-        for pool, negative, stage_index, number in order:
-            key = (pool, taken[pool] // pools[pool].host_size)
-            taken[pool] -= negative
-            rows[stage_index][number] = names.setdefault(key, len(names))
-        return tuple(map(tuple, rows))
-
 
 class HopSeconds(NamedTuple):
     """What the messages of one micro-batch between two neighbours take, by the cut they cross: entry j, the cut in
