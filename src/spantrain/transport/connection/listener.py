@@ -242,7 +242,7 @@ class PeerListener(Generic[State]):
         elif kind == BYE:
             self._parted.discard(route)
             if link is not None and route in link.routes:
-                self._plane.parted(link)
+                link.up = link.up and not self._plane.ends_at_goodbye
         elif route in self._parted and kind == self._plane.late_kind:
             return
         elif link is None or route not in link.routes or not (link.up or self._plane.takes_late):
@@ -288,7 +288,8 @@ class PeerListener(Generic[State]):
         self._plane.greeted(link, hello)
         welcome = self._plane.welcome(link)
         try:
-            link.up = all(link.send(connection, [welcome]) for connection in self._plane.welcomed_connections(link))
+            connections = link.connections if self._plane.welcomes_all else 1
+            link.up = all(link.send(connection, [welcome]) for connection in range(connections))
         except zmq.ZMQError:
             return  # gone again: the other side dials anew
         if link.up:

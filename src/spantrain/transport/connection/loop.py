@@ -7,7 +7,6 @@ plane says what its frames mean, who its peers are, and what it makes of links t
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Generic
 
 import zmq
@@ -40,6 +39,10 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     """Whether frames of a link that is not up any more are taken."""
     watched = zmq.EVENT_DISCONNECTED
     """What the monitors of dialled connections tell."""
+    welcomes_all = False
+    """Whether a welcome goes by every connection, not by the one for control alone: what follows may overtake it."""
+    ends_at_goodbye = False
+    """Whether a link whose other side says goodbye is not up any more, though more may come by it."""
     burst = 64
     """Messages that are taken of one socket before others have their turn."""
     pause_s = 0.0
@@ -143,10 +146,6 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     def welcome(self, link: AcceptedLink[State]) -> bytes:
         """Return the answer to a peer that said hello on all connections."""
 
-    def welcomed_connections(self, link: AcceptedLink[State]) -> Sequence[int]:
-        """Return by which connections it is sent."""
-        return range(link.connections)
-
     @abstractmethod
     def begun(self, link: PeerLink[State]) -> None:
         """Make use of a link that is up."""
@@ -164,10 +163,6 @@ class ConnectionLoop(ReliedOnThread, ABC, Generic[State]):
     ) -> bool:  # fmt: skip
         """Return whether a message of a dialled connection was the connection's own business, and is done with."""
         return False
-
-    @abstractmethod
-    def parted(self, link: AcceptedLink[State]) -> None:
-        """Take note that a peer has said goodbye on a connection."""
 
     @abstractmethod
     def lost(self, link: PeerLink[State], reason: str) -> None:

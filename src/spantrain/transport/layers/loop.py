@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import zmq
 
@@ -205,16 +205,9 @@ class LayerLoop(ConnectionLoop[LayerTerms]):
         """Return the answer to a peer."""
         return encode_hello(WELCOME, self._own_hello(link.session, 0, 2))
 
-    def welcomed_connections(self, link: AcceptedLink[LayerTerms]) -> Sequence[int]:  # noqa: ARG002
-        """Return the connection for control: nothing overtakes it there."""
-        return (0,)
-
     def begun(self, link: LayerLink) -> None:
         """Pour what waits."""
         self.departures.flush(link, time.monotonic())
-
-    def parted(self, link: AcceptedLink[LayerTerms]) -> None:
-        """Wait for the connection's end: more may come by the others."""
 
     def lost(self, link: LayerLink, reason: str) -> None:
         """Give up all that is under way."""

@@ -134,6 +134,8 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
     late_kind = ACK
     probes = True
     takes_late = True
+    welcomes_all = True
+    ends_at_goodbye = True
 
     def __init__(self, exchange: Exchange, bind: str, keypair: KeyPair | None, died: Died) -> None:
         """`died` is told why it ended before that; then the exchange is stopped.
@@ -238,17 +240,13 @@ class MailboxLoop(ConnectionLoop[MailboxPeer]):
         self._exchange.begin(link.state, hello, fresh_link=isinstance(link, AcceptedLink))
 
     def welcome(self, link: AcceptedLink[MailboxPeer]) -> bytes:
-        """Return the answer, which goes on every connection: what follows on one may overtake it on another."""
+        """Return the answer to a peer."""
         with self._exchange.condition:
             return encode_greeting(WELCOME, link.state.greeting(self.own_name, link.epoch, 0, link.connections))
 
     def begun(self, link: PeerLink[MailboxPeer]) -> None:
         """Have what waits sent."""
         self._exchange.dirty.add(link.name)
-
-    def parted(self, link: AcceptedLink[MailboxPeer]) -> None:
-        """Send no more by a link whose other side closes it."""
-        link.up = False
 
     def lost(self, link: PeerLink[MailboxPeer], reason: str) -> None:
         """Do nothing: what the other side does not have is sent again."""
