@@ -80,7 +80,7 @@ class EmulatedDevice(ComputeDevice):
         self._deadline_s = float("-inf")
         self._ended_s = float("-inf")
         self._open: tuple[float, float] | None = None
-        """Of work between `begin` and `end`: when it really began, and its seconds."""
+        """Work between `begin` and `end`: when it really began, and its seconds."""
 
     @property
     def real_compute_ratio(self) -> float:

@@ -229,7 +229,7 @@ class AcceptedLink(PeerLink[State]):
         self._router = router
         self.routes: list[bytes | None] = []
         self.descriptors: set[int] = set()
-        """Of the connections: what ZeroMQ's monitor calls them by."""
+        """What ZeroMQ's monitor calls the connections by."""
 
     @property
     def connections(self) -> int:

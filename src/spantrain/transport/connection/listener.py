@@ -50,7 +50,7 @@ _MAX_QUESTIONS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Question:
-    """Of ZeroMQ: whether a key may come in."""
+    """ZeroMQ asks whether a key may come in."""
 
     route: bytes
     number: bytes

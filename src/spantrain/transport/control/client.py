@@ -91,7 +91,7 @@ class ControlClient:
 
     @property
     def address(self) -> str:
-        """Of the coordinator's control port, as it was dialled."""
+        """The coordinator's control port, as it was dialled."""
         return str(self._address)
 
     def another(self) -> "ControlClient":

@@ -293,7 +293,7 @@ _FIELDS = ("identity_key", "identity_certificate", "authority_key", "authority_c
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Of one coordinator."""
+    """What one coordinator is known by."""
 
     identity: ServerIdentity
     authority: Authority

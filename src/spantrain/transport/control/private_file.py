@@ -7,7 +7,7 @@ from pathlib import Path
 from spantrain.errors import UsageError
 
 _MAX_CHARACTERS = 2**27
-"""Of a file that is read as a whole."""
+"""Longest file that is read as a whole."""
 
 
 def make_private_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from spantrain.errors import ProtocolError, SpanTrainError
 _DEPTH_LIMIT = 32
 _KEY_LIMIT = 512
 _VALUES_LIMIT = 2**20
-"""Of one message: what takes a byte on the way takes up to a hundred when it is read."""
+"""Most values of one message: what takes a byte on the way takes up to a hundred when it is read."""
 _SCALARS = (bool, int, float, str, bytes)
 
 _Problem = tuple[str, str]

@@ -188,7 +188,7 @@ class ComingLayer:
         """How far the sender was told that it may go; of the sockets' thread."""
         self.came_pieces = 0
         self.copied_bytes = 0
-        """Of the copier, as the next."""
+        """At its place; counted by the copier, as the next."""
         self.copied_pieces = 0
         self.told_bytes = 0
         """Copied when that was last told."""

@@ -46,7 +46,7 @@ class _Seen:
         self.upto = 0
         self.later: set[int] = set()
         self._news: set[int] = set()
-        """Of these, those that the peer was not told of."""
+        """Those of `later` that the peer was not told of."""
 
     def __contains__(self, number: int) -> bool:
         return number <= self.upto or number in self.later
@@ -87,7 +87,7 @@ class Inbox:
         self._partials: dict[tuple[int, int], _Partial] = {}
         self._seen = (_Seen(), _Seen())
         self._queued_bytes = 0
-        """Of messages that are whole and were not consumed."""
+        """Cost of messages that are whole and were not consumed."""
         self._started_bytes = 0
         self._granted_bytes = 0
         self._announced_bytes = 0

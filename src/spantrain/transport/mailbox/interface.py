@@ -21,7 +21,7 @@ class Message:
     tensors: "tuple[torch.Tensor, ...]"
     """On the CPU, writable, not shared with anything else."""
     size_bytes: int
-    """Of the tensors."""
+    """Bytes of the tensors."""
     sent_s: float
     """When the sender's `send` was called, on the sender's monotonic clock."""
     received_s: float

@@ -72,9 +72,9 @@ class Pace:
         self._done_bytes = 0
         self._heard_s = 0.0
         self._rates: deque[tuple[float, float]] = deque()
-        """Of late: when, and bytes per second; falling, so that the first is the largest."""
+        """Rates of late: when, and bytes per second; falling, so that the first is the largest."""
         self._answers: deque[tuple[float, float]] = deque()
-        """Of late: when, and seconds to an answer that hardly waited; rising, so that the first is the quickest."""
+        """Answers of late: when, and seconds to one that hardly waited; rising, so that the first is the quickest."""
 
     @property
     def room_bytes(self) -> int:
@@ -128,7 +128,7 @@ class OutgoingMessage:
     payload: Payload
     payload_bytes: int
     size_bytes: int
-    """Of the tensors."""
+    """Bytes of the tensors."""
     charge_bytes: int
     """The credit that it takes."""
     queued_s: float

@@ -86,7 +86,7 @@ class Chunk:
 
     track: int
     number: int
-    """Of the message, counted by the sender from 1 for each track."""
+    """The message's, counted by the sender from 1 for each track."""
     offset: int
     checksum: int
     header: bytes
