@@ -301,6 +301,7 @@ class Evaluation:
 
 
 Evaluate = Callable[[Plan], Evaluation]
+Evaluated = tuple[Plan, Evaluation]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from functools import cached_property
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.quantities import format_bytes
-from spantrain.cost.compute import SPLIT_OPS, GroupCost
-from spantrain.cost.memory import Division, MemoryCost, divisions_of
+from spantrain.cost.compute import SPLIT_OPS
+from spantrain.cost.memory import Division, divisions_of
+from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.request import Evaluation, PlanRequest, Proposal, Strategy
 
@@ -137,12 +138,8 @@ class _Parts:
     request: PlanRequest
 
     @cached_property
-    def memory(self) -> MemoryCost:
-        return MemoryCost(self.request.profile, self.request.job.optimizer, self.groups.compute.dtype)
-
-    @cached_property
-    def groups(self) -> GroupCost:
-        return GroupCost(self.request.profile, self.request.job.dtype)
+    def _spans(self) -> SpanTables:
+        return self.request.job.span_tables(self.request.profile)
 
     def by_worth(self, stage: Stage) -> list[int]:
         """Return a stage's units by the bytes that they free for a second of its slowest replica, most first."""
@@ -156,14 +153,17 @@ class _Parts:
     def more_work(self, stage: Stage) -> float:
         """Return the seconds of what is computed again, as a part of the stage's F, I and W."""
         whole = max(
-            sum(self.groups.replica_seconds(stage.units, replica, op, _largest(stage, number)) for op in SPLIT_OPS)
+            sum(
+                self._spans.groups.replica_seconds(stage.units, replica, op, _largest(stage, number))
+                for op in SPLIT_OPS
+            )
             for number, replica in enumerate(stage.replicas)
         )
         return self._forward_s(stage, stage.recompute) / whole if whole else 0.0
 
     def _forward_s(self, stage: Stage, units: Sequence[int]) -> float:
         return max(
-            self.groups.units_seconds(units, replica, Op.FORWARD, _largest(stage, number))
+            self._spans.groups.units_seconds(units, replica, Op.FORWARD, _largest(stage, number))
             for number, replica in enumerate(stage.replicas)
         )
 
@@ -184,7 +184,7 @@ class _Parts:
 
     def _need(self, stage: Stage, number: int, name: str, division: Division) -> int:
         limit = min(stage.replicas[number].in_flight_limit, _share(stage, number))
-        return self.memory.need(stage.units, name, limit, _largest(stage, number), division).peak_bytes
+        return self._spans.memory.need(stage.units, name, limit, _largest(stage, number), division).peak_bytes
 
     def limits(self, plan: Plan, index: int, recompute: tuple[int, ...]) -> list[int]:
         """Return the in-flight limits of a stage's replicas that memory allows then, never lower ones than they are."""
@@ -192,7 +192,7 @@ class _Parts:
         found = []
         for number, replica in enumerate(stage.replicas):
             allowed = min(
-                self.memory.in_flight_limit_for(
+                self._spans.memory.in_flight_limit_for(
                     stage.units,
                     name,
                     _share(stage, number),

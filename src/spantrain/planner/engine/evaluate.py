@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from spantrain.core.plan import DispatchHints, Plan, Stage
 from spantrain.core.profile import Profile
@@ -35,8 +36,8 @@ class Evaluator:
     def __init__(self, profile: Profile, job: JobSpec) -> None:
         self._profile = profile
         self._memory = MemoryCost(profile, job.optimizer, job.dtype)
-        self._replicas: dict[str, ReplicaCost] = {}
-        """By dtype."""
+        self._replicas = cache(partial(ReplicaCost, profile))
+        """What replicas cost, by dtype."""
         self._own_bytes = {device.name: device.memory_bytes for device in profile.cluster.devices}
         self._seen: dict[_Key, tuple[Plan, Evaluation]] = {}
         self._sent: dict[_Key, dict[tuple[str, str], int]] = {}
@@ -56,7 +57,7 @@ class Evaluator:
         if found is None:
             peaks = self._memory.plan_peak_bytes(plan)
             free_bytes = {device: self._own_bytes[device] - size for device, size in peaks.items()}
-            bucketed = with_best_sums(plan, self._replicas_of(plan), free_bytes)
+            bucketed = with_best_sums(plan, self._replicas(plan.dtype), free_bytes)
             found = self._seen[key] = (bucketed, self._evaluate(bucketed, peaks))
         return found
 
@@ -69,14 +70,8 @@ class Evaluator:
         bucketed, evaluation = self._found(plan)
         return _loads(NetworkCost(self._profile), self._sent[_key(bucketed)], evaluation.step_s)
 
-    def _replicas_of(self, plan: Plan) -> ReplicaCost:
-        replicas = self._replicas.get(plan.dtype)
-        if replicas is None:
-            replicas = self._replicas[plan.dtype] = ReplicaCost(self._profile, plan.dtype)
-        return replicas
-
     def _evaluate(self, plan: Plan, peaks: Mapping[str, int]) -> Evaluation:
-        costs = _costs(plan, self._profile, self._replicas_of(plan))
+        costs = _costs(plan, self._profile, self._replicas(plan.dtype))
         # Without updates that take time, all steps are alike, so one is enough (sim.engine).
         steps = 2 if any(costs.optimizer_s(device) for device in plan.devices) else 1
         result = simulate_whole(plan, costs, steps=steps)

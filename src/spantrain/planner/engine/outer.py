@@ -23,7 +23,7 @@ from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError, ScheduleError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.groups import DeviceGroup, group_devices
-from spantrain.planner.request import Constraints, Evaluation, JobSpec
+from spantrain.planner.request import Constraints, Evaluated, JobSpec
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 
 _ALL_SETS_UP_TO = 8
@@ -167,7 +167,6 @@ def best_join(
     return max(found, key=lambda joined: joined.samples_per_s, default=None)
 
 
-Evaluated = tuple[Plan, Evaluation]
 PairRates = Mapping[frozenset[str], float]
 """Samples per second by two groups."""
 _TRIED = 2

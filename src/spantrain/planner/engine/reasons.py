@@ -7,9 +7,7 @@ from spantrain.core.plan import Alternative, Plan
 from spantrain.core.quantities import format_bandwidth, format_seconds
 from spantrain.planner.engine.outer import Boundary
 from spantrain.planner.groups import DeviceGroup
-from spantrain.planner.request import Evaluation, Objective
-
-Evaluated = tuple[Plan, Evaluation]
+from spantrain.planner.request import Evaluated, Evaluation, Objective
 
 _MANY_TIMES = 3.0
 _NAMED = 8
