@@ -19,7 +19,7 @@ from spantrain.config.files.json_codec import to_json
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.request import JobSpec
-from spantrain.runtime.comparison.order import FrameworkResult
+from spantrain.runtime.control.orders import FrameworkResult
 
 RUN = MeasuredRun(
     step_s=(2.0, 4.0, 2.0),

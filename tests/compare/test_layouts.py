@@ -16,7 +16,7 @@ from spantrain.errors import ConfigError, InfeasiblePlanError, UsageError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import JobSpec
-from spantrain.runtime.comparison.order import Framework
+from spantrain.runtime.control.orders import Framework
 
 MODEL = resolve_model("gpt2-tiny")
 PROFILE = described_profile(load_preset("laptop"), MODEL)

@@ -49,8 +49,8 @@ from spantrain.planner.engine.outcome import PlanOptions, not_trained_yet
 from spantrain.planner.engine.predict import costs_of, optimizer_state
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.registry import DEFAULT_STRATEGY
-from spantrain.runtime.comparison.order import Framework
 from spantrain.runtime.comparison.reference import reference_losses
+from spantrain.runtime.control.orders import Framework
 from spantrain.sim.bounds import step_bound_s
 
 _OPS = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)

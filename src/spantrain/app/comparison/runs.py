@@ -23,7 +23,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
-from spantrain.runtime.comparison.order import FrameworkResult
+from spantrain.runtime.control.orders import FrameworkResult
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.testbed.testbed import Testbed
 

@@ -1,6 +1,6 @@
-"""The coordinator's side of saving: a checkpoint is complete when all devices have written; then old ones go.
+"""What makes a checkpoint complete: its manifest, the marker of the newest, and the coordinator's side of saving.
 
-The manifest that makes a checkpoint complete, and the marker that names the newest one.
+A checkpoint is complete when all devices have written; then old ones go.
 """
 
 import re

@@ -1,10 +1,7 @@
-"""A device's side of saving: a snapshot between two steps, written by a thread while training goes on.
+"""A device's side of checkpoints: begin with one, save between two steps while training goes on, end.
 
-A copy of tensors in host memory, taken between two steps, so that training goes on while it is written.
-
-One device's checkpoints during a run: begin with one, save, end.
-
-A device's side of resuming: what it needs of a checkpoint, from its own disk and from the others.
+Of the tensors a copy is taken in host memory, which a thread writes. Who resumes needs parts of a checkpoint from its
+own disk and from those of the others.
 """
 
 import glob

@@ -1,8 +1,6 @@
 """The same steps in one process: the losses that every exact method must have.
 
-Bytes that samples in flight hold, found by watching one forward pass.
-
-After the backward pass, as our own runtime does it: the global norm, clipping, the update.
+Also what all compared methods have in common: how a step ends, and how the bytes that samples in flight hold are found.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -11,7 +11,7 @@ from torch.distributed import Store
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.runtime.comparison.order import FrameworkOrder, FrameworkResult
+from spantrain.runtime.control.orders import FrameworkOrder, FrameworkResult
 from spantrain.runtime.control.requests import Begin, Progress
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.context import WorkerLinks

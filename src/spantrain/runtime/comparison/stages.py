@@ -1,9 +1,7 @@
 """The model in stages, one or more on every device: torch.distributed.pipelining's schedules.
 
-A stage of torch's pipelines that takes an emulated device's time.
-
-What torch calls for each micro-batch is wrapped: its computation runs on the emulated device for as long as ours
-would. Messages are torch's own, sent and awaited outside of it.
+A stage takes an emulated device's time: what torch calls for each micro-batch is wrapped, and its computation runs on
+that device for as long as ours would. Messages are torch's own, sent and awaited outside of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +19,8 @@ from spantrain.core.units import UnitGraph
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.build import build_units
 from spantrain.models.units import UnitModule, shared_parameters
-from spantrain.runtime.comparison.order import Framework, FrameworkOrder
 from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
+from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
 

@@ -1,11 +1,10 @@
 """The model in one piece on every device, each with equally many samples: DistributedDataParallel and fully_shard.
 
-A chain of units in one piece that takes an emulated device's time, unit by unit.
-
-In the forward pass a unit computes, then waits until its time has passed. In the backward pass it is the other way
-round, since autograd hands a parameter's gradient on as soon as it is known, and so to whoever sums gradients beside
-the backward pass: a unit waits first, computes at the end of its time, and waits for the rest of it. So a unit's
-gradients are there when the emulated device would have them, and sums overlap as they would there.
+Units take an emulated device's time one by one. In the forward pass a unit computes, then waits until its time has
+passed. In the backward pass it is the other way round, since autograd hands a parameter's gradient on as soon as it is
+known, and so to whoever sums gradients beside the backward pass: a unit waits first, computes at the end of its time,
+and waits for the rest of it. So a unit's gradients are there when the emulated device would have them, and sums overlap
+as they would there.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,8 +22,8 @@ from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.units import UnitModule, shared_parameters
-from spantrain.runtime.comparison.order import Framework, FrameworkOrder
 from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
+from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
 from spantrain.runtime.step.work import SampledFeed
 

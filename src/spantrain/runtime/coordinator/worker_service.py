@@ -9,7 +9,7 @@ from typing import Any
 
 from spantrain.config.files.json_codec import to_json
 from spantrain.runtime.checkpoint.saver import is_written_by
-from spantrain.runtime.comparison.order import FrameworkOrder
+from spantrain.runtime.control.orders import FrameworkOrder
 from spantrain.runtime.control.plane import HOLD_S, Handler, Order, OrderRequest, Request, handlers_of
 from spantrain.runtime.control.requests import (
     REQUESTS,

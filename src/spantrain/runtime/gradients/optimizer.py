@@ -1,17 +1,14 @@
-"""The loss scale on one device: scaled backward passes, unscaled gradients, and whether they are finite.
+"""The inner optimizer, its learning rate, and the loss scale.
 
-Every device keeps the same scale, since all hear the same verdicts (`runtime.gradients.optimizer`). Gradients are
-summed over replicas and stages while they are scaled, and unscaled before their norm is taken and they are clipped.
-
-How large the loss is made under float16, so that small gradients do not vanish: one number for all stages.
+Under float16 the loss is made larger, so that small gradients do not vanish, by one number for all stages: every device
+keeps the same, since all hear the same verdicts. Gradients are summed over replicas and stages while they are scaled,
+and unscaled before their norm is taken and they are clipped.
 
 The rules are those of mixed precision training with a dynamic scale (Micikevicius et al., "Mixed Precision Training",
 ICLR 2018, section 3.2), with the constants of torch's GradScaler: halve it when any gradient of a step is infinite or
 no number, and skip that step's update; double it after so many good steps in a row. GradScaler decides for one
 process; here the coordinator decides, from what all devices report at the end of a step, so that all stages skip the
 same updates.
-
-The inner optimizer and its learning rate.
 """
 
 import math

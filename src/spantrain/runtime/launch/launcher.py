@@ -1,7 +1,4 @@
-"""Starts the workers of one machine, and notices when one of them ends.
-
-What a worker is told when it starts; free of torch, so that the launcher may read it.
-"""
+"""Starts the workers of one machine, and notices when one of them ends; free of torch."""
 
 import contextlib
 import json

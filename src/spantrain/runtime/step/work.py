@@ -1,7 +1,4 @@
-"""What every member of a replica does for an action, and for how long.
-
-Reads samples by step and span from a data set, where they are needed.
-"""
+"""What every member of a replica does for an action and for how long, with samples that it reads or was sent."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -11,13 +11,13 @@ from spantrain.devices.registry import open_device
 from spantrain.profiler.compute import Bench, measure_tasks, measure_units
 from spantrain.profiler.network import Software, dismiss_echo, echo_probes, measure_both
 from spantrain.profiler.network_probes import warm_up_links
-from spantrain.runtime.comparison.order import FrameworkOrder
 from spantrain.runtime.comparison.session import FrameworkSession
 from spantrain.runtime.control.orders import (
     ComputeOrder,
     ComputeResult,
     ConnectOrder,
     EchoOrder,
+    FrameworkOrder,
     LinkOrder,
     LinkResult,
     PeerEntry,

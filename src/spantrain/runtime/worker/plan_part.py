@@ -1,9 +1,4 @@
-"""All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums.
-
-One device's actions in a step: those that its policy wants, or those that its leader tells.
-
-The most memory that a run takes on its device: as the allocator counts it, or else of tensors really held.
-"""
+"""All that one device has of the plan that runs: its stage's units, their optimizer, its actions and sums."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

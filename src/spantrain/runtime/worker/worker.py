@@ -1,7 +1,4 @@
-"""A worker: joins the coordinator with one device, carries out its orders one by one, and leaves.
-
-What a worker tells of an order that failed: whose error it was, so that the right thing is said of it.
-"""
+"""A worker: joins the coordinator with one device, carries out orders one by one, says what became of them, leaves."""
 
 import contextlib
 import logging
