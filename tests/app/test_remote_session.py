@@ -70,7 +70,8 @@ def test_who_is_waited_for_is_told_how_long_a_silence_may_be_and_let_go_at_the_e
     workers.wait()
     told = {"patience_s": patience_s}
     assert workers.welcomes == {"a": {"device": "a", **told}, "rank-1": {"device": "b", **told}}
-    assert {name: answer["kind"] for name, answer in workers.last.items()} == {"a": "leave", "rank-1": "leave"}
+    told_to_leave = {name: (answer["order"], answer["standing"]["leave"]) for name, answer in workers.last.items()}
+    assert told_to_leave == {"a": (None, True), "rank-1": (None, True)}
 
 
 def test_ranks_and_names_that_the_run_does_not_have_are_refused_and_who_is_missing_is_named(tmp_path):

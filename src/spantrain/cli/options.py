@@ -222,13 +222,22 @@ def session_options(
 
 
 def _patience_s(text: str) -> float:
-    try:
-        found = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"--lost-after: {error}") from None
+    found = quantity("--lost-after", text, parse_seconds)
     if found < _MIN_PATIENCE_S:
         raise ConfigError(f"--lost-after {text}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second")
     return found
+
+
+def quantity(option: str, text: str, parse: Callable[[str], float]) -> float:
+    """Return the quantity that an option gives, as one of `core.quantities` reads it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def print_json(value: Any) -> None:

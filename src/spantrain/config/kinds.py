@@ -1,6 +1,5 @@
 """Device kinds, those of kinds.yaml and those that a cluster file adds; and the `devices` of a host in such a file."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,38 +9,10 @@ from types import MappingProxyType
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.yaml_fields import Field, parse_yaml
 from spantrain.core.cluster import DeviceKind
-from spantrain.core.quantities import parse_bandwidth, parse_bytes
+from spantrain.core.quantities import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power
 from spantrain.devices.registry import backend_names, find_backend
 
 _KEYS = ("peak_fp16", "peak_fp32", "memory", "memory_bandwidth", "power", "source")
-_QUANTITY = re.compile(r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([A-Za-z/]+)")
-_FLOP_RATE = {"GFLOP/s": 1e9, "GFLOPS": 1e9, "TFLOP/s": 1e12, "TFLOPS": 1e12, "PFLOP/s": 1e15, "PFLOPS": 1e15}
-_POWER = {"W": 1.0, "kW": 1e3}
-
-
-def parse_flop_rate(text: str) -> float:
-    """Return floating-point operations per second.
-
-    >>> parse_flop_rate("18.7 TFLOP/s")
-    18700000000000.0
-    """
-    return _parse(text, _FLOP_RATE, "18.7 TFLOP/s")
-
-
-def parse_power(text: str) -> float:
-    """Return watts.
-
-    >>> parse_power("250 W")
-    250.0
-    """
-    return _parse(text, _POWER, "250 W")
-
-
-def _parse(text: str, units: Mapping[str, float], example: str) -> float:
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None or match[2] not in units:
-        raise ValueError(f"{text!r} needs a number and one of {', '.join(units)}, e.g. {example!r}")
-    return float(match[1]) * units[match[2]]
 
 
 def read_kind(name: str, field: Field) -> DeviceKind:

@@ -1,4 +1,4 @@
-"""Quantities people write ("100 Mbit/s", "20 ms", "8 GiB") and SI numbers: parse and format."""
+"""Quantities people write ("100 Mbit/s", "20 ms", "8 GiB", "250 W") and SI numbers: parse and format."""
 
 import math
 import re
@@ -13,6 +13,8 @@ _BYTES = {
     "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
+_FLOP_RATE = {"GFLOP/s": 1e9, "GFLOPS": 1e9, "TFLOP/s": 1e12, "TFLOPS": 1e12, "PFLOP/s": 1e15, "PFLOPS": 1e15}
+_POWER = {"W": 1.0, "kW": 1e3}
 
 
 def _parse(text: str | float, units: dict[str, float], example: str) -> float:
@@ -52,6 +54,24 @@ def parse_bytes(text: str) -> int:
     8589934592
     """
     return round(_parse(text, _BYTES, "8 GiB"))
+
+
+def parse_flop_rate(text: str) -> float:
+    """Return floating-point operations per second.
+
+    >>> parse_flop_rate("18.7 TFLOP/s")
+    18700000000000.0
+    """
+    return _parse(text, _FLOP_RATE, "18.7 TFLOP/s")
+
+
+def parse_power(text: str) -> float:
+    """Return watts.
+
+    >>> parse_power("250 W")
+    250.0
+    """
+    return _parse(text, _POWER, "250 W")
 
 
 def format_bandwidth(bytes_per_s: float) -> str:

@@ -23,6 +23,7 @@ from spantrain.cli.options import (
     chosen_model,
     chosen_trace,
     print_json,
+    quantity,
     session_options,
     with_options,
 )
@@ -110,6 +111,7 @@ class CompareArguments:
             raise ConfigError(f"--seed {self.seed}: give a whole number below 2^53")
         cluster = chosen_cluster(self.preset, self.cluster)
         spec = chosen_model(self.model, data=self.data, tokenizer=self.tokenizer, sequence_length=self.sequence_length)
+        rate = None if self.bandwidth is None else quantity("--bandwidth", self.bandwidth, parse_bandwidth)
         from spantrain.app.comparison.compare import CompareRequest
         from spantrain.app.comparison.fit import SettingOverrides
         from spantrain.app.comparison.methods import methods_named
@@ -125,7 +127,7 @@ class CompareArguments:
             overrides=SettingOverrides(
                 global_batch=self.global_batch,
                 devices_per_site=self.devices_per_site,
-                bandwidth_bytes_per_s=_bandwidth(self.bandwidth),
+                bandwidth_bytes_per_s=rate,
                 network_speed=self.network_speed,
                 emulated_speed=self.emulated_speed,
                 like=self.like,
@@ -159,12 +161,3 @@ def compare(asked: CompareArguments, _: typer.Context) -> None:
     write_atomically(out / _JSON_FILE, render_json(document) + "\n")
     write_atomically(out / _PICTURE_FILE, draw_comparison(outcome, own))
     typer.echo(f"Wrote {out / _JSON_FILE} and {out / _PICTURE_FILE}", err=True)
-
-
-def _bandwidth(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return parse_bandwidth(text)
-    except ValueError as error:
-        raise ConfigError(f"--bandwidth: {error}") from None

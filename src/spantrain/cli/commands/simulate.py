@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spantrain.cli.options import STATE_OF, Json, NetworkTraceName, chosen_trace, print_json
+from spantrain.cli.options import STATE_OF, Json, NetworkTraceName, chosen_trace, print_json, quantity
 from spantrain.cli.render.validation import check_adapter, show_adapter
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import check_can_write
@@ -115,10 +115,7 @@ def _check_options(schedule: str | None, trace: Path | None, changes: Path | Non
 def _bytes(option: str, text: str | None) -> int | None:
     if text is None:
         return None
-    try:
-        found = parse_bytes(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
+    found = round(quantity(option, text, parse_bytes))
     if found == 0:
         raise ConfigError(f"{option} {text}: must be more than nothing")
     return found
