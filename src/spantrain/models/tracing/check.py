@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
+from torch._subclasses.fake_tensor import is_fake
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +23,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
-from spantrain.models.tracing.source import Loaded, load_empty, load_model, picked
+from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
 from spantrain.models.tracing.tape import line_of_model, parts
 from spantrain.models.units import UnitModule
 
@@ -74,13 +74,7 @@ def differences(spec: ModelSpec, loaded: Loaded | None = None) -> tuple[str, ...
     """
     if loaded is not None:
         return tuple(_found(loaded, torch.clone))
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        return tuple(_found(load_empty(spec, mode), mode.from_tensor))
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001 - any code of the model may be unable to do without numbers: then do it with them
-        return tuple(_found(load_model(spec, seed=0), torch.clone))
+    return with_or_without_numbers(spec, lambda made, given: tuple(_found(made, given)))
 
 
 def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:

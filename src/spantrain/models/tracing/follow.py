@@ -4,16 +4,13 @@ The structure says which modules are blocks, which run as they are, and which on
 Two tapes, of two numbers of samples, become one for any number.
 """
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -21,7 +18,7 @@ from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.cut import TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.record import record
-from spantrain.models.tracing.source import Loaded, load_empty, load_model, picked
+from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
@@ -225,45 +222,21 @@ def follow(spec: ModelSpec) -> Followed:
         ConfigError: the model cannot be built, fails on its example batch, or decides by numbers of the data.
     """
     try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with _quiet():
-            loaded = load_empty(spec, mode)
-            with uncompiled():
-                return _explored(loaded, spec, mode.from_tensor)
-    except TraceProblem as problem:
-        raise ConfigError(_told(spec, problem)) from problem
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001 - any code of the model may be unable to do without numbers: then do it with them
-        return _followed_for_real(spec)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from reporting what cannot be done without numbers: it is done with them, then."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-def _followed_for_real(spec: ModelSpec) -> Followed:
-    loaded = load_model(spec, seed=0)
-    try:
         with uncompiled():
-            return _explored(loaded, spec, torch.clone)
+            return with_or_without_numbers(spec, partial(_explored, spec))
     except TraceProblem as problem:
-        raise ConfigError(_told(spec, problem)) from problem
+        inside = f" in {problem.module}" if problem.module else ""
+        raise ConfigError(
+            f"model {spec.name}: cannot be cut: {problem.why}, at {problem.where}{inside}; write it without looking at "
+            "numbers (torch.where, masks), or so that it does not depend on the other samples of a batch"
+        ) from problem
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"model {spec.name}: fails on its example batch: {what_was_raised(error)}") from error
 
 
-def _explored(loaded: Loaded, spec: ModelSpec, fake: Callable[[Tensor], Tensor]) -> Followed:
+def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> Followed:
     """Open as much of the model as can be followed, and as makes no larger cuts."""
     structure, notices = find_structure(loaded.module), []
     labels = None
@@ -315,11 +288,3 @@ def _opened_for_nothing(structure: Structure, tape: Tape, labels: Value | None) 
 
 def _is_inside(path: str, step: TapeStep) -> bool:
     return step.inside == path or step.inside.startswith(f"{path}.")
-
-
-def _told(spec: ModelSpec, problem: TraceProblem) -> str:
-    inside = f" in {problem.module}" if problem.module else ""
-    return (
-        f"model {spec.name}: cannot be cut: {problem.why}, at {problem.where}{inside}; write it without looking at "
-        "numbers (torch.where, masks), or so that it does not depend on the other samples of a batch"
-    )

@@ -6,10 +6,11 @@ A library's model may have some of its parameters empty; the others have the num
 import contextlib
 import copy
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from spantrain.models.data.sampler import derive_seed
 from spantrain.models.sources import hf_configuration, image_shape
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import call_factory, plain_module
+from spantrain.models.tracing.tape import TraceProblem
 
 _NO_PARAMETER = -1
 _MAX_PARTS = 400_000
@@ -137,6 +139,8 @@ def _address(tensor: Tensor) -> tuple[int, int]:
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
+T = TypeVar("T")
+
 _EXAMPLES = 2
 _PARAMETER_BYTES = 4
 
@@ -213,6 +217,36 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
             return replace(loaded, numbers=_numbers(loaded.module, registered))
         loaded = _load(spec)
     return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
+
+
+def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Callable[[Tensor], Tensor]], T]) -> T:
+    """Do work on a model without numbers, and with them if any code of it is unable to do without.
+
+    `work` is given the model, not to be used any more, and what makes an input of a tensor.
+
+    Raises:
+        ConfigError: the model cannot be built, or work raised it.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with _quiet():
+            return work(load_empty(spec, mode), mode.from_tensor)
+    except (ConfigError, TraceProblem):
+        raise
+    except Exception:  # noqa: BLE001 - it may be anything
+        return work(load_model(spec, seed=0), torch.clone)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from reporting what cannot be done without numbers: it is done with them, then."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Module:
