@@ -94,12 +94,7 @@ class UserSamples:
             sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
         elif isinstance(sample, Sequence) and not isinstance(sample, str):
             sample = tuple(torch.as_tensor(value)[None] for value in sample)
-        batch = split_batch(sample, source=f"{self._source}: sample {index}")
-        return ModelBatch(
-            inputs=tuple(tensor[0] for tensor in batch.inputs),
-            names=batch.names,
-            labels=None if batch.labels is None else batch.labels[0],
-        )
+        return split_batch(sample, source=f"{self._source}: sample {index}").mapped(lambda tensor: tensor[0])
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})

@@ -1,7 +1,7 @@
 """Example batches, divided into inputs and labels; and losses, summed over samples so that any cut gives the same."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -28,19 +28,18 @@ class ModelBatch:
 
     @property
     def samples(self) -> int:
-        """In the batch."""
+        """How many there are."""
         return self.inputs[0].shape[0]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelBatch":
+        """Return it with every tensor changed."""
+        labels = None if self.labels is None else change(self.labels)
+        return replace(self, inputs=tuple(map(change, self.inputs)), labels=labels)
 
     def resized(self, samples: int) -> "ModelBatch":
         """Return a batch of so many samples: the first ones, over and over."""
         rows = torch.arange(samples) % self.samples
-        return ModelBatch(
-            inputs=tuple(tensor[rows.to(tensor.device)] for tensor in self.inputs),
-            names=self.names,
-            labels=None if self.labels is None else self.labels[rows.to(self.labels.device)],
-            labels_name=self.labels_name,
-            has_labels=self.has_labels,
-        )
+        return self.mapped(lambda tensor: tensor[rows.to(tensor.device)])
 
 
 def split_batch(batch: Any, *, source: str) -> ModelBatch:

@@ -9,7 +9,8 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -78,12 +79,7 @@ def differences(spec: ModelSpec, loaded: Loaded | None = None) -> tuple[str, ...
 
 
 def _found(loaded: Loaded, given: Callable[[Tensor], Tensor]) -> Iterator[str]:
-    module, batch = loaded.module, loaded.batch.resized(_COMPARED)
-    batch = replace(
-        batch,
-        inputs=tuple(given(tensor) for tensor in batch.inputs),
-        labels=None if batch.labels is None else given(batch.labels),
-    )
+    module, batch = loaded.module, loaded.batch.resized(_COMPARED).mapped(given)
     yield from loaded.left_out
     as_it_trains = calls_of(module, lambda: called_on(loaded, batch))
     checkpointing = [part for part in module.modules() if getattr(part, "gradient_checkpointing", False) is True]
@@ -322,7 +318,8 @@ def _check_alone(
 
     try:
         with torch.no_grad():
-            apart = sum(_loss_of_units(units, _row(batch, index)) for index in range(_SAMPLES))
+            rows = (batch.mapped(partial(torch.narrow, dim=0, start=row, length=1)) for row in range(_SAMPLES))
+            apart = sum(_loss_of_units(units, row) for row in rows)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
     if not _close(together, apart):
@@ -354,14 +351,6 @@ def _loss_of_units(units: Sequence[UnitModule], batch: ModelBatch) -> float:
         tensors = unit(*tensors)
     labels = torch.zeros(batch.samples) if batch.labels is None else batch.labels
     return float(units[-1](*tensors, labels))
-
-
-def _row(batch: ModelBatch, index: int) -> ModelBatch:
-    return ModelBatch(
-        inputs=tuple(tensor[index : index + 1] for tensor in batch.inputs),
-        names=batch.names,
-        labels=None if batch.labels is None else batch.labels[index : index + 1],
-    )
 
 
 def _close(one: float, other: float, *, tolerance: float = _TOLERANCE) -> bool:
