@@ -49,7 +49,7 @@ class _Expected:
 
 
 @dataclass(eq=False)
-class _Way:
+class _FromPeer:
     """What comes from one peer."""
 
     expected: dict[LayerKey, _Expected] = field(default_factory=dict)
@@ -72,9 +72,9 @@ class Arrivals:
         lost: Callable[[str, LayerKey, str], None], count: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self._limits, self._pool, self._copiers = limits, pool, copiers
-        self._most_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
+        self._max_pieces = _PIECES + limits.window_bytes // _PIECE_BYTES
         self._lost, self._count = lost, count
-        self._ways: dict[str, _Way] = {}
+        self._by_peer: dict[str, _FromPeer] = {}
         self._ended: OrderedDict[Ticket, None] = OrderedDict()
         self._lock = threading.Lock()
         self._open: set[ComingLayer] = set()
@@ -83,7 +83,7 @@ class Arrivals:
     @property
     def pending(self) -> bool:
         """Whether something is expected, or on its way."""
-        return any(way.expected or way.early or way.coming for way in self._ways.values())
+        return any(theirs.expected or theirs.early or theirs.coming for theirs in self._by_peer.values())
 
     def claim(self, layer: ComingLayer) -> bool:
         """Take a layer out, whole or given up: whoever gets True, a copier or the sockets' thread, tells of its end."""
@@ -98,28 +98,28 @@ class Arrivals:
         self, link: LayerLink | None, peer: str, key: LayerKey, parameters: Sequence[ParameterSpec], now_s: float
     ) -> None:
         """Want a layer from a peer; it may have been opened already."""
-        way = self._ways.setdefault(peer, _Way())
+        theirs = self._by_peer.setdefault(peer, _FromPeer())
         self._ended.pop(key.ticket, None)
-        way.expected[key] = _Expected(tuple(parameters), now_s)
-        early = next((one for one in way.early.values() if one.opening.key == key), None)
+        theirs.expected[key] = _Expected(tuple(parameters), now_s)
+        early = next((one for one in theirs.early.values() if one.opening.key == key), None)
         if early is not None and link is not None:
-            del way.early[early.opening.number]
-            self._begin(link, way, early, now_s)
+            del theirs.early[early.opening.number]
+            self._begin(link, theirs, early, now_s)
 
     def forget(self, ticket: Ticket, links: Mapping[str, LayerLink]) -> None:
         """Want nothing of a push or a pull any more."""
         self._ended[ticket] = None
         while len(self._ended) > _ENDED_TICKETS:
             self._ended.popitem(last=False)
-        for peer, way in self._ways.items():
-            for key in [key for key in way.expected if key.ticket == ticket]:
-                del way.expected[key]
-            early = [number for number, one in way.early.items() if one.opening.key.ticket == ticket]
+        for peer, theirs in self._by_peer.items():
+            for key in [key for key in theirs.expected if key.ticket == ticket]:
+                del theirs.expected[key]
+            early = [number for number, one in theirs.early.items() if one.opening.key.ticket == ticket]
             for number in early:
-                del way.early[number]
-            coming = [number for number, one in way.coming.items() if one.key.ticket == ticket]
+                del theirs.early[number]
+            coming = [number for number, one in theirs.coming.items() if one.key.ticket == ticket]
             for number in coming:
-                self.claim(way.coming.pop(number))
+                self.claim(theirs.coming.pop(number))
             for number in [*early, *coming]:
                 tell(links.get(peer), 0, encode_refused(number, f"{ticket} has ended"))
 
@@ -131,9 +131,9 @@ class Arrivals:
         Raises:
             Refusal: it is not as expected, or too much at once.
         """
-        way = self._ways.setdefault(link.name, _Way())
+        theirs = self._by_peer.setdefault(link.name, _FromPeer())
         number, key = opening.number, opening.key
-        if number in way.early or number in way.coming:
+        if number in theirs.early or number in theirs.coming:
             raise Refusal("malformed", f"{key}: opened twice")
         if (size_bytes := sum(one.size_bytes for one in opening.parameters)) > self._limits.layer_bytes:
             detail = f"{size_bytes} bytes, at most {self._limits.layer_bytes} are allowed"
@@ -142,16 +142,16 @@ class Arrivals:
             tell(link, 0, encode_refused(number, f"{key.ticket} has ended"))
             return
         early = _EarlyLayer(opening, now_s)
-        if key in way.expected:
-            self._begin(link, way, early, now_s)
-        elif way.has_room_for(opening):
-            way.early[number] = early
+        if key in theirs.expected:
+            self._begin(link, theirs, early, now_s)
+        elif theirs.has_room_for(opening):
+            theirs.early[number] = early
         else:
-            self._refuse(link, number, key, "not expected", f"{key}, nor {len(way.early)} before it")
+            self._refuse(link, number, key, "not expected", f"{key}, nor {len(theirs.early)} before it")
 
-    def _begin(self, link: LayerLink, way: _Way, early: _EarlyLayer, now_s: float) -> None:
-        opening, expected = early.opening, way.expected.pop(early.opening.key)
-        way.came_s = now_s
+    def _begin(self, link: LayerLink, theirs: _FromPeer, early: _EarlyLayer, now_s: float) -> None:
+        opening, expected = early.opening, theirs.expected.pop(early.opening.key)
+        theirs.came_s = now_s
         told = unlike(opening.parameters, expected.parameters)
         if told:
             reason = printable(f"{told}; the models at both ends must be the same")
@@ -159,12 +159,12 @@ class Arrivals:
             self._refuse(link, opening.number, opening.key, "not as expected", reason)
             return
         layer = ComingLayer(link.name, opening.key, opening.number, opening.parameters, self._pool)
-        way.coming[opening.number] = layer
+        theirs.coming[opening.number] = layer
         with self._lock:
             self._open.add(layer)
         self._grant(link, layer)
         for piece in early.parked:
-            self._take(link, way, layer, piece, now_s)
+            self._take(link, theirs, layer, piece, now_s)
 
     def _refuse(self, link: LayerLink, number: int, key: LayerKey, reason: str, detail: str) -> None:
         """Tell the sender, and have it counted.
@@ -181,17 +181,17 @@ class Arrivals:
         Raises:
             Refusal: it is not what must come next, or more than was granted.
         """
-        way = self._ways.get(link.name)
-        if way is None:
+        theirs = self._by_peer.get(link.name)
+        if theirs is None:
             return
-        way.came_s = now_s
-        layer, early = way.coming.get(number), way.early.get(number)
+        theirs.came_s = now_s
+        layer, early = theirs.coming.get(number), theirs.early.get(number)
         if layer is not None:
             self._check(layer.key, layer.came_bytes, offset_bytes, piece)
-            self._take(link, way, layer, piece, now_s)
+            self._take(link, theirs, layer, piece, now_s)
         elif early is not None:
             self._check(early.opening.key, early.parked_bytes, offset_bytes, piece)
-            self._park(link, way, early, piece)
+            self._park(link, theirs, early, piece)
 
     def _check(self, key: LayerKey, wanted_bytes: int, offset_bytes: int, piece: memoryview) -> None:
         if offset_bytes != wanted_bytes or not len(piece):
@@ -199,53 +199,53 @@ class Arrivals:
                 "malformed", f"{key}: {len(piece)} bytes came for place {offset_bytes}, the next is {wanted_bytes}"
             )
 
-    def _park(self, link: LayerLink, way: _Way, early: _EarlyLayer, piece: memoryview) -> None:
-        parked = [one for other in way.early.values() for one in other.parked]
+    def _park(self, link: LayerLink, theirs: _FromPeer, early: _EarlyLayer, piece: memoryview) -> None:
+        parked = [one for other in theirs.early.values() for one in other.parked]
         over_bytes = sum(len(one) for one in parked) + len(piece) > self._limits.window_bytes
-        if over_bytes or len(parked) >= self._most_pieces:
-            del way.early[early.opening.number]
-            over = f"{self._limits.window_bytes} bytes" if over_bytes else f"{self._most_pieces} pieces"
+        if over_bytes or len(parked) >= self._max_pieces:
+            del theirs.early[early.opening.number]
+            over = f"{self._limits.window_bytes} bytes" if over_bytes else f"{self._max_pieces} pieces"
             detail = f"over {over} came before it was expected"
             self._refuse(link, early.opening.number, early.opening.key, "not expected", detail)
         early.parked.append(piece)
         early.parked_bytes += len(piece)
 
-    def _take(self, link: LayerLink, way: _Way, layer: ComingLayer, piece: memoryview, now_s: float) -> None:
+    def _take(self, link: LayerLink, theirs: _FromPeer, layer: ComingLayer, piece: memoryview, now_s: float) -> None:
         """Have a piece copied, whether it has just come or was parked.
 
         Raises:
             Refusal: it is more than the layer has, or than was granted, or one of too many small ones.
         """
-        most_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
-        if layer.came_bytes + len(piece) > most_bytes:
-            self._give_up(link, way, layer, "oversized", f"more came than the {most_bytes} bytes that may")
-        if layer.waiting_pieces >= self._most_pieces:
-            self._give_up(link, way, layer, "oversized", f"its bytes came in over {self._most_pieces} pieces at once")
-        way.came_s = now_s
+        max_bytes = min(layer.layout.stream_bytes, layer.granted_bytes)
+        if layer.came_bytes + len(piece) > max_bytes:
+            self._give_up(link, theirs, layer, "oversized", f"more came than the {max_bytes} bytes that may")
+        if layer.waiting_pieces >= self._max_pieces:
+            self._give_up(link, theirs, layer, "oversized", f"its bytes came in over {self._max_pieces} pieces at once")
+        theirs.came_s = now_s
         self._count(link.name, len(piece))
         self._copiers.put(layer, piece)
 
-    def _give_up(self, link: LayerLink, way: _Way, layer: ComingLayer, reason: str, detail: str) -> None:
-        way.coming.pop(layer.number, None)
+    def _give_up(self, link: LayerLink, theirs: _FromPeer, layer: ComingLayer, reason: str, detail: str) -> None:
+        theirs.coming.pop(layer.number, None)
         if self.claim(layer):
             self._lost(link.name, layer.key, detail)
         self._refuse(link, layer.number, layer.key, reason, detail)
 
     def cancelled(self, link: LayerLink, number: int) -> None:
         """Take note that the sender gave a layer up."""
-        way = self._ways.setdefault(link.name, _Way())
-        way.early.pop(number, None)
-        layer = way.coming.pop(number, None)
+        theirs = self._by_peer.setdefault(link.name, _FromPeer())
+        theirs.early.pop(number, None)
+        layer = theirs.coming.pop(number, None)
         if layer is not None and self.claim(layer):
             self._lost(link.name, layer.key, f"{link.name} gave it up")
 
     def progressed(self, link: LayerLink | None, layer: ComingLayer) -> None:
         """Tell the sender what the copiers did."""
-        way = self._ways.get(layer.peer)
-        if way is None or link is None or way.coming.get(layer.number) is not layer:
+        theirs = self._by_peer.get(layer.peer)
+        if theirs is None or link is None or theirs.coming.get(layer.number) is not layer:
             return
         if layer.whole:
-            del way.coming[layer.number]
+            del theirs.coming[layer.number]
             self.whole_layers += 1
             tell(link, 0, encode_number(DONE, layer.number))
         else:
@@ -259,28 +259,28 @@ class Arrivals:
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was wanted of a peer."""
-        way = self._ways.pop(peer, None)
-        if way is None:
+        theirs = self._by_peer.pop(peer, None)
+        if theirs is None:
             return
-        keys = [*way.expected, *(layer.key for layer in way.coming.values() if self.claim(layer))]
+        keys = [*theirs.expected, *(layer.key for layer in theirs.coming.values() if self.claim(layer))]
         for key in keys:
             self._lost(peer, key, reason)
 
     def overdue(self, now_s: float, links: Mapping[str, LayerLink]) -> None:
         """Give up all that is expected of a peer of which nothing has come for too long."""
         limit_s = self._limits.no_progress_s
-        for peer, way in self._ways.items():
-            late = [key for key, one in way.expected.items() if now_s - max(one.since_s, way.came_s) >= limit_s]
+        for peer, theirs in self._by_peer.items():
+            late = [key for key, one in theirs.expected.items() if now_s - max(one.since_s, theirs.came_s) >= limit_s]
             for key in late:
-                del way.expected[key]
+                del theirs.expected[key]
                 self._lost(peer, key, f"nothing came of it from {peer} within {limit_s:.3g} s")
-            for number, early in list(way.early.items()):
+            for number, early in list(theirs.early.items()):
                 if now_s - early.came_s >= limit_s:
-                    del way.early[number]
+                    del theirs.early[number]
                     tell(links.get(peer), 0, encode_refused(number, f"not expected within {limit_s:.3g} s"))
-            for number, layer in list(way.coming.items()):
-                if now_s - way.came_s >= limit_s and not layer.whole:
-                    del way.coming[number]
+            for number, layer in list(theirs.coming.items()):
+                if now_s - theirs.came_s >= limit_s and not layer.whole:
+                    del theirs.coming[number]
                     tell(links.get(peer), 0, encode_refused(number, f"nothing came for {limit_s:.3g} s"))
                     if self.claim(layer):
                         self._lost(peer, layer.key, f"nothing more came of it from {peer} within {limit_s:.3g} s")

@@ -85,7 +85,7 @@ class GoingLayer:
 
 
 @dataclass(eq=False)
-class _Way:
+class _ToPeer:
     """What goes to one peer."""
 
     waiting: deque[GoingLayer] = field(default_factory=deque)
@@ -105,69 +105,69 @@ class Departures:
     ) -> None:  # fmt: skip
         self._limits = limits
         self._sent, self._lost, self._count = sent, lost, count
-        self._ways: dict[str, _Way] = {}
+        self._by_peer: dict[str, _ToPeer] = {}
 
     @property
     def pending(self) -> bool:
         """Whether something is on its way, or waits."""
-        return any(way.waiting or way.going for way in self._ways.values())
+        return any(theirs.waiting or theirs.going for theirs in self._by_peer.values())
 
     def send(
         self, link: LayerLink | None, peer: str, key: LayerKey, tensors: Mapping[str, Tensor], now_s: float
     ) -> None:
         """Put a layer in line, and pour what can be."""
         layer = GoingLayer(key, specs_of(tensors), tuple(tensors.values()), now_s)
-        self._ways.setdefault(peer, _Way()).waiting.append(layer)
+        self._by_peer.setdefault(peer, _ToPeer()).waiting.append(layer)
         if link is not None and link.up:
             self.flush(link, now_s)
 
     def flush(self, link: LayerLink, now_s: float) -> None:
         """Pour all that may go to a peer now."""
-        way = self._ways.get(link.name)
-        if way is None:
+        theirs = self._by_peer.get(link.name)
+        if theirs is None:
             return
-        for layer in list(way.going.values()):
-            self._pour(link, way, layer, now_s)
-        while way.waiting and way.early_bytes < link.state.window_bytes:
-            layer = way.waiting.popleft()
-            self._open(link, way, layer)
-            self._pour(link, way, layer, now_s)
+        for layer in list(theirs.going.values()):
+            self._pour(link, theirs, layer, now_s)
+        while theirs.waiting and theirs.early_bytes < link.state.window_bytes:
+            layer = theirs.waiting.popleft()
+            self._open(link, theirs, layer)
+            self._pour(link, theirs, layer, now_s)
 
-    def _open(self, link: LayerLink, way: _Way, layer: GoingLayer) -> None:
-        layer.number, way.next_number = way.next_number, way.next_number + 1
+    def _open(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer) -> None:
+        layer.number, theirs.next_number = theirs.next_number, theirs.next_number + 1
         layer.connection = link.state.choose_connection(sum(one.size_bytes for one in layer.parameters))
         layer.left = pieces(layer.tensors, link.state.frame_bytes)
-        way.going[layer.number] = layer
+        theirs.going[layer.number] = layer
         opening = Opening(number=layer.number, key=layer.key, parameters=layer.parameters)
         tell(link, layer.connection, encode_opening(opening))
 
-    def _pour(self, link: LayerLink, way: _Way, layer: GoingLayer, now_s: float) -> None:
+    def _pour(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, now_s: float) -> None:
         while True:
             piece = layer.ahead if layer.ahead is not None else next(layer.left, None)
             layer.ahead = piece
-            if piece is None or not self._has_room(link, way, layer, len(piece)):
+            if piece is None or not self._has_room(link, theirs, layer, len(piece)):
                 return
             tell(link, layer.connection, encode_pair(DATA, layer.number, layer.poured_bytes), piece)
             layer.ahead, layer.moved_s = None, now_s
             layer.poured_bytes += len(piece)
-            way.early_bytes += len(piece) if layer.granted_bytes is None else 0
+            theirs.early_bytes += len(piece) if layer.granted_bytes is None else 0
             self._count(link.name, len(piece))
 
-    def _has_room(self, link: LayerLink, way: _Way, layer: GoingLayer, size_bytes: int) -> bool:
+    def _has_room(self, link: LayerLink, theirs: _ToPeer, layer: GoingLayer, size_bytes: int) -> bool:
         if layer.granted_bytes is None:
-            return way.early_bytes + size_bytes <= link.state.window_bytes
+            return theirs.early_bytes + size_bytes <= link.state.window_bytes
         return layer.poured_bytes + size_bytes <= layer.granted_bytes
 
     # What the other side says of them; what it says of others is old.
 
     def granted(self, link: LayerLink, number: int, upto_bytes: int, now_s: float) -> None:
         """Let a layer go as far as the other side says."""
-        way = self._ways.get(link.name)
-        layer = way.going.get(number) if way else None
-        if way is None or layer is None:
+        theirs = self._by_peer.get(link.name)
+        layer = theirs.going.get(number) if theirs else None
+        if theirs is None or layer is None:
             return
         if layer.granted_bytes is None:
-            way.early_bytes -= layer.poured_bytes
+            theirs.early_bytes -= layer.poured_bytes
         layer.granted_bytes, layer.moved_s = upto_bytes, now_s
         self.flush(link, now_s)
 
@@ -187,41 +187,41 @@ class Departures:
             self.flush(link, now_s)
 
     def _take_out(self, peer: str, number: int) -> GoingLayer | None:
-        way = self._ways.get(peer)
-        layer = way.going.pop(number, None) if way else None
-        if way is not None and layer is not None and layer.granted_bytes is None:
-            way.early_bytes -= layer.poured_bytes
+        theirs = self._by_peer.get(peer)
+        layer = theirs.going.pop(number, None) if theirs else None
+        if theirs is not None and layer is not None and layer.granted_bytes is None:
+            theirs.early_bytes -= layer.poured_bytes
         return layer
 
     # Ends before their time.
 
     def forget(self, ticket: Ticket, links: Mapping[str, LayerLink]) -> None:
         """Drop all of a push or a pull, and tell the other sides."""
-        for peer, way in self._ways.items():
-            way.waiting = deque(layer for layer in way.waiting if layer.key.ticket != ticket)
-            for layer in [one for one in way.going.values() if one.key.ticket == ticket]:
+        for peer, theirs in self._by_peer.items():
+            theirs.waiting = deque(layer for layer in theirs.waiting if layer.key.ticket != ticket)
+            for layer in [one for one in theirs.going.values() if one.key.ticket == ticket]:
                 self._take_out(peer, layer.number)
                 tell(links.get(peer), layer.connection, encode_number(CANCEL, layer.number))
 
     def link_lost(self, peer: str, reason: str) -> None:
         """Give up all that was for a peer."""
-        way = self._ways.pop(peer, None)
-        for layer in [*way.going.values(), *way.waiting] if way else []:
+        theirs = self._by_peer.pop(peer, None)
+        for layer in [*theirs.going.values(), *theirs.waiting] if theirs else []:
             self._lost(peer, layer.key, reason)
 
     def overdue(self, now_s: float, links: Mapping[str, LayerLink]) -> None:
         """Give up what has not come on for too long; a layer that waits for others does so no longer than they."""
         limit_s = self._limits.no_progress_s
-        for peer, way in self._ways.items():
-            moved_s = max((layer.moved_s for layer in way.going.values()), default=0.0)
-            for layer in [*way.going.values(), *way.waiting]:
+        for peer, theirs in self._by_peer.items():
+            moved_s = max((layer.moved_s for layer in theirs.going.values()), default=0.0)
+            for layer in [*theirs.going.values(), *theirs.waiting]:
                 if now_s - max(layer.moved_s, moved_s) < limit_s:
                     continue
                 link = links.get(peer)
-                if layer.number in way.going:
+                if layer.number in theirs.going:
                     self._take_out(peer, layer.number)
                     tell(link, layer.connection, encode_number(CANCEL, layer.number))
                 else:
-                    way.waiting.remove(layer)
+                    theirs.waiting.remove(layer)
                 stands = "it takes nothing" if link is not None and link.up else "it is not connected"
                 self._lost(peer, layer.key, f"{peer} did not take it within {limit_s:.3g} s: {stands}")
