@@ -25,7 +25,7 @@ class ClusterRounds:
 
     def __init__(self, cluster: str, case: OuterCase, body: ClusterBody, number: int) -> None:
         """`number`: of the fragment."""
-        self._client = OuterClient(cluster, {cluster: tuple(range(len(case.fragments[number].layers)))})
+        self.client = OuterClient(cluster, {cluster: tuple(range(len(case.fragments[number].layers)))})
         self._body, self._tokens_per_step = body, case.tokens_per_step
         self.pushes = PushRounds(case.inner_steps, fragment=number, fragments=len(case.fragments))
         self._round_ended = False
@@ -44,51 +44,39 @@ class ClusterRounds:
     @property
     def done(self) -> bool:
         """Whether all that was learned is decided on."""
-        return self._is_free and self._client.pull is None and not self._came and not self.pushes.has_some
+        return self._is_free and self.client.pull is None and not self._came and not self.pushes.has_some
 
     @property
     def _is_free(self) -> bool:
         """Whether no push is under way."""
-        return self._client.phase is ClientPhase.FREE
+        return self.client.phase is ClientPhase.FREE
 
     @property
     def exchanges(self) -> bool:
         """Whether layers are on their way, or will be at once."""
-        return self._client.phase is ClientPhase.SENDING or self._client.pull is not None
+        return self.client.phase is ClientPhase.SENDING or self.client.pull is not None
 
     @property
     def may_go_on(self) -> bool:
         """Whether to take another step; not where so many were taken behind a push that it is to be waited for."""
-        return not self._client.is_registered or self._is_free or not self.pushes.is_ahead(self._ahead)
+        return not self.client.is_registered or self._is_free or not self.pushes.is_ahead(self._ahead)
 
     def is_due(self, now_s: float, *, everything: bool = False) -> bool:
         """Whether to push now, a round or whatever there is."""
-        return not self._came and self._client.may_ask(now_s) and self.pushes.is_due(everything=everything)
-
-    def registered(self, now_s: float) -> list[Said]:
-        """Begin a connection."""
-        return self._client.registered(now_s)
-
-    def cut_off(self) -> None:
-        """Lose the connection."""
-        self._client.disconnected()
+        return not self._came and self.client.may_ask(now_s) and self.pushes.is_due(everything=everything)
 
     def heard(self, now_s: float, command: OuterCommand) -> list[Said]:
         """Take in what the master commands."""
         if isinstance(command, do.StartPull):
             self._arriving = {}
-        self._round_ended = self._round_ended or self._client.is_to_end(command)
-        return self._client.on_command(now_s, command)
-
-    def sent(self, transfer: LayerTransfer) -> list[Said]:
-        """Note that a layer has left."""
-        return self._client.sent(transfer)
+        self._round_ended = self._round_ended or self.client.is_to_end(command)
+        return self.client.on_command(now_s, command)
 
     def got(self, transfer: LayerTransfer, content: Any) -> list[Said]:
         """Take in a layer of a version."""
-        if self._client.pull and self._client.pull.pull == transfer.ticket:
+        if self.client.pull and self.client.pull.pull == transfer.ticket:
             self._arriving[transfer.layer] = content
-        return self._client.arrived(transfer)
+        return self.client.arrived(transfer)
 
     def came(self, one: SkipPush | UseVersion) -> None:
         """Keep for the time between two steps what its client says."""
@@ -104,7 +92,7 @@ class ClusterRounds:
     def step(self) -> list[Said]:
         """Count one."""
         self.pushes.step(self._tokens_per_step)
-        return self._client.step()
+        return self.client.step()
 
     def take_in(self) -> int:
         """Take in what came; return how many versions that were."""
@@ -126,14 +114,14 @@ class ClusterRounds:
     def end_round(self) -> list[Said]:
         """End a round that another cluster has ended for all; say so if there is too little for a push."""
         ended, self._round_ended = self._round_ended, False
-        return self._client.keep_round() if ended and not self.pushes.end() else []
+        return self.client.keep_round() if ended and not self.pushes.end() else []
 
     def ask(self) -> list[Said]:
         """Ask for a push."""
         assert self._is_free
         self.begun = True
         self._body.keep()
-        return self._client.ask(tokens=self.pushes.begin_push(), ends_round=self.pushes.ends_round)
+        return self.client.ask(tokens=self.pushes.begin_push(), ends_round=self.pushes.ends_round)
 
 
 _UPDATE = (do.Measure, do.Combine, do.StageVersion, do.Commit)
@@ -205,12 +193,12 @@ class ClusterMember:
     def registered(self) -> None:
         """Begin a connection."""
         for number, part in enumerate(self._parts):
-            self._say(number, part.registered(self._world.now_s))
+            self._say(number, part.client.registered(self._world.now_s))
 
     def cut_off(self) -> None:
         """Lose the connection to the master: nothing is waited for."""
         for part in self._parts:
-            part.cut_off()
+            part.client.disconnected()
         if self._standing:
             self._between_steps()
 
@@ -229,7 +217,7 @@ class ClusterMember:
 
     def sent(self, number: int, transfer: LayerTransfer) -> None:
         """Note that a layer has left."""
-        self._say(number, self._parts[number].sent(transfer))
+        self._say(number, self._parts[number].client.sent(transfer))
 
     def got(self, number: int, transfer: LayerTransfer, content: Any) -> None:
         """Take in a layer of a version."""

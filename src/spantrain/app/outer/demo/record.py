@@ -1,7 +1,7 @@
 """What the demonstration of the outer optimizer has heard of its processes: rows for a table, curves, final figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from spantrain.errors import WorkerError
@@ -163,15 +163,9 @@ class DemoRecord:
         )
 
     def _figures(self, row: ClusterRow) -> DemoClusterFigures:
+        same = {one.name for one in fields(DemoClusterFigures)} & {one.name for one in fields(ClusterRow)}
         return DemoClusterFigures(
-            tokens=row.tokens,
-            inner_steps=row.inner_steps,
-            outer_rounds=row.outer_rounds,
-            mean_staleness=row.mean_staleness,
-            comm_s=row.comm_s,
-            train_s=row.train_s,
-            blocked_s=row.blocked_s,
-            speed=row.speed,
+            **{name: getattr(row, name) for name in same},
             throughput_vs_ideal=row.inner_steps * row.step_s / row.loop_s if row.loop_s else 0.0,
             real_compute_ratio=self._ratios.get(row.name, 0.0),
         )

@@ -20,29 +20,6 @@ _VOCABULARY = 256
 _HEAD = 32
 
 
-class _TransformerBlock(nn.Module):
-    """Attention to what was before, then two layers; each beside what goes past it."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1 = nn.LayerNorm(width)
-        self.attention = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm_2 = nn.LayerNorm(width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        samples, length, width = hidden.shape
-        parts = self.attention(self.norm_1(hidden)).view(samples, length, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.project(found.transpose(1, 2).reshape(samples, length, width))
-        narrowed: Tensor = self.narrow(functional.gelu(self.widen(self.norm_2(hidden)), approximate="tanh"))
-        return hidden + narrowed
-
-
 class SmallGPT(nn.Module):
     """A GPT over bytes; `(samples, length)` to `(samples, length, 256)`. By default 0.44 million parameters."""
 
@@ -52,7 +29,12 @@ class SmallGPT(nn.Module):
             torch.manual_seed(seed)
             self.tokens = nn.Embedding(_VOCABULARY, width)
             self.positions = nn.Embedding(length, width)
-            self.blocks = nn.ModuleList(_TransformerBlock(width, width // _HEAD) for _ in range(layers))
+            self.blocks = nn.ModuleList(
+                nn.TransformerEncoderLayer(
+                    width, width // _HEAD, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+                )
+                for _ in range(layers)
+            )
             self.norm = nn.LayerNorm(width)
             for parameter in self.parameters():
                 if parameter.ndim > 1:
@@ -61,8 +43,9 @@ class SmallGPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return what each place says of the byte after it."""
         hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, src_mask=mask, is_causal=True)
         return functional.linear(self.norm(hidden), self.tokens.weight)
 
 
