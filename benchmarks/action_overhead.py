@@ -17,9 +17,9 @@ from pathlib import Path
 
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob

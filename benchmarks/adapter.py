@@ -31,7 +31,7 @@ from adapter_case import METHODS, SIZES, Case, Method, Size
 from results import line_plot, save
 from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.registry import make_boundary
-from spantrain.app.training.adapt import ProfileForecast
+from spantrain.app.adaptation.adapt import ProfileForecast
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan
 from spantrain.core.speed import SpeedTrace

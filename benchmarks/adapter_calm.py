@@ -23,7 +23,7 @@ from adapter_live import LIVE, train_one
 from results import save
 from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.session import Session, SessionOptions, open_session
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.core.job import TrainJob
 from spantrain.runtime.coordinator.barrier import StepOutcome
 

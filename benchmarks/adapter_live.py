@@ -18,9 +18,9 @@ from adapter_case import METHODS, Case, Method, Size
 from results import line_plot, save
 from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.reporter import Reporter, SilentReporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.traces.network_traces import NetworkTrace, network_links
 from spantrain.core.job import TrainJob

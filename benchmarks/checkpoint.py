@@ -24,8 +24,8 @@ from pathlib import Path
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.cluster_file import parse_cluster
@@ -38,13 +38,13 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.redistribution.transfer import group_of
-from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.transport.mailbox.mailbox import Mailbox
 
 CLUSTER = """\

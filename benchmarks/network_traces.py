@@ -17,8 +17,8 @@ from pathlib import Path
 
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.traced_run import NetworkTraceFigures
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.cluster_file import load_preset

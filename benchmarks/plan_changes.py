@@ -20,9 +20,9 @@ from pathlib import Path
 from results import save
 from spantrain.app.profiling.describe import described_profile
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster

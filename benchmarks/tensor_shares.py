@@ -29,8 +29,8 @@ from accuracy_plans import law_timings
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.job import TrainJob

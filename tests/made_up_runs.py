@@ -23,17 +23,17 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import parameter_names
+from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
-from spantrain.runtime.step.channels import MailboxChannel
-from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import Feed, SampledFeed
-from spantrain.runtime.worker.context import WorkerContext
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 

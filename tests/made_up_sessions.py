@@ -22,11 +22,11 @@ from spantrain.runtime.control.plane import MemoryControlPlane
 from spantrain.runtime.control.requests import Introduction, SavedFile
 from spantrain.runtime.coordinator.advice import Advice, check_change
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
+from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RunMembers
 from spantrain.runtime.coordinator.worker_service import TrainingRun, UnderWay, WorkerService
 from spantrain.runtime.gradients.groups import StageGroups
-from spantrain.runtime.outer.meetings import StageMeetings
-from spantrain.runtime.worker.context import WorkerLinks
+from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.transport.mailbox.memory import MemoryNetwork

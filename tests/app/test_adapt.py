@@ -7,7 +7,7 @@ import pytest
 
 from made_up_sites import CUT_BYTES, RATE, sites_cluster, sites_profile, two_stages
 from spantrain.adaptation.network_state import LinkState
-from spantrain.app.training.adapt import ProfileForecast, adviser_of
+from spantrain.app.adaptation.adapt import ProfileForecast, adviser_of
 from spantrain.app.training.outcome import PlanChange, with_reasons
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import StateSharding

@@ -10,8 +10,8 @@ import pytest
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
+from spantrain.app.adaptation.adapt import ProfileForecast
 from spantrain.app.profiling.describe import described_profile
-from spantrain.app.training.adapt import ProfileForecast
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import network_trace
 from spantrain.core.plan import Plan, Replica, Stage

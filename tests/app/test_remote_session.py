@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.session import SessionOptions, open_session
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.config.cluster_file import load_preset
 from spantrain.errors import PeerLostError, WorkerError
 from spantrain.outer.config.outer_file import load_outer

@@ -8,7 +8,7 @@ import pytest
 from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
 from patience import PATIENCE_S
 from spantrain.adaptation.network_state import LinkState
-from spantrain.app.training.replan import BackgroundPlanner, plan_again, slowed_profile
+from spantrain.app.adaptation.replan import BackgroundPlanner, plan_again, slowed_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.simulation.simulate import simulate_traced, used_links
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.cluster_file import load_preset
 from spantrain.config.traces.network_traces import NetworkTrace, network_trace

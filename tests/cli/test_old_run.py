@@ -6,8 +6,8 @@ import pytest
 
 from spantrain.app.demo import DemoOptions, run_demo
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions
 from spantrain.app.training.run_folder import RUN_FILE, RunRecord
-from spantrain.app.training.session import SessionOptions
 from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spantrain.app import worker as use_case
-from spantrain.runtime.launch.launcher import WorkerSettings
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.transport.control.credentials import JoinToken
 
 TOKEN = JoinToken.create(b"a certificate").text

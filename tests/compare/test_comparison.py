@@ -10,7 +10,7 @@ from spantrain.app.comparison.compare import CompareRequest, compare
 from spantrain.app.comparison.fit import SettingOverrides
 from spantrain.app.comparison.methods import METHODS, methods_named
 from spantrain.app.reporter import SilentReporter
-from spantrain.app.training.session import SessionOptions
+from spantrain.app.session import SessionOptions
 from spantrain.cli.main import main
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.cluster import Cluster

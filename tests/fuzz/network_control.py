@@ -20,7 +20,7 @@ from spantrain.core.outer.layers import ShardLayout
 from spantrain.errors import ProtocolError, UsageError
 from spantrain.outer.link.codec import decode_command, decode_event, decode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
-from spantrain.outer.master.status import MasterStatus
+from spantrain.outer.link.status import MasterStatus
 from spantrain.runtime.control.orders import ORDERS
 from spantrain.runtime.control.requests import REQUESTS
 from spantrain.transport.connection.peers import PeerAddress

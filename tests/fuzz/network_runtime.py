@@ -20,8 +20,8 @@ from spantrain.errors import ConfigError, ProtocolError
 from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
-from spantrain.runtime.redistribution.switch import read_held
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
+from spantrain.runtime.worker.switch import read_held
 
 _PART = TensorPart(full_shape=(6, 5))
 _FILE = StoredFile(

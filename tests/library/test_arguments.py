@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import spantrain
 from patience import PATIENCE_S
-from spantrain.app.training.session import SessionOptions
+from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.progress import checked_callbacks
 from spantrain.library.setting import function_source, optimizer_fields

@@ -15,7 +15,7 @@ from spantrain.core.span import Span
 from spantrain.errors import UsageError
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
-from spantrain.models.data.sampler import Sampler
+from spantrain.models.sampler import Sampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import model_on_data
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.data.sampler import Sampler
+from spantrain.models.sampler import Sampler
 from spantrain.models.units import sample_losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.core.span import Span, equal_spans
-from spantrain.models.data.sampler import Sampler, derive_seed
+from spantrain.models.sampler import Sampler, derive_seed
 
 sizes = st.integers(1, 40)
 

@@ -13,10 +13,10 @@ from spantrain.planner.request import Constraints, JobSpec, Objective, PlanReque
 from spantrain.planner.strategies.auto.cuts import Cutter
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import fsdp, zero2
+from spantrain.planner.strategies.score import weights_of
 
 JOB = JobSpec(global_batch=8, micro_batches=(1, 2, 4, 8))
 ALLOWED = Constraints(sharded_state=True)

@@ -17,16 +17,16 @@ from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint.holding import holding_of
 from spantrain.runtime.checkpoint.manifest import Manifest, latest_checkpoint
 from spantrain.runtime.checkpoint.saver import restore
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
-from spantrain.runtime.step.channels import DriverChannel
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork

@@ -15,8 +15,8 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
-from spantrain.models.data.sampler import Sampler
 from spantrain.models.graph import build_graph
+from spantrain.models.sampler import Sampler
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 
 pytestmark = pytest.mark.checkpoint

@@ -22,9 +22,9 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.runtime.gradients.groups import SingleMember
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks, schedule_names
 from spantrain.sim.costs import TableCosts

@@ -14,9 +14,9 @@ from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.messages import ControlKey
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
+from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
-from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.transport.mailbox.memory import MemoryNetwork
 
 pytestmark = pytest.mark.checkpoint

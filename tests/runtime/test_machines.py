@@ -18,9 +18,9 @@ from patience import PATIENCE_S
 from programs import Program, nothing_is_left, programs, written
 from relay import FAR, NEAR, Relay
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import Session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -28,7 +28,8 @@ from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
-from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement, WorkerSettings
+from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
+from spantrain.runtime.worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,9 +8,9 @@ import pytest
 from patience import PATIENCE_S
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.runtime.control.requests import FindMeetingPoint, MeetingPoint
+from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.runtime.coordinator.worker_service import MeetingPoints
-from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.transport.control.protocol import RemoteRefusal
 
 STAGES = [("a",), ("b", "c")]

@@ -21,10 +21,10 @@ from spantrain.models.build import build_units, unit_names
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
 from spantrain.models.tensor_parallel.group import ThreadGroup
+from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
-from spantrain.runtime.outer.part import StageParameters, stage_layers
-from spantrain.runtime.step.channels import MailboxChannel
 from spantrain.runtime.step.stage_member import build_member
+from spantrain.runtime.worker.outer_part import StageParameters, stage_layers
 from spantrain.transport.mailbox.memory import MemoryNetwork
 from thread_groups import thread_groups
 

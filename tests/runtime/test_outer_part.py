@@ -23,9 +23,9 @@ from spantrain.outer.client.parameters import spec_of
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.runtime.coordinator.outer_meetings import StageMeetings, meeting_of
 from spantrain.runtime.coordinator.roster import RunMembers
-from spantrain.runtime.outer.meetings import StageMeetings, meeting_of
-from spantrain.runtime.outer.part import moves_layers, stage_layers
+from spantrain.runtime.worker.outer_part import moves_layers, stage_layers
 
 HALVES = [Span(0, 3), Span(3, 6)]
 JOB = TrainJob(steps=7, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, adapter="off")

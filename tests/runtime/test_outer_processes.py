@@ -10,8 +10,8 @@ import torch
 from outer_worlds.clients import EXACT
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob

@@ -13,10 +13,10 @@ import zmq
 
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest, resumed_run
 from spantrain.app.training.run_folder import DECISIONS_FILE
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import network_trace

@@ -9,9 +9,9 @@ import torch
 
 from made_up_runs import OneProcess
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest, resumed_run
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.job import TrainJob

@@ -8,9 +8,9 @@ import torch
 
 from made_up_runs import OldWeights
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest, resumed_run
 from spantrain.app.training.run_folder import read_run_record
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import write_profile

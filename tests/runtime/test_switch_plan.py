@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
-from spantrain.runtime.redistribution.switch import (
+from spantrain.runtime.worker.switch import (
     givers_of,
     keeps_groups,
     keeps_stage,

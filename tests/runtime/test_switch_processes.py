@@ -11,10 +11,10 @@ import torch
 from made_up_runs import OneProcess
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.outcome import SWITCHES_FILE
 from spantrain.app.training.requests import TrainRequest, resumed_run
 from spantrain.app.training.run_folder import read_run_record
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import read_plan, write_profile

@@ -24,7 +24,7 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import put
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
-from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions

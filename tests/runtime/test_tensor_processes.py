@@ -13,9 +13,9 @@ import pytest
 from made_up_runs import OneProcess
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.run_folder import DECISIONS_FILE
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.app.validate_run import validate_run
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile

@@ -11,7 +11,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.control.requests import GivenOrder, Standing
 from spantrain.runtime.coordinator.roster import error_of
-from spantrain.runtime.launch.launcher import WorkerSettings
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch
 from spantrain.runtime.worker.worker import Worker, told
 

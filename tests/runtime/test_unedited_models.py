@@ -11,8 +11,8 @@ from library_models import CONFIGURATIONS, library_spec
 from made_up_runs import context_of
 from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
+from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -28,9 +28,9 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.runtime.gradients.groups import SingleMember
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks

@@ -14,7 +14,7 @@ from spantrain.schedule.registry import own_schedules, schedule_named, schedule_
 
 _LAST_FIRST = """
 from spantrain.schedule.orders import in_turn, warm_up_counts
-from spantrain.schedule.registered import RegisteredSchedule
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 
 def orders(layout, split):
     return in_turn(layout, warm_up_counts(layout, lambda left: left + 1), split=bool(split))

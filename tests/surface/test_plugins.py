@@ -21,7 +21,7 @@ MINE = RegisteredStrategy(propose=single_device, description="the best device, o
 
 SCHEDULE = """
 from spantrain.schedule.orders import in_turn, warm_up_counts
-from spantrain.schedule.registered import RegisteredSchedule
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 
 MINE = RegisteredSchedule(
     name="mine",

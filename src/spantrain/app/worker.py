@@ -11,7 +11,7 @@ from spantrain.devices.registry import default_backend
 from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
-from spantrain.runtime.launch.launcher import WorkerSettings
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.worker import Worker
 
 

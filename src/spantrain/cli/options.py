@@ -24,7 +24,7 @@ STATE_OF = {"sgd": "momentum"}
 _MIN_PATIENCE_S = 2.0
 
 if TYPE_CHECKING:
-    from spantrain.app.training.session import SessionOptions
+    from spantrain.app.session import SessionOptions
     from spantrain.core.units import ModelSpec
 
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
@@ -213,7 +213,7 @@ def session_options(
     Raises:
         ConfigError: `lost_after` is no time, or too short.
     """
-    from spantrain.app.training.session import SessionOptions
+    from spantrain.app.session import SessionOptions
     from spantrain.models.data.choice import user_functions
 
     functions = user_functions(model) if model else ()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spantrain.app.training.session import SessionOptions
+from spantrain.app.session import SessionOptions
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.core.cluster import Cluster
 from spantrain.core.units import ModelSpec

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from spantrain.app.outer.run import outer_cluster
+from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import RunOptions, TrainRequest, new_run, resumed_run
-from spantrain.app.training.session import Session
 from spantrain.app.training.train_from_scratch import (
     ScratchListener,
     ScratchRequest,

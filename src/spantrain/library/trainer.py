@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest, first_weights
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.train import StopRequest, train
 from spantrain.app.weights import manifest_with, trained_parameters
@@ -23,8 +23,8 @@ from spantrain.library.setting import ModelFactory, Setting, function_source, mo
 from spantrain.models.build import unit_names, whole_model, whole_parameters
 from spantrain.models.data.choice import user_functions
 from spantrain.models.data.dataset import Dataset, open_dataset
-from spantrain.models.data.sampler import Sampler
 from spantrain.models.data.user import samples_of
+from spantrain.models.sampler import Sampler
 from spantrain.models.tracing.factory import check_not_importing
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
-from spantrain.models.catalog.family import CatalogUnits
+from spantrain.models.catalog.catalog_units import CatalogUnits
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.units import UnitModule, parameter_names
 

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from spantrain.outer.link.status import MasterStatus
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer
-from spantrain.outer.master.status import MasterStatus
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
 

@@ -11,9 +11,9 @@ from spantrain.plugins import modules_of, with_plugins
 from spantrain.schedule import static
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.policies import RUN_TIME_SCHEDULES, StaticDispatch, with_hints
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders
-from spantrain.schedule.registered import RegisteredSchedule
 
 ENTRY_POINTS = "spantrain.schedules"
 """The group of entry points of which each names a `RegisteredSchedule`, by that schedule's own name."""

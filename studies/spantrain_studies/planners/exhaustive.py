@@ -25,8 +25,8 @@ from spantrain.planner.request import Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.cuts import pipeline_bounds_s, values
 from spantrain.planner.strategies.auto.hops import HOP_FIELDS, PipelinePart
 from spantrain.planner.strategies.auto.parts import PART_FIELDS, PartCosts
-from spantrain.planner.strategies.auto.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
+from spantrain.planner.strategies.score import Score, Scorer, weights_of
 
 _NEIGHBOUR_SHARES = 1.10
 """Of the shares by capacity, those count as neighbours whose slowest replica takes at most this much longer."""

@@ -17,9 +17,9 @@ from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.data.sampler import derive_seed
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.factory import load_function
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import UnitModule, parameter_names, tie_parameters

@@ -10,8 +10,8 @@ from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest
 from spantrain.planner.strategies.auto.parts import PartCosts
-from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
+from spantrain.planner.strategies.score import weights_of
 from spantrain_studies.planners.exhaustive import PlanSpace, exhaustive, ordered_partitions, twins
 
 MIB = 2**20

@@ -14,8 +14,8 @@ from subprocess import PIPE
 from spantrain.app.comparison.figures import MeasuredRun
 from spantrain.app.comparison.layouts import Layout
 from spantrain.app.reporter import Reporter, SilentReporter
+from spantrain.app.session import Session
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.traces.network_traces import NetworkTrace

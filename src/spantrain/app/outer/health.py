@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from spantrain.errors import PeerLostError, SpanTrainError
 
 if TYPE_CHECKING:
-    from spantrain.outer.master.status import MasterStatus
+    from spantrain.outer.link.status import MasterStatus
 
 MASTER = "master"
 ASK_EVERY_S = 5.0

@@ -8,7 +8,7 @@ from spantrain.core.outer.stages import OuterCluster
 from spantrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from spantrain.app.training.session import Session
+    from spantrain.app.session import Session
 
 
 def become(command: Sequence[str], cluster: OuterCluster) -> None:

@@ -15,7 +15,7 @@ from spantrain.app.cache import cache_folder, cached, keep_cached
 from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast
 from spantrain.app.reporter import Reporter
-from spantrain.app.training.session import Session
+from spantrain.app.session import Session
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.cluster import Cluster
 from spantrain.core.profile import DeviceScore, LinkMeasurement, Profile, Provenance, UnitTiming

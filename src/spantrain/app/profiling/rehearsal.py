@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from spantrain.app.training.session import Session
+from spantrain.app.session import Session
 from spantrain.core.action import Action, Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob

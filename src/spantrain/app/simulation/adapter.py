@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
+from spantrain.app.adaptation.adapt import ProfileForecast
+from spantrain.app.adaptation.replan import plan_again, slowed_profile
 from spantrain.app.planning.plan_files import check_fits_profile
 from spantrain.app.simulation.simulate import calm_run_s
-from spantrain.app.training.adapt import ProfileForecast
-from spantrain.app.training.replan import plan_again, slowed_profile
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile

@@ -12,9 +12,9 @@ from typing import Self, TypeVar
 import torch
 
 from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.session import Session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.errors import UsageError
 from spantrain.runtime.coordinator.barrier import StepOutcome

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
+from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.outer.run import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
 from spantrain.app.reporter import Reporter, ScalarWriter
-from spantrain.app.training.adapt import adviser_of
+from spantrain.app.session import Session
 from spantrain.app.training.outcome import (
     HeldOutLoss,
     PlanChanges,
@@ -23,7 +24,6 @@ from spantrain.app.training.outcome import (
 )
 from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
-from spantrain.app.training.session import Session
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.weights import FoundWeights, write_weights
 from spantrain.core.checkpoint import SampleLedger, StoredFile

@@ -13,10 +13,10 @@ from spantrain.app.profiling.describe import described_profile
 from spantrain.app.profiling.profile import ProfileOptions, measure_profile
 from spantrain.app.profiling.slowing import slowed
 from spantrain.app.reporter import Reporter
+from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.old_run import remove_old_run
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest, first_weights, new_run
-from spantrain.app.training.session import Session, SessionOptions, open_session
 from spantrain.app.training.train import StopRequest, train
 from spantrain.config.artefacts import read_profile, write_profile
 from spantrain.core.cluster import Cluster

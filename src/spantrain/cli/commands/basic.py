@@ -33,7 +33,7 @@ from spantrain.core.job import LARGEST_NUMBER
 
 if TYPE_CHECKING:
     from spantrain.app.profiling.profile import ProfileOptions
-    from spantrain.app.training.session import SessionOptions
+    from spantrain.app.session import SessionOptions
     from spantrain.core.profile import Profile
     from spantrain.core.units import ModelSpec
 
@@ -109,7 +109,7 @@ def _measure(
 ) -> None:
     """Measure, write the profile, and show it."""
     from spantrain.app.profiling.profile import measure_profile
-    from spantrain.app.training.session import open_session
+    from spantrain.app.session import open_session
     from spantrain.cli.render.render import TerminalReporter
     from spantrain.config.artefacts import write_profile
     from spantrain.models.build import unit_names

@@ -33,9 +33,9 @@ from spantrain.models.data.choice import user_functions
 from spantrain.schedule.registry import check_schedule
 
 if TYPE_CHECKING:
+    from spantrain.app.session import SessionOptions
     from spantrain.app.training.outcome import TrainOutcome
     from spantrain.app.training.requests import RunOptions, TrainRequest
-    from spantrain.app.training.session import SessionOptions
     from spantrain.app.training.train import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
@@ -168,8 +168,8 @@ class _Command:
         )
 
     def _train(self, request: "TrainRequest", where: "SessionOptions") -> None:
+        from spantrain.app.session import open_session
         from spantrain.app.training.old_run import remove_old_run
-        from spantrain.app.training.session import open_session
         from spantrain.app.training.train import train as train_plan
         from spantrain.cli.render.render import TerminalReporter
 

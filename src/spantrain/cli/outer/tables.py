@@ -19,7 +19,7 @@ from spantrain.errors import PeerLostError
 
 if TYPE_CHECKING:
     from spantrain.app.outer.up import OuterUp
-    from spantrain.outer.master.status import MasterStatus
+    from spantrain.outer.link.status import MasterStatus
     from spantrain.outer.policy.placement import ShardPlacement
 
 from typing import TYPE_CHECKING

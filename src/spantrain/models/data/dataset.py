@@ -19,8 +19,8 @@ from spantrain.models.build import example_inputs
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE
 from spantrain.models.data.choice import TEXT_KINDS, class_count, known_tokens, start_token
 from spantrain.models.data.images import open_images
-from spantrain.models.data.sampler import derive_seed, mix
 from spantrain.models.data.text import Windows, read_windows
+from spantrain.models.sampler import derive_seed, mix
 from spantrain.models.units import IGNORED_LABEL
 
 _MASKED_RATIO = 0.15

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.data.sampler import derive_seed
+from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import hf_configuration, image_shape
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import call_factory, plain_module

@@ -16,7 +16,7 @@ from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.errors import PeerLostError, ProtocolError, SpanTrainError
 from spantrain.outer.link.codec import decode_command, decode_value, encode_message, encode_value
 from spantrain.outer.link.session import MAX_BATCH, LinkSession
-from spantrain.outer.master.status import MasterStatus
+from spantrain.outer.link.status import MasterStatus
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.registry import OuterRule
 from spantrain.transport.connection.peers import PeerAddress

@@ -1,7 +1,6 @@
 """A master's status, put together from what its service knows."""
 
-from spantrain.outer.master.service import MasterService
-from spantrain.outer.master.status import (
+from spantrain.outer.link.status import (
     ChunksStatus,
     ClusterStatus,
     FragmentStatus,
@@ -9,6 +8,7 @@ from spantrain.outer.master.status import (
     ShardStatus,
     UpdateStatus,
 )
+from spantrain.outer.master.service import MasterService
 from spantrain.outer.policy.guard import NormLevel
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import ClusterRecord, MasterState

@@ -13,11 +13,11 @@ from spantrain.errors import ProtocolError, UsageError
 from spantrain.outer.link.codec import decode_event, decode_value, encode_value
 from spantrain.outer.link.link import MemberFacts
 from spantrain.outer.link.session import HOLD_S, MAX_BATCH
+from spantrain.outer.link.status import MasterStatus
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.files import MasterFiles, StateNotKept
 from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
-from spantrain.outer.master.status import MasterStatus
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer

@@ -16,6 +16,7 @@ from spantrain.core.outer.layers import Layer, ShardLayout, divide
 from spantrain.errors import ProtocolError
 from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import MasterWelcome, MemberFacts
+from spantrain.outer.link.status import TransferClock
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.connections import (
     Connection,
@@ -26,7 +27,6 @@ from spantrain.outer.master.connections import (
     speaker_problem,
 )
 from spantrain.outer.master.files import MasterFiles
-from spantrain.outer.master.status import TransferClock
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.transport.control.protocol import RemoteRefusal
 

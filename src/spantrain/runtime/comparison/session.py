@@ -13,8 +13,8 @@ from spantrain.errors import ConfigError, PeerLostError
 from spantrain.models.data.dataset import open_dataset
 from spantrain.runtime.control.orders import FrameworkOrder, FrameworkResult
 from spantrain.runtime.control.requests import Begin, Progress
+from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.context import WorkerLinks
 
 _GENERATION = 0
 _PATIENCE_S = 900.0

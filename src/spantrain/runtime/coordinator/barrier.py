@@ -12,8 +12,8 @@ from spantrain.errors import Interrupted
 from spantrain.runtime.control.plane import HOLD_S
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
 from spantrain.runtime.coordinator.advice import Advice, Advising
+from spantrain.runtime.coordinator.outer_meetings import meeting_of
 from spantrain.runtime.coordinator.roster import RunMembers
-from spantrain.runtime.outer.meetings import meeting_of
 from spantrain.transport.control.protocol import RemoteRefusal
 
 

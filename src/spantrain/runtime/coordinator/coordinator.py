@@ -11,9 +11,9 @@ from spantrain.runtime.control.plane import A, Order, read_answer
 from spantrain.runtime.control.requests import OrderOutcome, SavedFile
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, error_of
 from spantrain.runtime.coordinator.worker_service import ProgressListener, TrainingRun, UnderWay, WorkerService
-from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.transport.control.server import ControlServer
 
 HEARTBEAT_TIMEOUT_S = 6.0

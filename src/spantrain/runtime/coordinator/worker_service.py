@@ -38,8 +38,8 @@ from spantrain.runtime.control.requests import (
 )
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
+from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import Roster, RosterEntry, RunMembers, printable
-from spantrain.runtime.outer.meetings import StageMeetings
 from spantrain.transport.control.protocol import RemoteRefusal
 
 ProgressListener = Callable[[str, int, int, str], None]

@@ -1,6 +1,6 @@
 """Tensors that members of a tensor-parallel group hold parts of, put together and taken apart again.
 
-Gradients mostly; parameters themselves where a run is a cluster of an outer optimizer (`runtime.outer.part`).
+Gradients mostly; parameters themselves where a run is a cluster of an outer optimizer (`runtime.worker.outer_part`).
 """
 
 import json

@@ -21,11 +21,11 @@ from spantrain.core.messages import ControlKey
 from spantrain.core.plan import OWN_SUMS, GradientSums, Plan
 from spantrain.core.units import UnitGraph
 from spantrain.models.units import UnitModule, parameter_names, shared_parameters
+from spantrain.runtime.channels import Messenger
 from spantrain.runtime.gradients.groups import MemberGroup, StageGroups
 from spantrain.runtime.gradients.part_sums import GroupParts, hand_out
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of, gradient_of
-from spantrain.runtime.step.channels import Messenger
-from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.recorder import StepRecorder
 
 Parameters = Mapping[str, nn.Parameter]
 

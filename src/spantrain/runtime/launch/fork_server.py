@@ -108,7 +108,7 @@ def _become_worker(request: dict[str, Any]) -> None:
     if request["namespace"]:
         NamespaceHandle(**request["namespace"]).enter()
     os.environ.update(request["environment"])
-    from spantrain.runtime.launch.launcher import WorkerSettings
+    from spantrain.runtime.worker.settings import WorkerSettings
     from spantrain.runtime.worker.worker import Worker
 
     settings = {**request["settings"], "functions": tuple(request["settings"]["functions"])}

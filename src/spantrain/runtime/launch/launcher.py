@@ -15,26 +15,8 @@ from typing import Any
 
 from spantrain.core.names import file_stem
 from spantrain.errors import WorkerError
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.namespace_handle import NamespaceHandle
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
-    """What a worker is told when it starts."""
-
-    join: str
-    """The coordinator's HOST:PORT or unix:/path."""
-    token: str
-    name: str
-    """Of the device in the cluster file."""
-    backend: str
-    """What computes (`devices.registry`)."""
-    data_address: str = "127.0.0.1"
-    """Address on which the others reach this worker's mailbox."""
-    encrypted: bool = True
-    functions: tuple[str, ...] = ()
-    """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
-
 
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 30.0

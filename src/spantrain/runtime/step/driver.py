@@ -21,12 +21,12 @@ from spantrain.core.speed import LinkReport
 from spantrain.formats.registry import WireFormat
 from spantrain.models.execution.held import HeldMeter
 from spantrain.models.execution.stage import NamesFinal
-from spantrain.runtime.step.channels import DeferredMessages
+from spantrain.runtime.channels import DeferredMessages
+from spantrain.runtime.recorder import StepRecorder
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.following import Followers
-from spantrain.runtime.step.recorder import StepRecorder
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork, SampleInbox, Tensors
-from spantrain.runtime.worker.context import WorkerContext
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.layout import Router

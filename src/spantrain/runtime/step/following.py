@@ -24,8 +24,8 @@ from spantrain.errors import WorkerError
 from spantrain.formats.codec import DTYPE_BYTES
 from spantrain.models.execution.stage import NamesFinal
 from spantrain.runtime.gradients.groups import MemberGroup
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import DeviceClock, Feed, LastBackward, ReplicaWork
-from spantrain.runtime.worker.context import WorkerContext
 
 _ROW = 256
 _KEEP_ALIVE_S = 1.0

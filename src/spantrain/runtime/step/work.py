@@ -12,8 +12,8 @@ from spantrain.core.action import Action, Direction, Op
 from spantrain.core.span import Span
 from spantrain.devices.base import ComputeDevice, Milestone
 from spantrain.models.data.dataset import Dataset
-from spantrain.models.data.sampler import Sampler
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
+from spantrain.models.sampler import Sampler
 from spantrain.runtime.gradients.groups import MemberGroup
 
 Tensors = tuple[torch.Tensor, ...]

@@ -26,9 +26,9 @@ from spantrain.runtime.control.orders import (
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import Done, FindMeetingPoint, MeetingPoint, Progress
 from spantrain.runtime.gradients.groups import StageGroups, hold_store, open_groups, reach_store
-from spantrain.runtime.launch.launcher import WorkerSettings
+from spantrain.runtime.step.context import WorkerLinks, admit
 from spantrain.runtime.step.emulation import law_of
-from spantrain.runtime.worker.context import WorkerLinks, admit
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.runtime.worker.watch import Watch, connections, cut

@@ -11,16 +11,16 @@ from spantrain.core.plan import Plan
 from spantrain.devices.base import ComputeDevice
 from spantrain.models.execution.held import storage_bytes
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
+from spantrain.runtime.channels import DriverChannel, MailboxChannel, Messenger
 from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
-from spantrain.runtime.step.channels import DriverChannel, MailboxChannel, Messenger
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.emulation import emulated_unit_seconds
 from spantrain.runtime.step.following import Follower, Followers
 from spantrain.runtime.step.stage_member import StageMember
 from spantrain.runtime.step.work import DeviceClock, Feed, ReplicaWork, UnitTimes
-from spantrain.runtime.worker.context import WorkerContext
 from spantrain.schedule.dispatch.machine import Machine
 from spantrain.schedule.dispatch.policies import TwoSteps
 from spantrain.schedule.registry import make_policy, replica_tasks

@@ -29,9 +29,9 @@ from spantrain.runtime.control.orders import TrainOrder, TrainResult
 from spantrain.runtime.control.requests import Begin, DeviceReport, StepVerdict
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
+from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
-from spantrain.runtime.worker.context import WorkerLinks
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
 from spantrain.runtime.worker.trainer import TrainSession
 

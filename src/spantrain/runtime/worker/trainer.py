@@ -24,17 +24,17 @@ from spantrain.runtime.control.requests import Begin, DeviceReport, OuterCall, S
 from spantrain.runtime.coordinator.batches import EXTERNAL, QueuedFeed
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.gradients.step_sums import StepSums
-from spantrain.runtime.outer.part import moves_layers
-from spantrain.runtime.redistribution.switch import take_over
+from spantrain.runtime.recorder import PeerTraffic, StepRecorder
 from spantrain.runtime.redistribution.transfer import group_of
-from spantrain.runtime.step.recorder import PeerTraffic, StepRecorder
+from spantrain.runtime.step.context import WorkerContext, WorkerLinks, admit, clock_offset_s
 from spantrain.runtime.step.stage_member import StageMember, join_stage
 from spantrain.runtime.step.work import SampledFeed
-from spantrain.runtime.worker.context import WorkerContext, WorkerLinks, admit, clock_offset_s
+from spantrain.runtime.worker.outer_part import moves_layers
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
+from spantrain.runtime.worker.switch import take_over
 
 if TYPE_CHECKING:
-    from spantrain.runtime.outer.part import OuterPart
+    from spantrain.runtime.worker.outer_part import OuterPart
 
 _OVERHEADS_KEPT = 10_000
 
@@ -176,7 +176,7 @@ class TrainSession:
         if self._order.outer is None:
             return
         # Imported here: it takes a while, and most runs take part in none.
-        from spantrain.runtime.outer.part import OuterPart
+        from spantrain.runtime.worker.outer_part import OuterPart
 
         self._outer = OuterPart(self._order.outer, self._here, self._part, self._meet_stages, step=step)
         self._outer.begin(step)

@@ -27,8 +27,8 @@ from spantrain.runtime.control.requests import (
     Standing,
     Welcome,
 )
-from spantrain.runtime.launch.launcher import WorkerSettings
 from spantrain.runtime.worker.perform import OrderRunner
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread

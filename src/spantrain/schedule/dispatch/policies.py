@@ -14,9 +14,9 @@ from spantrain.core.plan import DispatchHints, PlannedOrder
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchState, Machine, ReplicaTask
 from spantrain.schedule.dispatch.recut import Renumbering, recut_order
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import check_orders
-from spantrain.schedule.registered import RegisteredSchedule
 
 _PATIENCE = 2.0
 """How many times the planned seconds a device waits for an action before it does something else."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from spantrain.core.span import Span
 from spantrain.errors import PlanError
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import Counts, CutLayout, forward_counts
 from spantrain.schedule.orders import Orders, first_over_limit, in_turn, too_small
-from spantrain.schedule.registered import RegisteredSchedule
 
 
 def _counts(layout: CutLayout) -> Counts:

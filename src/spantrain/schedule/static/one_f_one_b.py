@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders, each_in_turn, in_turn, twice_the_way, warm_up_counts
-from spantrain.schedule.registered import RegisteredSchedule
 
 
 def _orders(warm_up: Callable[[int], int], layout: CutLayout, split: bool | None) -> Orders:

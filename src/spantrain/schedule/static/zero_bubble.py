@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from spantrain.core.action import Action, Op
+from spantrain.schedule.dispatch.registered import RegisteredSchedule
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders, each_in_turn, interleave, twice_the_way, warm_up_counts
-from spantrain.schedule.registered import RegisteredSchedule
 
 
 def defer_weights(order: Sequence[Action], *, lag: int, limit: int) -> tuple[Action, ...]:

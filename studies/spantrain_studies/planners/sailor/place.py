@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spantrain.planner.strategies.auto.score import Weights
+from spantrain.planner.strategies.score import Weights
 from spantrain_studies.planners.sailor.space import SupplySpace
 from spantrain_studies.planners.sailor.task import Taken
 

@@ -19,7 +19,7 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables, over_spans
 from spantrain.planner.assembly.assemble import least_largest
 from spantrain.planner.request import Objective, PlanRequest
-from spantrain.planner.strategies.auto.score import Weights, weights_of
+from spantrain.planner.strategies.score import Weights, weights_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 
-from spantrain.planner.strategies.auto.score import Weights
+from spantrain.planner.strategies.score import Weights
 from spantrain_studies.planners.sailor.space import SupplySpace
 
 Taken = tuple[tuple[int, int], ...]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spantrain.errors import WorkerError
 
 if TYPE_CHECKING:
-    from spantrain.outer.master.status import MasterStatus
+    from spantrain.outer.link.status import MasterStatus
 
 _LOOK_EVERY_S = 0.5
 _NOBODY = 3

@@ -21,9 +21,9 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.assembly.assemble import with_limits
 from spantrain.planner.request import Objective, PlanRequest, Proposal
-from spantrain.planner.strategies.auto.score import Score, Scorer
 from spantrain.planner.strategies.auto.search import SimulatedPlan
 from spantrain.planner.strategies.baselines import data_parallel
+from spantrain.planner.strategies.score import Score, Scorer
 from spantrain.schedule.registry import splits_backward
 
 DIVISIONS = (StateSharding.ZERO2, StateSharding.ZERO3)

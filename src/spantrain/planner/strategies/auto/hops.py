@@ -17,7 +17,7 @@ from spantrain.core.span import apportion
 from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.strategies.auto.score import Weights
+from spantrain.planner.strategies.score import Weights
 
 HOP_FIELDS = ("up", "down", "busy_up", "busy_down", "latency_up", "latency_down", "extra")
 """Least seconds of one span up and its gradient down; of the busiest link in a step; least latencies."""

@@ -21,7 +21,7 @@ from spantrain.cost.sums import own_sum_s
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import PlanRequest
 from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart, ShardCosts, hidden
-from spantrain.planner.strategies.auto.score import Weights
+from spantrain.planner.strategies.score import Weights
 
 PART_FIELDS = (
     *("forward", "input", "weight", "run", "run_fi", "run_f", "run_i", "sync", "crowd", "extra"),

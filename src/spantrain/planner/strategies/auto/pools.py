@@ -10,10 +10,10 @@ inside hosts.
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.request import PlanRequest, Proposal, Restriction
-from spantrain.planner.strategies.auto.score import Score, Scorer
 from spantrain.planner.strategies.pools.costs import Goal, PoolPlan
 from spantrain.planner.strategies.pools.profile_costs import ProfilePools
 from spantrain.planner.strategies.pools.search import PoolSearch
+from spantrain.planner.strategies.score import Score, Scorer
 
 _SIMULATED = 8
 _PROPOSED = 4

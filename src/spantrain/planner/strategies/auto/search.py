@@ -10,8 +10,8 @@ from spantrain.core.plan import Plan
 from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
-from spantrain.planner.strategies.auto.score import Score, Scorer
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder
+from spantrain.planner.strategies.score import Score, Scorer
 
 _SAME = 1 - 1e-9
 _PATIENCE = 50

@@ -36,10 +36,10 @@ from spantrain.planner.strategies.auto.moves import Moves, blocks_of, grid_of, s
 from spantrain.planner.strategies.auto.orders import chains, divided, evened, separate, undivided
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.pools import count_pools, pool_proposals, restricted_proposals
-from spantrain.planner.strategies.auto.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.auto.search import Searcher, SimulatedPlan, lowest
 from spantrain.planner.strategies.auto.shape import PlanShape, ShapeBuilder, shape_of
 from spantrain.planner.strategies.auto.tensor import divided_proposals
+from spantrain.planner.strategies.score import Score, Scorer, weights_of
 from spantrain.planner.strategies.spantrain.strategy import spantrain
 from spantrain.planner.strategies.spantrain_dp.strategy import candidates
 

@@ -22,7 +22,7 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, over_spans
 from spantrain.planner.assembly.assemble import draft_stage, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
-from spantrain.planner.strategies.auto.score import Score, Scorer
+from spantrain.planner.strategies.score import Score, Scorer
 
 _MAX_STAGES = 6
 _SIMULATED = 24

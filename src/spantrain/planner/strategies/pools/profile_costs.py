@@ -20,8 +20,8 @@ from spantrain.cost.memory import Division
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.planner.assembly.assemble import draft_stage
 from spantrain.planner.request import Objective, PlanRequest, Restriction
-from spantrain.planner.strategies.auto.score import weights_of
 from spantrain.planner.strategies.pools.costs import DevicePool, HopSeconds, PoolPlan, PoolReplica, PoolStage
+from spantrain.planner.strategies.score import weights_of
 from spantrain.schedule.registry import splits_backward
 
 _MEBIBYTE = 2**20

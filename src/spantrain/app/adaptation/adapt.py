@@ -8,7 +8,7 @@ from itertools import product
 from spantrain.adaptation.boundary import AutoSettings, BoundaryAdapter
 from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.registry import make_boundary
-from spantrain.app.training.replan import BackgroundPlanner, slowed_profile
+from spantrain.app.adaptation.replan import BackgroundPlanner, slowed_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.profile import Profile

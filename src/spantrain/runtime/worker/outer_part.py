@@ -35,7 +35,7 @@ from spantrain.outer.pipeline.worker import StageWorker, lead_stages, work_as_st
 from spantrain.runtime.checkpoint.holding import first_names
 from spantrain.runtime.gradients.part_sums import hand_out
 from spantrain.runtime.redistribution.transfer import ExchangeChannel
-from spantrain.runtime.worker.context import WorkerContext
+from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 
 

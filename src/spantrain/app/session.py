@@ -10,7 +10,8 @@ from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Cluster
 from spantrain.errors import ConfigError, TestbedError
 from spantrain.runtime.coordinator.coordinator import HEARTBEAT_TIMEOUT_S, Coordinator
-from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement, WorkerSettings
+from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
+from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
 
 _LOCAL_JOIN_TIMEOUT_S = 120.0

@@ -111,7 +111,7 @@ class BackgroundPlanner:
             command = [
                 sys.executable,
                 "-m",
-                "spantrain.app.training.replan",
+                "spantrain.app.adaptation.replan",
                 str(folder),
                 *self._arguments,
                 str(self._limit_s),

@@ -38,8 +38,8 @@ from spantrain.runtime.redistribution.transfer import (
     group_of,
     read_words,
 )
+from spantrain.runtime.step.context import OpenGroups, WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
-from spantrain.runtime.worker.context import OpenGroups, WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part
 
 

@@ -13,7 +13,7 @@ from spantrain.runtime.control.orders import PeerEntry
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import ReadClock, Ready
 from spantrain.runtime.gradients.groups import StageGroups
-from spantrain.runtime.step.recorder import StepRecorder
+from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.work import Feed
 from spantrain.transport.mailbox.mailbox import MailboxLike
 

@@ -1,0 +1,21 @@
+"""What a worker is told when it starts; free of torch, so that the launcher may read it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """What a worker is told when it starts."""
+
+    join: str
+    """The coordinator's HOST:PORT or unix:/path."""
+    token: str
+    name: str
+    """Of the device in the cluster file."""
+    backend: str
+    """What computes (`devices.registry`)."""
+    data_address: str = "127.0.0.1"
+    """Address on which the others reach this worker's mailbox."""
+    encrypted: bool = True
+    functions: tuple[str, ...] = ()
+    """The user's functions for model, data and loss that it may call, as `FILE.py:FUNCTION`."""
