@@ -17,13 +17,13 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spantrain"
 WANTED_LINES = 68_000
 """What src/ should come down to."""
 BOUNDS = {
-    "lines": 80_500,
-    "files": 620,
-    "fullest_folder": 25,
-    "prefix_group": 8,
-    "names_twice": 90,
-    "longest_file": 420,
-    "longest_function": 53,
+    "lines": 78_100,
+    "files": 460,
+    "fullest_folder": 16,
+    "prefix_group": 3,
+    "names_twice": 0,
+    "longest_file": 400,
+    "longest_function": 50,
 }
 """The most of each; those of lines and files only ever come down, and stop at what is wanted."""
 

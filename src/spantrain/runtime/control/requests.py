@@ -26,7 +26,7 @@ class Done:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Welcome:
+class WorkerWelcome:
     """What a worker hears when it has joined."""
 
     device: str

@@ -34,7 +34,7 @@ from spantrain.runtime.control.requests import (
     Ready,
     SavedFile,
     Standing,
-    Welcome,
+    WorkerWelcome,
 )
 from spantrain.runtime.coordinator.barrier import StepBarrier
 from spantrain.runtime.coordinator.batches import BatchQueue
@@ -209,7 +209,7 @@ class WorkerService:
         """Let a worker in; tell it as which device, and after what silence each side takes the other for lost."""
         with self.changed:
             device = self.roster.join(time.monotonic(), peer)
-        welcome: dict[str, Any] = to_json(Welcome(device=device, patience_s=self._patience_s))
+        welcome: dict[str, Any] = to_json(WorkerWelcome(device=device, patience_s=self._patience_s))
         return welcome
 
     def may_replace(self, peer: str) -> bool:

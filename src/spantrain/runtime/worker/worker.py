@@ -25,7 +25,7 @@ from spantrain.runtime.control.requests import (
     OrderFailure,
     OrderOutcome,
     Standing,
-    Welcome,
+    WorkerWelcome,
 )
 from spantrain.runtime.worker.perform import OrderRunner
 from spantrain.runtime.worker.settings import WorkerSettings
@@ -96,7 +96,7 @@ class Worker:
         with contextlib.ExitStack() as stack:
             self._client = ControlClient.join(settings.join, settings.token, name=settings.name, facts={})
             stack.callback(self._client.close)
-            welcome = from_json(Welcome, self._client.welcome, "welcome", error=ProtocolError)
+            welcome = from_json(WorkerWelcome, self._client.welcome, "welcome", error=ProtocolError)
             self._name = welcome.device
             self._heartbeats = HeartbeatThread(
                 self._client,
