@@ -1,7 +1,7 @@
 """What tests of several layers share: how long to wait, how examples are drawn, a profile that needs no measuring.
 
 No test may depend on how fast or how evenly the machine runs: what is measured in seconds belongs into benchmarks/.
-A time limit in a test is only there to end one that hangs: PATIENCE_S (patience.py), many times what is ever needed.
+A time limit in a test is only there to end one that hangs: PATIENCE_S (testing/patience.py), many times what is needed.
 
 Examples are the same in every run, so that a change is never refused for an example that has nothing to do with it;
 `pytest --hypothesis-profile=search` looks for new ones.
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import preloaded
-from made_up import plan_of
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
+from testing.plans import plan_of
+from testing.profiles import PROVENANCE, exact_links
 
 settings.register_profile(
     "steady",

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from outer_worlds.masters import CONFIG
-from patience import PATIENCE_S
 from spantrain.outer.master.server import MasterServer
+from testing.outer.masters import CONFIG
+from testing.patience import PATIENCE_S
 
 
 class MortalMaster:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 ADDRESS = "SPANTRAIN_TESTS_PRELOADED"
 """Of the server's socket, in the environment of all that was started; empty: nothing is forked."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-import four_sites
-from link_table import LINKS, STEP_S, TableForecast, begun, reports, twice
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings
 from spantrain.adaptation.registry import make_boundary, make_local
 from spantrain.formats.registry import WireFormat
+from testing import four_sites
+from testing.link_table import LINKS, STEP_S, TableForecast, begun, reports, twice
 
 
 def test_a_rate_inside_the_band_is_not_looked_at():

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import four_sites
-from link_table import SIZE, STEP_S, TableForecast, begun, reports, twice, twice_at
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, PlanReplacement
 from spantrain.adaptation.network_state import LinkState
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.dispatch.recut import halved
+from testing import four_sites
+from testing.link_table import SIZE, STEP_S, TableForecast, begun, reports, twice, twice_at
 
 
 class TablePlanner:

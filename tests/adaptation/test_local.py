@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-import four_sites
 from spantrain.adaptation.local import AutoLocal, CuttingLocal, LocalAdapter, LocalState
 from spantrain.adaptation.monitor import SentMessage
 from spantrain.adaptation.paper import PaperLocal
@@ -20,6 +19,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.schedule.dispatch.machine import Machine, ReplicaTask
 from spantrain.schedule.dispatch.recut import halved
 from spantrain.schedule.registry import make_policy
+from testing import four_sites
 
 DEVICE, BEFORE, AFTER = "s1r0", "s0r0", "s2r0"
 SAMPLES, SIZE = 128, 8

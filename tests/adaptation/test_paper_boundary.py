@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-import four_sites
-from link_table import SIZE, STEP_S, TableForecast, reports
 from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.paper import PaperBoundary
 from spantrain.core.plan import Plan
+from testing import four_sites
+from testing.link_table import SIZE, STEP_S, TableForecast, reports
 
 CALM, POOR = [8] * 8 + [4] * 8, [4] * 8 + [8] * 4 + [4] * 8
 """The sizes of micro-batches that the paper's rules want of twelve of 8."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from made_up_sites import CUT_BYTES, RATE, sites_cluster, sites_profile, two_stages
 from spantrain.adaptation.network_state import LinkState
 from spantrain.app.adaptation.adapt import ProfileForecast, adviser_of
 from spantrain.app.training.outcome import PlanChange, with_reasons
@@ -17,6 +16,7 @@ from spantrain.core.trace import Interval, Trace
 from spantrain.formats.registry import WireFormat
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.schedule.dispatch.recut import halved
+from testing.sites import CUT_BYTES, RATE, sites_cluster, sites_profile, two_stages
 
 CLUSTER = sites_cluster()
 PROFILE = sites_profile(CLUSTER)

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from small_models import small_spec
 from spantrain.app.cache import code_digest, state_folder
 from spantrain.app.profiling.describe import BUILDERS, described_profile, graph_file
 from spantrain.config.artefacts import write_artefact
 from spantrain.config.cluster_file import load_preset
+from testing.models.small import small_spec
 
 
 def test_a_digest_changes_with_names_and_contents_of_code_only(tmp_path: Path) -> None:

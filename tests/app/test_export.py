@@ -9,7 +9,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from small_models import small_spec
 from spantrain.app.weights import EXAMPLE_FILE, export_run, import_weights, trained_parameters
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.shares import TensorPart
@@ -24,6 +23,7 @@ from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, lates
 from spantrain.runtime.checkpoint.saver import step_folder, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
+from testing.models.small import small_spec
 
 pytestmark = pytest.mark.checkpoint
 

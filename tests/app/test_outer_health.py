@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
-from programs import process_of_log
 from spantrain.app.outer.health import MASTER, Health
 from spantrain.app.outer.up import OuterUp, keep_up
 from spantrain.outer.config.outer_file import load_outer
+from testing.patience import PATIENCE_S
+from testing.programs import process_of_log
 
 STARTED = {MASTER: 0.0, "s0": 0.0, "s1": 0.0}
 

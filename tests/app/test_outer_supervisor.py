@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.app.outer.up import ProcessSupervisor, Restarts
 from spantrain.errors import UsageError
+from testing.patience import PATIENCE_S
 
 CONFIG = """\
 name: here

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
@@ -15,6 +14,7 @@ from spantrain.errors import PeerLostError, WorkerError
 from spantrain.outer.config.outer_file import load_outer
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.patience import PATIENCE_S
 
 DEVICES = ("a", "b")
 SHOWN = re.compile(r"  SPANTRAIN_TOKEN=(\S+) spantrain worker --join (\S+) --name DEVICE\n  with DEVICE one of a, b$")

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
-from patience import PATIENCE_S
 from spantrain.adaptation.network_state import LinkState
 from spantrain.app.adaptation.replan import BackgroundPlanner, plan_again, slowed_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
 from spantrain.runtime.coordinator.advice import check_change
+from testing.patience import PATIENCE_S
+from testing.sites import RATE, sites_cluster, sites_profile, two_stages
 
 
 def with_memory(memory_bytes: int) -> Cluster:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
 from spantrain.app.planning.explain import Line, explain_plan, with_faster_line, with_faster_link
 from spantrain.cost.network import NetworkCost
 from spantrain.planner.engine.evaluate import link_loads
+from testing.sites import RATE, sites_cluster, sites_profile, two_stages
 
 
 def test_an_uplink_has_the_load_of_all_its_links() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from patience import PATIENCE_S
 from spantrain.cli.main import app
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pytest
 import torch
 import zmq
 
-from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.outer.client.optimizer import OuterOptimizer
@@ -25,6 +24,7 @@ from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.layers.format import OPEN, WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey
+from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 PLAN = ("plan", "--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", "8", "--strategy", "single-device")
 WORDS = {

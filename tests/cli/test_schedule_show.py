@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 EVEN = ("--stages", 4, "--micro-batches", 6)
 

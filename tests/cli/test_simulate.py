@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.app.planning.plan_files import open_plan
 from spantrain.app.simulation.simulate import SimulateRequest, calm_run_s, run_simulation
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
@@ -23,6 +22,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import schedule_names
+from testing.patience import PATIENCE_S
 
 PLACES = ((3, ("office-nx",)), (6, ("office-tx2",)), (10, ("lab-0", "lab-1")), (0, ("home-tx2", "home-nano")))
 

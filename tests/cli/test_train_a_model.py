@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from effort import calls_of
 from spantrain.config.artefacts import (
     profile_of_plan,
     read_artefact,
@@ -25,6 +24,7 @@ from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.profile import DeviceScore, Profile
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, PlanError, ProfileError, UsageError
+from testing.effort import calls_of
 
 
 def _edit(path: Path, change) -> None:  # type: ignore[no-untyped-def]

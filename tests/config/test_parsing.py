@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from effort import calls_of
 from spantrain.config.cluster_file import load_cluster, parse_cluster
 from spantrain.config.files.parsing import OutOfRange, parse_json, parse_yaml_nodes
 from spantrain.config.files.problems import Problems
 from spantrain.config.files.text_files import check_tensor_header, read_text
 from spantrain.errors import ConfigError
 from spantrain.outer.config.outer_file import parse_outer
+from testing.effort import calls_of
 
 ALIASES = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
 

@@ -7,13 +7,13 @@ from importlib import resources
 
 import pytest
 
-from effort import calls_of
-from patience import PATIENCE_S
 from spantrain.config.cluster_file import PRESET_NAMES, load_preset
 from spantrain.config.consistency import check_cluster
 from spantrain.config.kinds import load_kinds
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError
+from testing.effort import calls_of
+from testing.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)

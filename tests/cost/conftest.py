@@ -2,12 +2,12 @@
 
 import pytest
 
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from testing.profiles import PROVENANCE, exact_links
 
 MIB = 2**20
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from made_up_sites import LATENCY_S, RATE, sites_cluster, sites_profile
 from spantrain.cost.network import NetworkCost
 from spantrain.cost.sharing import scarce_links
+from testing.sites import LATENCY_S, RATE, sites_cluster, sites_profile
 
 
 def costs(rates: dict[tuple[str, str], float] | None = None, *, measured: bool = True, **lines: float) -> NetworkCost:

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from fuzz.files import CLUSTER, OUTER, plan, profile, run_files, spoiled, spoiled_text
 from fuzz.mutation import corrupted
 from fuzz.target import Target
-from made_up_reference import case, files
 from spantrain.app.outer.where import place_outer
 from spantrain.app.planning.explain import explain_plan
 from spantrain.app.planning.plan_files import open_plan
@@ -45,6 +44,7 @@ from spantrain.sim.engine import simulate
 from spantrain.testbed.control import read_states
 from spantrain.transport.control.credentials import Credentials
 from spantrain_studies.reference.validate import validate_reference
+from testing.reference import case, files
 
 Files = Mapping[str, bytes]
 _KEPT = ("credentials.json", "lock", "token")

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz.mutation import corrupted, wild
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.app.training.run_folder import MeasuredStep, RunContent, write_run
 from spantrain.config.artefacts import artefact_text
 from spantrain.config.cluster_file import parse_cluster
@@ -37,6 +36,7 @@ from spantrain.planner.engine.predict import predict, with_best_order
 from spantrain.runtime.checkpoint.manifest import Manifest
 from spantrain.schedule.registry import make_policy
 from spantrain.sim.replay import task_of
+from testing.profiles import PROVENANCE, exact_links
 
 CLUSTER = """\
 name: three

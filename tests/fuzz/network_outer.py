@@ -11,7 +11,6 @@ import torch
 from fuzz.mutation import changed
 from fuzz.target import Target
 from fuzz.typed import plain_of
-from outer_worlds.links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
 from spantrain.core.outer.events import OuterEvent
@@ -28,6 +27,7 @@ from spantrain.outer.pipeline.worker import StageWorker
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.control.protocol import decode, encode
+from testing.outer.links import LAYERS, WHOLE, cluster_facts, shard_facts
 
 # The master.
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fuzz.target import Target
-from layer_wires import SilentLink
 from spantrain.core.messages import MessageKey
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
@@ -26,6 +25,7 @@ from spantrain.transport.mailbox import wire
 from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.outbox import OutgoingMessage
+from testing.outer.layer_wires import SilentLink
 
 Step = tuple[str, tuple[Any, ...]]
 _FAR = (0, 1, 2, 3, 5, wire.MAX_AHEAD, wire.MAX_AHEAD + 1, 2**31, 2**62, 2**63 - 2)

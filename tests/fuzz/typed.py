@@ -8,8 +8,6 @@ from functools import cache
 from random import Random
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from made_up import plan_of
-from made_up_sites import sites_cluster, sites_profile
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.action import Action
 from spantrain.core.checkpoint import StoredFile
@@ -24,6 +22,8 @@ from spantrain.outer.link.codec import encode_value
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.rules.registry import OuterRule
+from testing.plans import plan_of
+from testing.sites import sites_cluster, sites_profile
 
 _WORDS = (
     "a",

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spantrain
-from patience import PATIENCE_S
 from spantrain.app.session import SessionOptions
 from spantrain.errors import ConfigError
 from spantrain.library.progress import checked_callbacks
 from spantrain.library.setting import function_source, optimizer_fields
 from spantrain.runtime.gradients.optimizer import build_optimizer, learning_rate
+from testing.patience import PATIENCE_S
 
 
 def test_importing_loads_nothing_heavy():

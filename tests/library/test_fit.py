@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import spantrain
-from patience import PATIENCE_S
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
 from spantrain.models.sampler import Sampler
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 import spantrain
-from outer_worlds.clients import MadeUpServer, alone, close, small_model, train_step
-from patience import PATIENCE_S
+from testing.outer.clients import MadeUpServer, alone, close, small_model, train_step
+from testing.patience import PATIENCE_S
 
 
 def test_a_trainer_takes_part_by_one_callback():

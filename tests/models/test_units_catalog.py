@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.models.catalog.catalog import MODEL_NAMES, resolve_model, unit_names
+from testing.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outer_worlds.masters import MasterRun
+from testing.outer.masters import MasterRun
 
 
 @pytest.fixture

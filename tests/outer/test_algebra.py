@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outer_worlds.rounds import MadeUpRounds, Tensors, random_tensors, without_clip
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov, pseudo_gradient, sum_of_squares, weighted_mean
+from testing.outer.rounds import MadeUpRounds, Tensors, random_tensors, without_clip
 
 TOKENS = {"a": 300, "b": 100, "c": 200}
 

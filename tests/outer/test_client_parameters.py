@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from outer_members import replica
-from patience import PATIENCE_S
 from preloaded import spawn
 from spantrain.errors import UsageError
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.replica import ClusterCopy
+from testing.outer.processes import replica
+from testing.patience import PATIENCE_S
 
 
 class SharedTensors:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from outer_worlds.policy import layers_of
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.layers import divide
@@ -17,6 +15,8 @@ from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.connection.peers import PeerAddress
+from testing.outer.policy import layers_of
+from testing.patience import PATIENCE_S
 
 LAYERS = layers_of(2, 3)
 S0, S1, S1_AGAIN = (PeerAddress(name=name, endpoint=f"tcp://{port}", public_key="") for name, port in

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outer_worlds.policy import layers_of
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Ticket
 from spantrain.core.outer.layers import divide
@@ -24,6 +22,8 @@ from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.layers.loop import LayerLoop
+from testing.outer.policy import layers_of
+from testing.patience import PATIENCE_S
 
 LAYERS = layers_of(2, 3)
 WELCOME = MasterWelcome(layout=divide(LAYERS, ("s0", "s1")), rule=Nesterov(), settings=OuterSettings(), peers=())

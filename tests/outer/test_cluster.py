@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outer_worlds.rounds import MadeUpRounds, random_tensors, without_clip
 from spantrain.errors import ProtocolError
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.rules.nesterov import Nesterov
+from testing.outer.rounds import MadeUpRounds, random_tensors, without_clip
 
 
 def moved(copy: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:

@@ -5,13 +5,13 @@ import threading
 import pytest
 import torch
 
-from outer_worlds.clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.numerics import nesterov
+from testing.outer.clients import EXACT, MadeUpServer, alone, close, small_model, train_step, train_together
+from testing.patience import PATIENCE_S
 
 EACH = {name: [name] for name, _ in small_model().named_parameters()}
 """A layer for each of its four parameters."""

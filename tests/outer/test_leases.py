@@ -2,12 +2,12 @@
 
 import pytest
 
-from outer_worlds.clients import MadeUpServer, at_once, small_model
-from patience import PATIENCE_S
 from spantrain.core.outer.events import ChunkProgress, Lease
 from spantrain.errors import UsageError
 from spantrain.outer.client.leases import ChunkOrder, ChunkSpan, LeasedChunks
 from spantrain.outer.policy.chunks import ChunkState
+from testing.outer.clients import MadeUpServer, at_once, small_model
+from testing.patience import PATIENCE_S
 
 
 def lease(number: int, *, begin: int = 0, end: int = 10) -> Lease:

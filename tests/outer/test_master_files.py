@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from outer_worlds.masters import CONFIG, SETTINGS, MasterRun, seeded
 from spantrain.errors import UsageError
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.files import MasterFiles
 from spantrain.outer.master.server import MasterServer
 from spantrain.outer.policy.settings import MasterState
+from testing.outer.masters import CONFIG, SETTINGS, MasterRun, seeded
 
 TWO = MasterConfig(shards=("s0", "s1"), settings=replace(SETTINGS, fragments=2))
 DAMAGED = {

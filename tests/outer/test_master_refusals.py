@@ -5,10 +5,6 @@ from typing import Any
 
 import pytest
 
-from outer_worlds.links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
-from outer_worlds.masters import CONFIG, MasterRun, seeded, train_a_little
-from outer_worlds.policy import layers_of
-from patience import PATIENCE_S
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, Ticket, TransferWay
 from spantrain.errors import ProtocolError, UsageError
@@ -16,6 +12,10 @@ from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import ask_status
 from spantrain.outer.master.server import MasterServer
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.outer.links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
+from testing.outer.masters import CONFIG, MasterRun, seeded, train_a_little
+from testing.outer.policy import layers_of
+from testing.patience import PATIENCE_S
 
 
 def test_a_name_is_taken_over_by_who_joins_with_it_last(run: MasterRun) -> None:

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from master_process import MortalMaster
-from outer_worlds.links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
-from outer_worlds.masters import MasterRun, seeded, train, train_a_little
-from outer_worlds.members import Content
-from patience import PATIENCE_S
 from spantrain.core.outer import events as on
 from spantrain.outer.link.link import ask_status
 from spantrain.outer.master.files import token_file
+from testing.outer.links import LinkedCluster, LinkedShard, cluster_facts, shard_facts
+from testing.outer.masters import MasterRun, seeded, train, train_a_little
+from testing.outer.members import Content
+from testing.patience import PATIENCE_S
 
 
 def test_rounds_over_real_connections(run: MasterRun) -> None:

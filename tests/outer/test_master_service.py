@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from outer_worlds.links import LAYERS, WHOLE, cluster_facts, shard_facts
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import OuterCommand
@@ -21,6 +20,7 @@ from spantrain.outer.master.report import status_of
 from spantrain.outer.master.service import MasterService
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.protocol import MESSAGE_LIMIT_BYTES, RemoteRefusal, decode
+from testing.outer.links import LAYERS, WHOLE, cluster_facts, shard_facts
 
 CONFIG = MasterConfig(
     shards=("s0",), settings=OuterSettings(grace_s=0.0, lost_after_s=10.0), samples=8, chunks=4, encrypted=False

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from outer_worlds.clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
 from spantrain.errors import UsageError
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
+from testing.outer.clients import EXACT, MadeUpServer, alone, close, diloco, small_model, train_step, train_together
+from testing.patience import PATIENCE_S
 
 ENDLESS = OuterSettings(grace_s=1e6, clip_norm=None)
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from outer_worlds.clients import EXACT, alone, close, diloco, small_model, train_step, train_together
-from patience import PATIENCE_S
 from spantrain.core.outer.layers import group_layers
 from spantrain.errors import UsageError
 from spantrain.formats.registry import WireFormat
@@ -22,6 +20,8 @@ from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.server import ShardServer, master_link
 from spantrain.outer.shard.snapshots import FolderSnapshots
+from testing.outer.clients import EXACT, alone, close, diloco, small_model, train_step, train_together
+from testing.patience import PATIENCE_S
 
 AT_ONCE = OuterSettings(clip_norm=None, grace_s=0.0)
 

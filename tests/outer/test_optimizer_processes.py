@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from outer_members import Order, member
-from outer_worlds.clients import EXACT, alone, close
 from preloaded import spawn
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
+from testing.outer.clients import EXACT, alone, close
+from testing.outer.processes import Order, member
 
 
 def trained(

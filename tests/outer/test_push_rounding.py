@@ -9,9 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outer_worlds.clients import MadeUpServer, alone, close, small_model, train_step
-from outer_worlds.rounds import MadeUpRounds, layers_of, random_tensors
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import PIECE_NUMBERS, Layer, ParameterSpec
@@ -20,6 +17,9 @@ from spantrain.formats.registry import WireFormat
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.shard.numerics import round_push, unrounded
+from testing.outer.clients import MadeUpServer, alone, close, small_model, train_step
+from testing.outer.rounds import MadeUpRounds, layers_of, random_tensors
+from testing.patience import PATIENCE_S
 
 ROUNDED = tuple(one for one in WireFormat if one is not WireFormat.NATIVE)
 OFF_BY = {WireFormat.FLOAT16: 2**-11, WireFormat.BFLOAT16: 2**-8, WireFormat.INT8: 1 / 253, WireFormat.INT4: 1 / 13.9}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from outer_worlds.rounds import MadeUpRounds, random_tensors
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import Ticket
 from spantrain.errors import ProtocolError
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion
+from testing.outer.rounds import MadeUpRounds, random_tensors
 
 PUSH = Ticket(1, 99)
 

@@ -5,12 +5,12 @@ import threading
 import pytest
 import torch
 
-from outer_worlds.rounds import MadeUpRounds, random_tensors
-from outer_worlds.shards import LocalOuterRun, threads
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import LayerTransfer, Restored, Ticket, TransferLost, TransferWay
 from spantrain.outer.shard.snapshots import FolderSnapshots, MemorySnapshots, ShardVersion, SnapshotWriter, to_keep
+from testing.outer.rounds import MadeUpRounds, random_tensors
+from testing.outer.shards import LocalOuterRun, threads
+from testing.patience import PATIENCE_S
 
 
 def same(got, wanted):

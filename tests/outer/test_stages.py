@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outer_worlds.stages import Fleet, StagesServer
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import TransferWay
 from spantrain.core.outer.stages import StageMeeting, StageOrder, StageReport
 from spantrain.errors import ProtocolError
+from testing.outer.stages import Fleet, StagesServer
 
 WORKERS = ("a/w1", "a/w2")
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from outer_worlds.clients import EXACT
-from outer_worlds.rounds import random_tensors
-from outer_worlds.shards import LocalOuterRun
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer.events import Ticket
 from spantrain.outer.client.optimizer import OuterOptimizer
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
+from testing.outer.clients import EXACT
+from testing.outer.rounds import random_tensors
+from testing.outer.shards import LocalOuterRun
+from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.profile import DeviceScore, Profile, UnitTiming
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
+from testing.profiles import PROVENANCE, exact_links
 
 SAMPLES = (1, 2, 4, 8, 16, 32)
 

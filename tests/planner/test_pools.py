@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.planner.request import Constraints, Objective
@@ -19,6 +18,7 @@ from spantrain.planner.strategies.pools.search import neighbours, other_widths
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain_studies.reference.pools import hosts_of
+from testing.plans import plan_of
 
 SECONDS = st.integers(0, 20).map(lambda value: value / 10)
 NEAR, FAR = PoolReplica(0, 1), PoolReplica(1, 2)

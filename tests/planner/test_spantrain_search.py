@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.groups import DeviceGroup
@@ -15,6 +14,7 @@ from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.strategy import build_plan, spantrain, spantrain_proposals
 from spantrain.planner.strategies.spantrain.tables import WayTables
 from spantrain.planner.strategies.spantrain.ways import Beam, Slot, SlotMember, symmetric_ways, ways_of
+from testing.planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 
 
 def divisible(graph):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_requests import draw_sites, request_of
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, Plan, SumModel
@@ -20,6 +19,7 @@ from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.registry import strategies
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
+from testing.planner_requests import draw_sites, request_of
 
 Sites = dict[str, dict[str, float]]
 

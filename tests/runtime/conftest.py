@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from small_models import small_spec
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
@@ -18,6 +17,7 @@ from spantrain.models.build import build_units
 from spantrain.models.units import parameter_names, tie_parameters
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.schedule.registry import schedule_names
+from testing.models.small import small_spec
 
 KIND = DeviceKind(
     name="test-kind",

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.plan import Plan, StateSharding
 from spantrain.core.span import Span
 from spantrain.errors import PlanError
 from spantrain.runtime.coordinator.advice import Advice, Advising, check_change
+from testing.patience import PATIENCE_S
 
 SPANS = [[Span(0, 2), Span(2, 6)]] * 2
 

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gloo_members import CLASSES, WIDTH, Classes, Tokens
-from patience import PATIENCE_S
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import OWN_SUMS, GradientSums
 from spantrain.core.span import Span
@@ -22,6 +20,8 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of
 from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
+from testing.patience import PATIENCE_S
+from testing.runtime.gloo_members import CLASSES, WIDTH, Classes, Tokens
 
 SPAN = Span(0, 3)
 

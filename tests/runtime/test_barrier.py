@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.core.plan import Plan
@@ -17,6 +16,7 @@ from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

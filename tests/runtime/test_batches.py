@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spantrain.runtime.coordinator.batches as module
-from patience import PATIENCE_S
 from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
 from spantrain.runtime.control.plane import MemoryControlPlane, handlers_of
 from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.patience import PATIENCE_S
 
 
 def over_the_wire(batches: BatchQueue):

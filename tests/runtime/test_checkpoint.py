@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from made_up_checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
@@ -15,6 +14,7 @@ from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, lates
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import SavedFile
+from testing.runtime.checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 
 pytestmark = pytest.mark.checkpoint
 

@@ -8,8 +8,6 @@ from random import Random
 import pytest
 import torch
 
-from made_up_runs import OneProcess, context_of, devices_of, save_all
-from patience import PATIENCE_S
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
@@ -30,6 +28,8 @@ from spantrain.runtime.step.following import Followers
 from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryMailbox, MemoryNetwork
+from testing.patience import PATIENCE_S
+from testing.runtime.runs import OneProcess, context_of, devices_of, save_all
 
 pytestmark = pytest.mark.checkpoint
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from made_up_checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
-from made_up_runs import load_all, save_all
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
@@ -24,6 +22,8 @@ from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.launch.launcher import LocalWorkers
 from spantrain.runtime.redistribution.exchange import TensorBlock
 from spantrain.runtime.redistribution.transfer import ExchangeGroup
+from testing.runtime.checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
+from testing.runtime.runs import load_all, save_all
 
 pytestmark = pytest.mark.checkpoint
 

@@ -8,8 +8,6 @@ from random import Random
 import pytest
 import torch
 
-from made_up_parts import taken
-from made_up_runs import OneProcess, PlanDevice, devices_of, in_groups, load_all, save_all
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -18,6 +16,8 @@ from spantrain.errors import ConfigError
 from spantrain.models.graph import build_graph
 from spantrain.models.sampler import Sampler
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
+from testing.runtime.parts import taken
+from testing.runtime.runs import OneProcess, PlanDevice, devices_of, in_groups, load_all, save_all
 
 pytestmark = pytest.mark.checkpoint
 

@@ -8,9 +8,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_up_runs import context_of
-from patience import PATIENCE_S
-from restless import RestlessLocal
 from spantrain.core.action import Op
 from spantrain.core.messages import Decision, DeviceDecisions
 from spantrain.core.plan import Plan
@@ -31,6 +28,9 @@ from spantrain.sim.costs import TableCosts
 from spantrain.sim.replay import replay, simulated_order, task_of
 from spantrain.sim.search.search import SearchEffort, with_hints
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.patience import PATIENCE_S
+from testing.restless import RestlessLocal
+from testing.runtime.runs import context_of
 
 SEED = 3
 TOLERANCE = 1e-5

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up_parts import dealt, taken
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.runtime.redistribution.exchange import (
@@ -18,6 +17,7 @@ from spantrain.runtime.redistribution.exchange import (
     place_of,
     plan_fetch,
 )
+from testing.runtime.parts import dealt, taken
 
 pytestmark = pytest.mark.checkpoint
 

@@ -8,8 +8,6 @@ from random import Random
 import pytest
 import torch
 
-from made_up_parts import dealt, put, taken
-from patience import PATIENCE_S
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.messages import ControlKey
 from spantrain.core.shares import TensorPart
@@ -18,6 +16,8 @@ from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import TensorBlock, place_of
 from spantrain.runtime.redistribution.transfer import ExchangeGroup, TensorExchange
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.patience import PATIENCE_S
+from testing.runtime.parts import dealt, put, taken
 
 pytestmark = pytest.mark.checkpoint
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patience import PATIENCE_S
-from programs import Program, nothing_is_left, programs, written
 from spantrain.core.span import Span
+from testing.patience import PATIENCE_S
+from testing.programs import Program, nothing_is_left, programs, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ from spantrain.runtime.gradients.part_sums import share_parts
 from spantrain.runtime.step.emulation import emulated_group_seconds, emulated_seconds
 from spantrain.runtime.step.stage_member import unit_shares
 from spantrain.runtime.step.work import DeviceClock
-from thread_groups import ThreadMembers
+from testing.runtime.thread_groups import ThreadMembers
 
 pytestmark = pytest.mark.tensor_parallel
 

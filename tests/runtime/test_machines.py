@@ -14,9 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patience import PATIENCE_S
-from programs import Program, nothing_is_left, programs, written
-from relay import FAR, NEAR, Relay
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
@@ -30,6 +27,9 @@ from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
+from testing.patience import PATIENCE_S
+from testing.programs import Program, nothing_is_left, programs, written
+from testing.relay import FAR, NEAR, Relay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

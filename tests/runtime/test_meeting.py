@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.outer.stages import StageOrder, StageReport
 from spantrain.runtime.control.requests import FindMeetingPoint, MeetingPoint
 from spantrain.runtime.coordinator.outer_meetings import StageMeetings
 from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.runtime.coordinator.worker_service import MeetingPoints
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.patience import PATIENCE_S
 
 STAGES = [("a",), ("b", "c")]
 ASKS = FindMeetingPoint(generation=1, stage=1)

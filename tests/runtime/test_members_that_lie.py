@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredFile
 from spantrain.core.job import TrainJob
@@ -24,6 +23,7 @@ from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.protocol import RemoteRefusal
+from testing.patience import PATIENCE_S
 
 HONEST, LIAR, IDLE = "s0r0", "s1r0", "s1r1"
 HERE = {"endpoint": "tcp://10.0.0.7:4711", "public_key": "k" * 40}

@@ -12,8 +12,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from made_up_groups import divided, random_groups
-from patience import PATIENCE_S
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
@@ -26,7 +24,9 @@ from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.runtime.worker.outer_part import StageParameters, stage_layers
 from spantrain.transport.mailbox.memory import MemoryNetwork
-from thread_groups import thread_groups
+from testing.patience import PATIENCE_S
+from testing.runtime.groups import divided, random_groups
+from testing.runtime.thread_groups import thread_groups
 
 pytestmark = pytest.mark.tensor_parallel
 

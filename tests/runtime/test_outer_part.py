@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from made_up_sessions import Ran, train_in_threads
-from outer_worlds.clients import EXACT
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.layers import group_layers
 from spantrain.core.outer.stages import OuterCluster, StageMeeting, StageOrder, StageReport
@@ -26,6 +24,8 @@ from spantrain.outer.policy.settings import OuterSettings
 from spantrain.runtime.coordinator.outer_meetings import StageMeetings, meeting_of
 from spantrain.runtime.coordinator.roster import RunMembers
 from spantrain.runtime.worker.outer_part import moves_layers, stage_layers
+from testing.outer.clients import EXACT
+from testing.runtime.sessions import Ran, train_in_threads
 
 HALVES = [Span(0, 3), Span(3, 6)]
 JOB = TrainJob(steps=7, seed=5, learning_rate=0.01, warmup_steps=5, max_grad_norm=0.5, adapter="off")

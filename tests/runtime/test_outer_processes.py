@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from outer_worlds.clients import EXACT
-from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -23,6 +21,8 @@ from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
+from testing.outer.clients import EXACT
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 

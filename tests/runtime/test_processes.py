@@ -11,7 +11,6 @@ import pytest
 import torch
 import zmq
 
-from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
@@ -32,6 +31,7 @@ from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

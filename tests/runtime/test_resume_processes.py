@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_up_runs import OneProcess
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
@@ -18,6 +17,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import UsageError
+from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_up_runs import OldWeights, OneProcess
-from made_up_sessions import train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.schedule.registry import schedule_names
+from testing.runtime.runs import OldWeights, OneProcess
+from testing.runtime.sessions import train_in_threads
 
 BATCH = 6
 JOB = TrainJob(steps=7, seed=5, learning_rate=0.02, warmup_steps=3, max_grad_norm=0.5, staleness=1, adapter="off")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from made_up_runs import OldWeights
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest, resumed_run
@@ -17,6 +16,7 @@ from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.errors import PlanError
+from testing.runtime.runs import OldWeights
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
 

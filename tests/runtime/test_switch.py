@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from made_up_runs import OneProcess
-from made_up_sessions import Ran, train_in_threads
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.span import Span
 from spantrain.runtime.checkpoint.saver import step_folder
+from testing.runtime.runs import OneProcess
+from testing.runtime.sessions import Ran, train_in_threads
 
 pytestmark = pytest.mark.checkpoint
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from made_up_runs import OneProcess
-from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.outcome import SWITCHES_FILE
@@ -23,6 +21,8 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.runtime.coordinator.advice import Advice
 from spantrain.runtime.coordinator.barrier import StepOutcome
+from testing.patience import PATIENCE_S
+from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkpoint, pytest.mark.timeout(600)]
 

@@ -10,10 +10,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from library_models import library_spec
-from made_up_groups import divided, random_groups
-from made_up_runs import context_of
-from patience import PATIENCE_S
 from spantrain.core.plan import GradientSums, Plan
 from spantrain.core.span import Span
 from spantrain.devices.cpu import CpuDevice
@@ -29,7 +25,11 @@ from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.runtime.worker.plan_part import StageActions
 from spantrain.transport.mailbox.memory import MemoryNetwork
-from thread_groups import ThreadMembers, thread_groups
+from testing.models.library_models import library_spec
+from testing.patience import PATIENCE_S
+from testing.runtime.groups import divided, random_groups
+from testing.runtime.runs import context_of
+from testing.runtime.thread_groups import ThreadMembers, thread_groups
 
 pytestmark = pytest.mark.tensor_parallel
 

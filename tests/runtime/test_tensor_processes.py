@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from made_up_runs import OneProcess
-from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
@@ -24,6 +22,8 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan, Replica
 from spantrain.core.span import Span
+from testing.patience import PATIENCE_S
+from testing.runtime.runs import OneProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.distributed import DistNetworkError
 
-import brought_models
 from spantrain.errors import ConfigError, InternalError, PeerLostError, UsageError, WorkerError
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
@@ -14,6 +13,7 @@ from spantrain.runtime.coordinator.roster import error_of
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch
 from spantrain.runtime.worker.worker import Worker, told
+from testing.models import brought as brought_models
 
 
 def raised(error: BaseException, log: str = "logs/a.log"):

@@ -6,10 +6,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-import own_models
-from library_models import CONFIGURATIONS, library_spec
-from made_up_runs import context_of
-from patience import PATIENCE_S
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
@@ -35,6 +31,10 @@ from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.models import own as own_models
+from testing.models.library_models import CONFIGURATIONS, library_spec
+from testing.patience import PATIENCE_S
+from testing.runtime.runs import context_of
 
 pytestmark = pytest.mark.models
 

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.errors import Interrupted, PeerLostError
 from spantrain.runtime.control.requests import Standing
 from spantrain.runtime.worker.watch import Watch, standing_of
+from testing.patience import PATIENCE_S
 
 LOST = Standing(lost="the coordinator was lost")
 ENDED = Standing(ended_orders=3, reason="device b was lost")

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from patience import PATIENCE_S
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 WORKER = """
 import sys, threading

@@ -4,12 +4,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import strategies as st
 
-from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.schedule.layout import CutLayout, minimum_in_flight
 from spantrain.sim.costs import TableCosts
+from testing.plans import plan_of
 
 
 @pytest.fixture(scope="session")

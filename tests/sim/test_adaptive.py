@@ -7,7 +7,6 @@ from statistics import fmean
 
 import pytest
 
-import four_sites
 from spantrain.adaptation.boundary import AutoBoundary
 from spantrain.adaptation.network_state import LinkState
 from spantrain.adaptation.registry import make_boundary
@@ -19,6 +18,7 @@ from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.search.search import SearchEffort, taper
+from testing import four_sites
 
 LITTLE = SearchEffort(max_runs=40, max_actions=20_000)
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_profiles import PROVENANCE
 from spantrain.core.cluster import Cluster, Device, DeviceKind, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
@@ -13,6 +12,7 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.fold import fold, simulate_whole
+from testing.profiles import PROVENANCE
 
 UNITS = 6
 

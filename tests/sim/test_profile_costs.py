@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from made_up import KIND
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.action import Action, Direction
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
@@ -15,6 +13,8 @@ from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import simulate
+from testing.plans import KIND
+from testing.profiles import PROVENANCE, exact_links
 
 DEVICES = ("a", "b", "c")
 MODEL = ModelSpec(name="tiny", family="gpt2", config={}, dataset="stdlib-text")

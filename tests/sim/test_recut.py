@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from restless import RestlessLocal
 from spantrain.adaptation.local import AutoLocal, LocalAdapter
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
@@ -18,6 +17,7 @@ from spantrain.schedule.registry import schedule_names
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
 from spantrain.sim.search.search import SearchEffort, with_hints
+from testing.restless import RestlessLocal
 
 few = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up import plan_of
 from spantrain.config.traces.trace_file import read_decisions, write_decisions
 from spantrain.core.action import Action, Direction
 from spantrain.core.messages import Arrived, Decision, DeviceDecisions, Finished, Run, StepStarted, event_of, event_text
@@ -14,6 +13,7 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ConfigError, PlanError
 from spantrain.schedule.registry import make_policy, schedule_names
 from spantrain.sim.replay import compare_all, replay, simulated_order, task_of
+from testing.plans import plan_of
 
 SPANS = equal_spans(12, 2)
 PLAN = plan_of([(SPANS, [1.0], [8]), (SPANS, [2.0, 1.0], [8, 4]), (SPANS, [1.0], [8])])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
@@ -18,6 +17,7 @@ from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain.sim.rounds import one_machine_bound_s
 from spantrain.sim.search.model import model_of, run_orders
+from testing.plans import plan_of
 
 
 @st.composite

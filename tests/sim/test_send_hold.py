@@ -2,12 +2,12 @@
 
 import pytest
 
-from made_up import plan_of
 from spantrain.core.action import Direction, Op
 from spantrain.core.span import equal_spans
 from spantrain.errors import UsageError
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
+from testing.plans import plan_of
 
 
 def step_s(hold_s):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up_sites import LATENCY_S, RATE, sites_cluster, sites_profile, two_stages
 from spantrain.core.action import Op
 from spantrain.core.span import equal_spans
 from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts, TableCosts
 from spantrain.sim.engine import simulate
 from spantrain.sim.sums import ends_together
+from testing.sites import LATENCY_S, RATE, sites_cluster, sites_profile, two_stages
 
 SECONDS = st.floats(0.0, 100.0)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from made_up_sites import RATE, sites_cluster, sites_profile, two_stages
 from spantrain.config.traces.network_traces import read_changes
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
@@ -14,6 +13,7 @@ from spantrain.errors import UsageError
 from spantrain.sim.bounds import pipeline_bound_s
 from spantrain.sim.costs import ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
+from testing.sites import RATE, sites_cluster, sites_profile, two_stages
 
 
 def case(first: str = "a", second: str = "cd", **lines: float) -> tuple[Plan, ProfileCosts]:

@@ -4,12 +4,12 @@ from itertools import combinations, product
 
 import pytest
 
-from made_up_reference import PLAIN, case, files, write
 from spantrain.errors import InfeasiblePlanError, PlanError
 from spantrain.planner.request import Constraints, Objective
 from spantrain.planner.strategies.pools.costs import PoolPlan, PoolReplica, PoolStage
 from spantrain_studies.reference.folder import read_reference
 from spantrain_studies.reference.plan import ReferencePlanner
+from testing.reference import PLAIN, case, files, write
 
 LAYERS = 4
 BATCH = 16

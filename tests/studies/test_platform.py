@@ -5,11 +5,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_reference import PLAIN
 from spantrain_studies.reference.network import curve_bandwidth_bytes_per_s
 from spantrain_studies.reference.platform import device_bound_s, load_platform, measured_s, running_s
 from spantrain_studies.reference.types import LinkCurve
 from spantrain_studies.reference.validate import PLATFORM
+from testing.reference import PLAIN
 
 POINTS = st.dictionaries(st.sampled_from([1, 2, 4, 8, 16]), st.floats(0.01, 10.0), min_size=1)
 

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from made_up_reference import (
+from spantrain_studies.reference.validate import excluded_figures, validate_reference
+from testing.reference import (
     BACKWARD_S,
     BANDWIDTH,
     FORWARD_S,
@@ -18,7 +19,6 @@ from made_up_reference import (
     files,
     write,
 )
-from spantrain_studies.reference.validate import excluded_figures, validate_reference
 
 ALL = [0, 3]
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"

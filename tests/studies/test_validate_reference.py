@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from made_up_reference import case, files, write
 from spantrain_studies.reference.__main__ import main
+from testing.reference import case, files, write
 
 ALL = [0, 3]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import spantrain
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 MODULES = sorted(
     {module.name for module in pkgutil.walk_packages(spantrain.__path__, "spantrain.")} - {"spantrain.__main__"}

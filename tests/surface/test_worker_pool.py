@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPT = f"""\

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import State, read_states
 from spantrain.testbed.namespace_processes import find_processes
 from spantrain.testbed.testbed import Testbed, down_all
 from spantrain_studies.testbed_traffic import measure_round_trips
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.core.cluster import Cluster, Host, Link, Site
 from spantrain.errors import TestbedError
 from spantrain.testbed.control import ShapedLinkStatus
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow, measure_round_trips
+from testing.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("namespaces_or_skip")]
 

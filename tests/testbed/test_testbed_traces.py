@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patience import PATIENCE_S
 from spantrain.core.cluster import Link
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import TestbedError
@@ -18,6 +17,7 @@ from spantrain.testbed.load import Load
 from spantrain.testbed.shaper import LinkShape, Packet, ShapedLink
 from spantrain.testbed.testbed import Testbed
 from spantrain_studies.testbed_traffic import Flow
+from testing.patience import PATIENCE_S
 
 RATE, LATENCY_S, PACKET_BYTES = 1e6, 0.01, 1000
 MBIT = 1e6 / 8

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from layer_wires import Wires, a_key, a_layer, has_refused, same, specs
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.mailbox.mailbox import Mailbox
+from testing.outer.layer_wires import Wires, a_key, a_layer, has_refused, same, specs
 
 NO_KEY = "#" * 40
 """Looks like Z85, and stands for no 32 bytes."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.control.private_file import read_private, write_private
 from spantrain.transport.control.protocol import RemoteRefusal
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 
 def server(folder: Path, credentials: Credentials, *, replacing: bool = False) -> ControlServer:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patience import PATIENCE_S
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import FailureDetector, HeartbeatThread
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 
 @settings(deadline=None, max_examples=50)

@@ -19,7 +19,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control import client as client_module
 from spantrain.transport.control import credentials as credentials_module
@@ -28,6 +27,7 @@ from spantrain.transport.control.credentials import Authority, JoinToken, Server
 from spantrain.transport.control.members import Denied
 from spantrain.transport.control.protocol import channel_options, decode, encode, method_path, server_options
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 MIB = 2**20
 

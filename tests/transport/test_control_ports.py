@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, UsageError
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import JoinToken
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 TOKEN = JoinToken.create(b"some certificate").text
 

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient, fetch_certificate
@@ -25,6 +24,7 @@ from spantrain.transport.control.protocol import (
     method_path,
 )
 from spantrain.transport.control.server import ControlServer
+from testing.patience import PATIENCE_S
 
 
 class Coordinator:

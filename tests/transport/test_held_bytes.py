@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ import threading
 import pytest
 import torch
 
-from layer_wires import KIB, SilentLink, Wires, a_key, a_layer, patient, same, specs
-from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.errors import ProtocolError
 from spantrain.transport.layers.arrivals import Arrivals
 from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.format import Opening
 from spantrain.transport.layers.interface import LayerLimits
+from testing.outer.layer_wires import KIB, SilentLink, Wires, a_key, a_layer, patient, same, specs
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(params=["curve", "plain"])

@@ -4,8 +4,6 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from layer_wires import KIB, SilentLink, Wires, a_key, has_refused, hello_of, patient, still_takes
-from patience import PATIENCE_S
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.bounds import Refusal
 from spantrain.transport.connection.links import data_socket
@@ -16,6 +14,8 @@ from spantrain.transport.layers.copiers import BufferPool, Copiers
 from spantrain.transport.layers.format import OPEN, Opening, decode_opening
 from spantrain.transport.layers.interface import LayerLimits, LayerTerms
 from spantrain.transport.layers.loop import socket_limits
+from testing.outer.layer_wires import KIB, SilentLink, Wires, a_key, has_refused, hello_of, patient, still_takes
+from testing.patience import PATIENCE_S
 
 MIB = 2**20
 ONE = (ParameterSpec(name="w", shape=(1,)),)

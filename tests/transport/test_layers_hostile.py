@@ -3,9 +3,9 @@
 import msgpack
 import pytest
 
-from layer_wires import WORDS, a_key, has_refused, opened, still_takes
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.layers.format import DATA, decode_refused, encode_pair
+from testing.outer.layer_wires import WORDS, a_key, has_refused, opened, still_takes
 
 WORDS_OF_BYTES = [ParameterSpec(name="w", shape=(1000,), dtype="uint8")]
 

@@ -10,7 +10,13 @@ import sys
 import pytest
 import torch
 
-from layer_wires import (
+from spantrain.core.outer.events import TransferWay
+from spantrain.core.outer.layers import ParameterSpec
+from spantrain.transport.connection.bounds import RESET
+from spantrain.transport.connection.peers import KeyPair, PeerAddress
+from spantrain.transport.layers.format import DATA, REFUSED, decode_refused, encode_pair
+from spantrain.transport.layers.transport import LayerWire
+from testing.outer.layer_wires import (
     KIB,
     WORDS,
     Wires,
@@ -24,13 +30,7 @@ from layer_wires import (
     specs,
     still_takes,
 )
-from patience import PATIENCE_S
-from spantrain.core.outer.events import TransferWay
-from spantrain.core.outer.layers import ParameterSpec
-from spantrain.transport.connection.bounds import RESET
-from spantrain.transport.connection.peers import KeyPair, PeerAddress
-from spantrain.transport.layers.format import DATA, REFUSED, decode_refused, encode_pair
-from spantrain.transport.layers.transport import LayerWire
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(params=["curve", "plain"])
@@ -180,7 +180,7 @@ def test_a_frame_over_the_limit_ends_the_connection_and_only_that(intruder):
 CHILD = """
 import sys, torch
 sys.path[:0] = {path!r}
-from layer_wires import Heard, a_key, a_layer
+from testing.outer.layer_wires import Heard, a_key, a_layer
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.connection.peers import KeyPair
 from spantrain.transport.layers.transport import LayerLimits, LayerWire

@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
-from patience import PATIENCE_S
 from spantrain.errors import PeerLostError, ProtocolError
 from spantrain.transport.mailbox.interface import Limits
+from testing.patience import PATIENCE_S
 
 MB = 1_000_000
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import zmq
 
-from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import HELLO
@@ -25,6 +24,7 @@ from spantrain.transport.mailbox.wire import (
     encode_header,
     header_of,
 )
+from testing.patience import PATIENCE_S
 
 KEY = MessageKey(1, 0, "forward", 3, Span(0, 4))
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from layer_wires import Heard, Wires, a_key, a_layer, specs
-from patience import PATIENCE_S
 from spantrain.errors import ProtocolError
 from spantrain.transport.connection.threads import ReliedOnThread
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.mailbox.exchange import Exchange
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.loop import MailboxLoop
+from testing.outer.layer_wires import Heard, Wires, a_key, a_layer, specs
+from testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

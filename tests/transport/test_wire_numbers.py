@@ -8,7 +8,6 @@ import pytest
 import torch
 import zmq
 
-from layer_wires import Wires, a_key
 from spantrain.core.messages import ControlKey, MessageKey
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun
 from spantrain.core.span import Span
@@ -23,6 +22,7 @@ from spantrain.transport.mailbox.inbox import Inbox
 from spantrain.transport.mailbox.interface import Limits
 from spantrain.transport.mailbox.loop import SOCKET_LIMITS, MailboxLoop
 from spantrain.transport.mailbox.outbox import OutgoingMessage
+from testing.outer.layer_wires import Wires, a_key
 
 KEY = MessageKey(generation=1, step=2, lane="forward", cut=3, span=Span(4, 8))
 TENSORS = [torch.zeros(5, dtype=torch.uint8), torch.zeros(0, 3), torch.ones(2, 3)]

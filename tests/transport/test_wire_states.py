@@ -8,7 +8,6 @@ import pytest
 import torch
 import zmq
 
-from patience import PATIENCE_S
 from spantrain.core.messages import MessageKey
 from spantrain.core.span import Span
 from spantrain.transport.connection.bounds import BYE, HELLO, RESET, WHO, Refusal
@@ -21,6 +20,7 @@ from spantrain.transport.mailbox.loop import MailboxLoop, MailboxSender
 from spantrain.transport.mailbox.mailbox import Mailbox
 from spantrain.transport.mailbox.outbox import Outbox, OutgoingMessage, Pace
 from spantrain.transport.mailbox.wire import WELCOME, Chunk, Greeting, encode_bye, encode_greeting
+from testing.patience import PATIENCE_S
 
 Dialled = DialledLink[MailboxPeer]
 NOTHING = ((0, ()), (0, ()))

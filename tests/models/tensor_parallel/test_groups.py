@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from divided_units import Member, Seen, Work, assert_near, whole_gradients
-from gloo_members import CLASSES, SHARES, Order, member, small_units
-from patience import PATIENCE_S
 from preloaded import spawn
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.build import build_units
 from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
+from testing.models.divided_units import Member, Seen, Work, assert_near, whole_gradients
+from testing.patience import PATIENCE_S
+from testing.runtime.gloo_members import CLASSES, SHARES, Order, member, small_units
 
 pytestmark = pytest.mark.tensor_parallel
 

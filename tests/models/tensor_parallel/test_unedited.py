@@ -8,11 +8,11 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from divided_units import Work, assert_like_whole
 from spantrain.core.span import Span
 from spantrain.models.build import build_units, example_inputs, example_labels
 from spantrain.models.sources import hf_spec
 from spantrain.models.tensor_parallel.shard import notices, sums_of
+from testing.models.divided_units import Work, assert_like_whole
 
 pytestmark = pytest.mark.tensor_parallel
 

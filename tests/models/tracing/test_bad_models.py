@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import own_models
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 from spantrain.models.sources import hf_configuration
+from testing.models import own as own_models
 
 pytestmark = pytest.mark.models
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import brought_models
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -23,6 +22,7 @@ from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.factory import load_function
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import UnitModule, parameter_names, tie_parameters
+from testing.models import brought as brought_models
 
 pytestmark = pytest.mark.models
 

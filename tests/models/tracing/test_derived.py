@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from library_models import library_spec
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.tape import Deriving, Value
+from testing.models.library_models import library_spec
 
 pytestmark = pytest.mark.models
 

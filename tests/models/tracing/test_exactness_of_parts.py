@@ -9,8 +9,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import own_models
-from library_models import CONFIGURATIONS, UNITS, library_spec
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units, example_inputs, example_labels, unit_names
@@ -21,6 +19,8 @@ from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.models.units import parameter_names
+from testing.models import own as own_models
+from testing.models.library_models import CONFIGURATIONS, UNITS, library_spec
 
 pytestmark = pytest.mark.models
 

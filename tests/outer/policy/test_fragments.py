@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer_worlds.policy import MadeUpWorld, layers_of, without_clip
-from outer_worlds.training import learn, say
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
@@ -18,6 +16,8 @@ from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.outer.policy.pushes import PushRounds
 from spantrain.outer.policy.settings import MasterState, OuterSettings
+from testing.outer.policy import MadeUpWorld, layers_of, without_clip
+from testing.outer.training import learn, say
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=24), st.integers(1, 4), st.integers(1, 4))

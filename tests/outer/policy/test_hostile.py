@@ -2,14 +2,14 @@
 
 import pytest
 
-from outer_worlds.policy import MadeUpWorld
-from outer_worlds.training import last_window, learn, say, seeded_world
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, PushOutcome, Ticket, TransferWay
 from spantrain.outer.policy.chunks import ChunkLedger, ChunkState
 from spantrain.outer.policy.liveness import StuckShards, Trainers
 from spantrain.outer.policy.transfers import TransferSchedule
+from testing.outer.policy import MadeUpWorld
+from testing.outer.training import last_window, learn, say, seeded_world
 
 
 def rounds(made: MadeUpWorld, count: int, *names: str) -> list[float]:

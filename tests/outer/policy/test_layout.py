@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer_worlds.policy import layers_of
 from spantrain.core.outer.layers import Layer, ParameterSpec, ShardLayout, ShardRun, divide
 from spantrain.outer.policy.placement import PlacementRequest, place_shards
+from testing.outer.policy import layers_of
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=9), st.integers(1, 9))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from outer_worlds.training import EVERY_SAMPLE, say, seeded_world, train_to_the_end
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.errors import ProtocolError
 from spantrain.outer.policy.client import ClientPhase
+from testing.outer.training import EVERY_SAMPLE, say, seeded_world, train_to_the_end
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])

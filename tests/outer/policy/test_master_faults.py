@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from outer_worlds.members import samples_of
-from outer_worlds.policy import MadeUpWorld, without_clip
-from outer_worlds.training import EVERY_SAMPLE, push_all, say, train_to_the_end
+from testing.outer.members import samples_of
+from testing.outer.policy import MadeUpWorld, without_clip
+from testing.outer.training import EVERY_SAMPLE, push_all, say, train_to_the_end
 
 CLUSTERS, SHARDS = ["c0", "c1", "c2"], ["s0", "s1"]
 names = st.sampled_from(CLUSTERS + SHARDS)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from outer_worlds.policy import MadeUpWorld
-from outer_worlds.training import last_window, learn, say, seeded_world
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.outer.policy.client import ClientPhase
+from testing.outer.policy import MadeUpWorld
+from testing.outer.training import last_window, learn, say, seeded_world
 
 
 def test_the_window_waits_for_the_grace_and_no_longer_where_all_are_there():

@@ -1,9 +1,9 @@
 """Alpa's submeshes may divide tensors, inside hosts and in one way for all."""
 
-from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain_studies.planners.alpa import alpa
+from testing.hosts import cluster_of_hosts, divisible
 
 
 def degrees_of(profile, *, batch):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 from spantrain.core.action import Op
 from spantrain.cost.compute import ComputeCost
 from spantrain.cost.span_tables import SpanTables
@@ -16,6 +15,7 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.request import Constraints, JobSpec, Quota
 from spantrain_studies.planners.asteroid.strategy import asteroid, best_pipeline
 from spantrain_studies.planners.asteroid.tables import DeviceNetwork, DeviceTables, allocate, balanced, offloaded
+from testing.planner_requests import assert_plans_fit, draw_memory_bytes, draw_sites, request_of
 
 
 def tables_of(profile, job, devices, size):

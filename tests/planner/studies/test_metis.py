@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest, Quota
 from spantrain_studies.planners.metis import arrangements, kind_orders, metis
+from testing.hosts import cluster_of_hosts, divisible
 
 
 def ask(profile, *, batch=16, sizes=(), **constraints):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from made_up_hosts import cluster_of_hosts, divisible
 from spantrain.core.units import UnitGraph
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.engine.evaluate import Evaluator
@@ -16,6 +15,7 @@ from spantrain_studies.planners.sailor.place import StageLayout, estimate, named
 from spantrain_studies.planners.sailor.space import SupplySpace, supplies_of
 from spantrain_studies.planners.sailor.strategy import sailor
 from spantrain_studies.planners.sailor.task import Task, solve
+from testing.hosts import cluster_of_hosts, divisible
 
 
 def request_for(profile, *, batch=16, sizes=(), objective=Objective.THROUGHPUT, **constraints):

@@ -97,7 +97,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
     request = replace(request, plan=plan)
     if request.weights.found is not None:
         request = replace(request, resume=_begun_with(request.weights.found, request))
-    return _TrainingRun(session, request, stop, reporter).run()
+    return _RunOnSession(session, request, stop, reporter).run()
 
 
 def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
@@ -117,7 +117,7 @@ def _begun_with(weights: FoundWeights, request: TrainRequest) -> Resume:
     return Resume(folder=folder, content=content, losses=(), ledger=manifest.ledger)
 
 
-class _TrainingRun:
+class _RunOnSession:
     def __init__(self, session: Session, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> None:
         self._session = session
         self._request = request

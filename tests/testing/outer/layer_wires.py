@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from patience import PATIENCE_S
 from spantrain.core.outer.events import Ticket, TransferWay
 from spantrain.core.outer.layers import ParameterSpec
 from spantrain.transport.connection.bounds import HELLO
@@ -17,6 +16,7 @@ from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.format import WELCOME, LayerHello, Opening, encode_hello, encode_opening
 from spantrain.transport.layers.interface import LayerKey, LayerLimits, LayerTerms
 from spantrain.transport.layers.transport import LayerWire
+from testing.patience import PATIENCE_S
 
 KIB = 1024
 

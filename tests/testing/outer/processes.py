@@ -13,13 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from outer_worlds.clients import batch_of, small_model
-from patience import PATIENCE_S
 from spantrain.errors import UsageError
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.client.parameters import ModelParameters
 from spantrain.outer.client.ranks import TorchRanks
 from spantrain.outer.client.replica import ClusterCopy
+from testing.outer.clients import batch_of, small_model
+from testing.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from divided_units import Work
-from patience import PATIENCE_S
 from spantrain.models.tensor_parallel.group import TorchGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
+from testing.models.divided_units import Work
+from testing.patience import PATIENCE_S
 
 SHARES = (3, 1, 2)
 CLASSES, WIDTH = 11, 12

@@ -4,7 +4,6 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import Any
 
-from outer_worlds.members import Content, Lesson, MadeUpCluster, MadeUpShard, Sample, samples_of
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
@@ -14,6 +13,7 @@ from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.fragments import FragmentedMaster, FragmentedState
 from spantrain.outer.policy.master import OuterMaster
 from spantrain.outer.policy.settings import OuterSettings
+from testing.outer.members import Content, Lesson, MadeUpCluster, MadeUpShard, Sample, samples_of
 
 
 def layers_of(*sizes: int) -> tuple[Layer, ...]:

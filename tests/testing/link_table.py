@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import four_sites
 from spantrain.adaptation.boundary import AutoBoundary, AutoSettings, PlanReplacement
 from spantrain.adaptation.network_state import LinkState, Pair, Reports
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import LinkReport, LinkVerdict
 from spantrain.formats.registry import WireFormat
+from testing import four_sites
 
 RATE = 100.0
 SIZE = 8

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from itertools import permutations
 
-from made_up import KIND
-from made_up_profiles import PROVENANCE, exact_links
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile, UnitTiming
 from spantrain.core.span import equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
+from testing.plans import KIND
+from testing.profiles import PROVENANCE, exact_links
 
 SITE_OF = {"a": "lab", "b": "lab", "c": "office", "d": "home"}
 SITES = ("lab", "office", "home")

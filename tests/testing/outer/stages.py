@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outer_worlds.clients import MadeUpConnector, MadeUpServer
-from patience import PATIENCE_S
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
@@ -18,6 +16,8 @@ from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.link.link import MasterWelcome
 from spantrain.outer.pipeline.leader import LeaderSession, StageLeader
 from spantrain.outer.pipeline.worker import StageWorker
+from testing.outer.clients import MadeUpConnector, MadeUpServer
+from testing.patience import PATIENCE_S
 
 BLOCKS = 3
 """Of the model: a layer each."""

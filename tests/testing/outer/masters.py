@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from outer_worlds.links import Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
-from patience import PATIENCE_S
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.master.server import MasterServer
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.transport.control.client import ControlClient
+from testing.outer.links import Hall, LinkedCluster, LinkedShard, cluster_facts, shard_facts
+from testing.patience import PATIENCE_S
 
 SETTINGS = OuterSettings(grace_s=0.01, lost_after_s=30.0, clip_norm=None)
 CONFIG = MasterConfig(

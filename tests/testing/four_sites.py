@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from made_up import plan_of
 from spantrain.core.action import Op
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan
 from spantrain.core.span import equal_spans
 from spantrain.core.speed import SpeedTrace
 from spantrain.sim.costs import TableCosts
+from testing.plans import plan_of
 
 STAGES = 4
 LATENCY_S = 0.02

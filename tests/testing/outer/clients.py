@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import TransferWay, of_fragment
@@ -25,6 +24,7 @@ from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.outer.shard.shard import OuterShard
 from spantrain.outer.shard.snapshots import MemorySnapshots
 from spantrain.transport.layers.interface import LayerKey
+from testing.patience import PATIENCE_S
 
 EXACT = Nesterov(learning_rate=1.0, momentum=0.0)
 """With it the shards hold the mean of what clusters have."""

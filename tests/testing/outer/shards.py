@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-from layer_wires import patient
-from outer_worlds.rounds import layers_of, random_tensors
-from patience import PATIENCE_S
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.commands import SendLayer, SkipPush, UseVersion
@@ -28,6 +25,9 @@ from spantrain.outer.shard.snapshots import FolderSnapshots, SnapshotStore
 from spantrain.transport.connection.peers import KeyPair, PeerAddress
 from spantrain.transport.layers.interface import LayerKey
 from spantrain.transport.layers.transport import LayerWire
+from testing.outer.layer_wires import patient
+from testing.outer.rounds import layers_of, random_tensors
+from testing.patience import PATIENCE_S
 
 Tensors = Mapping[str, torch.Tensor]
 

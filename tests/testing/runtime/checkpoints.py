@@ -6,7 +6,6 @@ from typing import BinaryIO
 
 import torch
 
-from made_up_runs import PlanDevice, load_all, save_all
 from spantrain.core.job import TrainJob
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
@@ -14,6 +13,7 @@ from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.gradients.optimizer import build_optimizer
+from testing.runtime.runs import PlanDevice, load_all, save_all
 
 JOB = TrainJob(steps=4)
 BATCH = 4

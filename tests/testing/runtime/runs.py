@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from made_up_parts import dealt, put, taken
-from patience import PATIENCE_S
 from spantrain.adaptation.registry import LocalAdapters
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger
 from spantrain.core.job import TrainJob
@@ -35,6 +33,8 @@ from spantrain.runtime.redistribution.transfer import group_of
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.work import Feed, SampledFeed
 from spantrain.transport.mailbox.memory import MemoryNetwork
+from testing.patience import PATIENCE_S
+from testing.runtime.parts import dealt, put, taken
 
 
 class OneProcess:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from patience import PATIENCE_S
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger, StoredFile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
@@ -30,7 +29,8 @@ from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.worker.stale_session import session_of
 from spantrain.runtime.worker.trainer import TrainSession
 from spantrain.transport.mailbox.memory import MemoryNetwork
-from thread_groups import thread_groups
+from testing.patience import PATIENCE_S
+from testing.runtime.thread_groups import thread_groups
 
 
 class Script:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from outer_worlds.policy import MadeUpWorld, without_clip
+from testing.outer.policy import MadeUpWorld, without_clip
 
 EVERY_SAMPLE = {(0, chunk, sample) for chunk in range(4) for sample in range(3)}
 """Of the data that a world has, unless it is told another size."""

@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from outer_worlds.members import Content, MadeUpCluster, MadeUpShard
-from outer_worlds.policy import layers_of
 from spantrain.core.outer import commands as do
 from spantrain.core.outer import events as on
 from spantrain.core.outer.events import LayerTransfer, OuterEvent, TransferWay
 from spantrain.core.outer.layers import Layer, ShardLayout
 from spantrain.outer.link.link import MasterLink, MasterWelcome, MemberFacts
 from spantrain.transport.connection.peers import PeerAddress
+from testing.outer.members import Content, MadeUpCluster, MadeUpShard
+from testing.outer.policy import layers_of
 
 LAYERS = layers_of(1, 2, 3, 4, 5)
 WHOLE = tuple(range(len(LAYERS)))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from patience import PATIENCE_S
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
 from spantrain.core.plan import Plan
+from testing.patience import PATIENCE_S
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Models that tests bring: small ones, unlike ones, and units made by hand."""

@@ -1,0 +1,1 @@
+"""Coordinators, workers, groups and checkpoints in one process, for tests of the runtime."""
