@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PURE := tests/schedule tests/adaptation tests/cost tests/config tests/outer/policy src/spantrain/core src/spantrain/cost \
+	src/spantrain/schedule src/spantrain/formats src/spantrain/adaptation
 
-.PHONY: setup demo check test clean
+.PHONY: setup demo lint check-fast check test clean
 
 setup: .setup-stamp
 
@@ -14,12 +16,17 @@ setup: .setup-stamp
 demo: setup
 	$(BIN)/spantrain demo --out runs/demo
 
-check: setup
+lint: setup
 	$(BIN)/ruff format --check src studies tests benchmarks scripts
 	$(BIN)/ruff check src studies tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py
+
+check-fast: lint
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow" $(PURE)
+
+check: lint
 	$(BIN)/python benchmarks/paper_tables.py --check
 
 test: check

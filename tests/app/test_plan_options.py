@@ -1,4 +1,4 @@
-"""What is chosen: the best that keeps the wishes, of those that were asked; and the reasons told for it."""
+"""What is chosen: the best that keeps to the limits, of those that were asked; and the reasons told for it."""
 
 from dataclasses import replace
 

@@ -38,8 +38,8 @@ def profile(law_profile) -> Profile:
 
 @pytest.fixture
 def plan_path(profile, tmp_path) -> Path:
-    wishes = PlanOptions(strategies=("single-device",))
-    plan_file(profile, None, JobSpec(global_batch=8), wishes, tmp_path / "plan.json")
+    options = PlanOptions(strategies=("single-device",))
+    plan_file(profile, None, JobSpec(global_batch=8), options, tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
 

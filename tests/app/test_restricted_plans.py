@@ -87,8 +87,8 @@ def test_limits_hold_for_restricted_plans_too(many):
     free = make_plan(many, job, MEGATRON)
     kind = many.cluster.kinds[0].name
     limits = Constraints(quotas=(Quota(kind=kind, count=8),), leave_out=("far",), max_step_s=4 * free.step_s_predicted)
-    wishes = PlanOptions(objective=Objective.COST, constraints=limits, restriction=Restriction.MEGATRON)
-    cheap = make_plan(many, job, wishes)
+    options = PlanOptions(objective=Objective.COST, constraints=limits, restriction=Restriction.MEGATRON)
+    cheap = make_plan(many, job, options)
     check_form(cheap.plan)
     used = [many.cluster.device_by_name[name] for name in cheap.plan.devices]
     assert {device.site for device in used} == {"near"}

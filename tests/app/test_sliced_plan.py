@@ -23,8 +23,8 @@ def profile_of(model: str) -> Profile:
 
 
 def planned(model: str, strategy: str, *, slices: bool) -> PlanOutcome:
-    wishes = PlanOptions(strategies=(strategy,), constraints=Constraints(sequence_parallel=slices))
-    return make_plan(profile_of(model), JOB, wishes)
+    options = PlanOptions(strategies=(strategy,), constraints=Constraints(sequence_parallel=slices))
+    return make_plan(profile_of(model), JOB, options)
 
 
 def without_slices(plan: Plan) -> Plan:

@@ -28,8 +28,8 @@ def profile():
 @pytest.fixture(scope="module")
 def plan(profile) -> Plan:
     """Its first stage may hold all of a step, the others less."""
-    wishes = PlanOptions(strategies=("pipedream",))
-    found = make_plan(profile, JobSpec(global_batch=48, schedule="1f1b"), wishes).plan
+    options = PlanOptions(strategies=("pipedream",))
+    found = make_plan(profile, JobSpec(global_batch=48, schedule="1f1b"), options).plan
     first = found.stages[0]
     replicas = tuple(
         replace(own, in_flight_limit=share) for own, share in zip(first.replicas, shares(found), strict=False)

@@ -330,8 +330,8 @@ def planned(tmp_path_factory) -> dict:
     """A plan of several stages, beside its profile."""
     folder = tmp_path_factory.mktemp("planned")
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    wishes = PlanOptions(strategies=("1f1b",))
-    plan_file(profile, None, JobSpec(global_batch=64), wishes, folder / "plan.json")
+    options = PlanOptions(strategies=("1f1b",))
+    plan_file(profile, None, JobSpec(global_batch=64), options, folder / "plan.json")
     return {"folder": folder, "text": (folder / "plan.json").read_text()}
 
 

@@ -22,8 +22,8 @@ COLUMNS = ("strategy", "samples/s", "s/step", "estimate", "bubble", "memory", "U
 @pytest.fixture(scope="module")
 def outcome():
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
-    wishes = PlanOptions(strategies=("ddp", "fsdp", "gpipe", "single-device"))
-    return make_plan(profile, JobSpec(global_batch=32), wishes)
+    options = PlanOptions(strategies=("ddp", "fsdp", "gpipe", "single-device"))
+    return make_plan(profile, JobSpec(global_batch=32), options)
 
 
 def shown(outcome, width, *, terminal=True):

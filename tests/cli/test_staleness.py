@@ -14,8 +14,8 @@ from spantrain.planner.request import JobSpec
 
 @pytest.fixture(scope="module")
 def plan(laptop_profile):
-    wishes = PlanOptions(strategies=("pipedream",))
-    return make_plan(laptop_profile, JobSpec(global_batch=48, schedule="1f1b"), wishes).plan
+    options = PlanOptions(strategies=("pipedream",))
+    return make_plan(laptop_profile, JobSpec(global_batch=48, schedule="1f1b"), options).plan
 
 
 @pytest.fixture

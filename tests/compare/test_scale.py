@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.comparison.figures import cut_down, steps_within
-from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, likeness, paper_batch, sample_seconds
+from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, scale_match, paper_batch, sample_seconds
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster
@@ -20,7 +20,7 @@ def alike(cluster: Cluster, model: str, speed: float, full_global_batch: float |
     full = FULL_SIZE[model]
     graph, full_graph = (described_profile(cluster, resolve_model(name)).graph for name in (model, full))
     batch = full_global_batch or paper_batch(cluster.name, full, resolve_model(full).sequence_length)
-    return likeness(cluster, speed, graph, full_graph, full, batch)
+    return scale_match(cluster, speed, graph, full_graph, full, batch)
 
 
 @pytest.mark.parametrize("model", FULL_SIZE)

@@ -111,8 +111,8 @@ def _mailbox(case: list[Step], _folder: Path) -> object:
     def flush() -> None:
         known = exchange.peers["evil"]
         for track in (wire.EXPRESS, wire.BULK):
-            while (parcel := known.outbox.peek(track, 0.0)) is not None:
-                known.outbox.advance(parcel)
+            while (outgoing := known.outbox.peek(track, 0.0)) is not None:
+                known.outbox.advance(outgoing)
         wire.decode_acknowledgement(wire.encode_acknowledgement(known.inbox.take_acknowledgement()))
         known.greeting("here", 1, 0, 3)
 

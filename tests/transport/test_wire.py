@@ -114,7 +114,7 @@ def test_each_bound_of_a_header_is_checked(change, reason):
     assert caught.value.reason == reason
 
 
-def parcel(step, size, lane="forward"):
+def outgoing(step, size, lane="forward"):
     key = MessageKey(1, step, lane, 3, Span(0, 8))
     return OutgoingMessage.pack(key, [torch.full((size,), step % 251, dtype=torch.uint8)], LIMIT, 0.0)
 
@@ -128,7 +128,7 @@ def test_lanes_take_turns_chunk_by_chunk_and_a_lane_keeps_its_order():
     outbox = Outbox()
     outbox.restart(((0, ()), (0, ())), 10**8, 0.0)
     for step, lane in enumerate(["forward", "forward", "backward"]):
-        outbox.offer(parcel(step, 3 * CHUNK_BYTES, lane))
+        outbox.offer(outgoing(step, 3 * CHUNK_BYTES, lane))
     assert sent_now(outbox) == [0, 2, 0, 2, 0, 2], "and no third message while nothing is known of the link"
     outbox.acknowledge(((0, ()), (1, ())), 10**8, 1.0)
     assert sent_now(outbox) == [1, 1, 1]
@@ -151,8 +151,8 @@ def sent_now(outbox):
 def test_small_messages_pass_large_ones():
     outbox = Outbox()
     outbox.restart(((0, ()), (0, ())), 10**8, 0.0)
-    outbox.offer(parcel(0, 10 * CHUNK_BYTES))
-    outbox.offer(parcel(1, 100))
+    outbox.offer(outgoing(0, 10 * CHUNK_BYTES))
+    outbox.offer(outgoing(1, 100))
     assert outbox.peek(BULK, 0.0).key.step == 0
     assert outbox.peek(EXPRESS, 0.0).key.step == 1
 
@@ -162,7 +162,7 @@ def inbox_with(size, checked=False):
     inbox, outbox = Inbox("a", limits, checked=checked), Outbox()
     inbox.restart(anew=True)
     outbox.restart(((0, ()), (0, ())), inbox.granted_bytes, 0.0)
-    outbox.offer(parcel(5, size))
+    outbox.offer(outgoing(5, size))
     return inbox, outbox.peek(BULK, 0.0) or outbox.peek(EXPRESS, 0.0)
 
 
@@ -196,7 +196,7 @@ def test_more_than_was_granted_is_refused():
     inbox, _ = inbox_with(10)
     chunks = []
     for number in (1, 2, 3):
-        out = parcel(number, 900_000)
+        out = outgoing(number, 900_000)
         out.number = number
         chunks.append(chunk_of(out))
     for chunk in chunks[:2]:
@@ -211,13 +211,13 @@ def test_many_half_messages_are_no_error_when_one_connection_lags():
     outbox, inbox = Outbox(), Inbox("a", limits, checked=False)
     inbox.restart(anew=True)
     outbox.restart(((0, ()), (0, ())), inbox.granted_bytes, 0.0)
-    outbox.offer(parcel(300, CHUNK_BYTES))
+    outbox.offer(outgoing(300, CHUNK_BYTES))
     for piece in pieces(outbox):
         assert inbox.accept(*piece, 0.0)
     told = inbox.take_acknowledgement()
     outbox.acknowledge(told.done, told.granted_bytes, 1e-4)  # so it is a fast link
     for step in range(300):
-        outbox.offer(parcel(step, CHUNK_BYTES + 1))
+        outbox.offer(outgoing(step, CHUNK_BYTES + 1))
     quick, lagging = [], []
     while (out := outbox.peek(BULK, 0.0)) is not None:
         (lagging if out.next_chunk == 0 else quick).append(chunk_of(out))
@@ -230,7 +230,7 @@ def test_no_message_starts_too_far_ahead_of_one_that_is_not_acknowledged():
     outbox = Outbox()
     outbox.restart(((0, ()), (0, ())), 10**12, 0.0)
     for step in range(MAX_AHEAD + 1):
-        outbox.offer(parcel(step, 1))
+        outbox.offer(outgoing(step, 1))
     started = 0
     while (out := outbox.peek(EXPRESS, 0.0)) is not None:
         outbox.advance(out)
@@ -250,7 +250,7 @@ def test_every_message_arrives_once_however_often_the_link_breaks(sizes, draws):
     outbox, inbox = Outbox(), Inbox("a", limits, checked=False)
     arrived, waiting, wire = [], [], []
     for step, size in enumerate(sizes):
-        outbox.offer(parcel(step, size, ["forward", "backward"][step % 2]))
+        outbox.offer(outgoing(step, size, ["forward", "backward"][step % 2]))
 
     def connect():
         wire.clear()

@@ -96,9 +96,9 @@ def test_whatever_may_be_sent_can_be_received():
     inbox.restart(anew=True)
     for number, shape in enumerate([(0, 2**31 - 1, 2**31 - 1), (2**31 - 1, 0), (1,) * 16, (), (0,) * 16], start=1):
         sent = [torch.zeros(shape, dtype=dtype) for dtype in (torch.uint8, torch.bool)]
-        parcel = OutgoingMessage.pack(KEY, sent, 10**6, 0.0)
-        chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, parcel.header)
-        message, _ = inbox.accept(chunk, memoryview(parcel.payload.piece(0, parcel.payload_bytes)), 0.0)
+        outgoing = OutgoingMessage.pack(KEY, sent, 10**6, 0.0)
+        chunk = wire.Chunk(wire.EXPRESS, number, 0, 0, outgoing.header)
+        message, _ = inbox.accept(chunk, memoryview(outgoing.payload.piece(0, outgoing.payload_bytes)), 0.0)
         assert [(one.shape, one.dtype) for one in message.tensors] == [(one.shape, one.dtype) for one in sent]
         assert [one.clone().reshape(-1).tolist() for one in message.tensors] == [
             one.reshape(-1).tolist() for one in sent

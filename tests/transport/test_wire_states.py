@@ -27,7 +27,7 @@ NOTHING = ((0, ()), (0, ()))
 NOWHERE = "tcp://127.0.0.1:9"
 
 
-def parcel(size_bytes: int = 100, *, generation: int = 1, step: int = 0) -> OutgoingMessage:
+def outgoing(size_bytes: int = 100, *, generation: int = 1, step: int = 0) -> OutgoingMessage:
     key = MessageKey(generation=generation, step=step, lane="forward", cut=3, span=Span(0, 4))
     return OutgoingMessage.pack(key, [torch.zeros(size_bytes, dtype=torch.uint8)], 10**9, 0.0)
 
@@ -90,7 +90,7 @@ def test_control_small_and_large_messages_have_connections_of_their_own() -> Non
     known.outbox.restart(NOTHING, 10**9, 0.0)
     known.inbox.acknowledgement_due = True
     for size_bytes in (32 * 1024, 32 * 1024 + 1):
-        known.outbox.offer(parcel(size_bytes))
+        known.outbox.offer(outgoing(size_bytes))
     link = Noted(known)
     MailboxSender(exchange).flush(link)
     assert link.left == [(0, b"A"), (1, b"C"), (2, b"C")]
@@ -116,7 +116,7 @@ def test_a_listener_with_another_key_is_told_nothing(until) -> None:
         listener.set_peers(1, [with_wrong_key.address])
         other = KeyPair.generate().public_key
         with_wrong_key.set_peers(1, [PeerAddress(name="b", endpoint=listener.endpoint, public_key=other)])
-        with_wrong_key.send("b", parcel().key, [torch.ones(3)])
+        with_wrong_key.send("b", outgoing().key, [torch.ones(3)])
         until(lambda: listener.counters().refused.get("handshake", 0) > 0)
         assert listener.counters().refused.keys() == {"handshake"}
         assert listener.receive(0) == []
@@ -221,7 +221,7 @@ def test_a_peer_that_cannot_be_dialled_is_tried_again(until) -> None:
 
 
 def test_a_message_begins_when_credit_covers_all_of_it() -> None:
-    outbox, one = Outbox(), parcel()
+    outbox, one = Outbox(), outgoing()
     outbox.restart(NOTHING, one.charge_bytes - 1, 0.0)
     outbox.offer(one)
     assert outbox.peek(one.track, 0.0) is None
@@ -231,7 +231,7 @@ def test_a_message_begins_when_credit_covers_all_of_it() -> None:
 
 def test_credit_grows_when_messages_are_taken_out_from_a_window_of_512_mib_and_262_kib() -> None:
     assert Limits().send_queue_bytes == Limits().receive_queue_bytes == 512 * 2**20
-    inbox, one = Inbox("a", Limits(), checked=False), parcel()
+    inbox, one = Inbox("a", Limits(), checked=False), outgoing()
     inbox.restart(anew=True)
     before_bytes = inbox.granted_bytes
     assert before_bytes == 512 * 2**20 + 262 * 2**10
@@ -243,7 +243,7 @@ def test_credit_grows_when_messages_are_taken_out_from_a_window_of_512_mib_and_2
 
 
 def test_a_number_too_far_ahead_is_refused() -> None:
-    inbox, one = Inbox("a", Limits(), checked=False), parcel()
+    inbox, one = Inbox("a", Limits(), checked=False), outgoing()
     inbox.restart(anew=True)
     with pytest.raises(Refusal, match="16385 is too far ahead"):
         inbox.accept(Chunk(one.track, 16385, 0, 0, one.header), memoryview(bytes(100)), 0.0)
@@ -253,7 +253,7 @@ def test_a_number_too_far_ahead_is_refused() -> None:
 def test_what_was_not_started_when_its_generation_ended_is_dropped_and_counted() -> None:
     exchange = exchange_of("a", "b")
     peer = exchange.peers["b"].peer
-    assert exchange.offer("b", parcel(), 0.0)
+    assert exchange.offer("b", outgoing(), 0.0)
     exchange.set_peers(2, [peer], dial=True)
     assert exchange.counters().refused == {"old generation, not sent": 1}
     assert exchange.peers["b"].outbox.idle
@@ -261,7 +261,7 @@ def test_what_was_not_started_when_its_generation_ended_is_dropped_and_counted()
 
 
 def test_the_times_of_the_newest_65536_messages_are_kept() -> None:
-    exchange, one = exchange_of("a", "b"), parcel()
+    exchange, one = exchange_of("a", "b"), outgoing()
     one.started_s = 1.0
     with exchange.condition:
         exchange.settle(exchange.peers["b"], [one] * 65537)

@@ -35,7 +35,7 @@ class _Kind(IntEnum):
     """How long does a round trip take that uses your software on both ends, and no network?"""
     SOFTWARE = 6
     """So many seconds."""
-    KNOCK = 7
+    WARM_UP = 7
     """Nothing: that it was acknowledged says that there is a connection."""
     LAST = 8
     """I shall ask no more."""
@@ -136,7 +136,7 @@ def warm_up_links(mailbox: MailboxLike, peers: Collection[str]) -> None:
         PeerLostError: there is none to some of them.
     """
     for peer in peers:
-        mailbox.send(peer, _key(mailbox, _Kind.KNOCK, 0), [])
+        mailbox.send(peer, _key(mailbox, _Kind.WARM_UP, 0), [])
     missing = set(peers)
     deadline_s = time.monotonic() + _REPLY_S
     while missing and time.monotonic() < deadline_s:

@@ -120,8 +120,8 @@ def need_of(space, degree):
     return space._device_bytes(0, range(space.units), degree, 1, 1)
 
 
-def plan_of(profile, **wishes):
-    return sailor(request_for(profile, **wishes))[0].plan
+def plan_of(profile, **options):
+    return sailor(request_for(profile, **options))[0].plan
 
 
 def test_alike_devices_on_a_fast_network_share_the_samples(make_graph, make_profile):

@@ -23,7 +23,7 @@ class Ratios:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class ScaleMatch:
     """What makes a small model weigh on a network as a large one does."""
 
     full_size: str
@@ -64,7 +64,7 @@ class Scale:
     """Seconds of one sample on the fastest device over those of its smallest cut on the slowest link."""
     latency_scale: float = 1.0
     """What the latencies of links between sites were multiplied by."""
-    like: Likeness | None = None
+    like: ScaleMatch | None = None
     """The full-size model whose ratios of compute to traffic were kept; None: links are as they were asked for."""
 
     @property

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spantrain.app.comparison.figures import (
-    Likeness,
+    ScaleMatch,
     Ratios,
     Scale,
     at_network_speed,
@@ -90,7 +90,7 @@ def paper_batch(preset: str, full_size: str, sequence_length: int | None) -> flo
     return float(_ASTEROID_BATCH)
 
 
-def likeness(
+def scale_match(
     cluster: Cluster,
     speed: float,
     graph: UnitGraph,
@@ -98,7 +98,7 @@ def likeness(
     full_size: str,
     full_global_batch: float,
     global_batch: int | None = None,
-) -> Likeness | None:
+) -> ScaleMatch | None:
     """Return how links, global batch and latencies are to be scaled; None where nothing crosses a link.
 
     Args:
@@ -122,7 +122,7 @@ def likeness(
     latency_s = _longest_latency_s(cluster)
     stretched = global_batch * own_s / (full_global_batch * full_s)
     latency_scale = _latency_scale(stretched, latency_s, bounded)
-    return Likeness(
+    return ScaleMatch(
         full_size=full_size,
         full_global_batch=full_global_batch,
         global_batch=global_batch,
@@ -283,7 +283,7 @@ class _Fitting:
         self._full = _full_size(model, overrides.like)
         self._full_graph = None if self._full is None else described_profile(cluster, self._full).graph
 
-    def at(self, speed: float) -> tuple[Cluster, int, Likeness | None]:
+    def at(self, speed: float) -> tuple[Cluster, int, ScaleMatch | None]:
         """Return the cluster with devices of this speed and links that go with it, the batch, and what is alike."""
         like = self._like(speed)
         cluster = at_network_speed(self._cluster, self.network_speed(like))
@@ -294,7 +294,7 @@ class _Fitting:
             batch = batch_for(len(cluster.devices)) if like is None else like.global_batch
         return replace(cluster, emulated_speed=speed), batch, like
 
-    def network_speed(self, like: Likeness | None) -> float:
+    def network_speed(self, like: ScaleMatch | None) -> float:
         """Return the part of their rates that links get."""
         if self._overrides.network_speed is not None:
             return self._overrides.network_speed
@@ -314,13 +314,13 @@ class _Fitting:
             return None
         return planned.samples_per_s_predicted
 
-    def _like(self, speed: float) -> Likeness | None:
+    def _like(self, speed: float) -> ScaleMatch | None:
         """Return how to be like the full-size model; not where links, and so the rest, are asked for as they are."""
         if self._full is None or self._full_graph is None or self._overrides.network_speed is not None:
             return None
         batch = paper_batch(self._cluster.name, self._full.name, self._full.sequence_length)
         name, chosen = self._full.name, self._overrides.global_batch
-        return likeness(self._cluster, speed, self.graph, self._full_graph, name, batch, chosen)
+        return scale_match(self._cluster, speed, self.graph, self._full_graph, name, batch, chosen)
 
 
 def _full_size(model: ModelSpec, like: str) -> ModelSpec | None:

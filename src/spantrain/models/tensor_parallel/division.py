@@ -235,7 +235,7 @@ class Divider:
     copy: InputCopy = field(repr=False)
     slices: SequenceSlices = field(repr=False)
     sliced: set[Region] = field(default_factory=set, repr=False)
-    """Regions whose surroundings hold slices of the sequence; known when modules are built."""
+    """Regions between modules that hold slices of the sequence; known when modules are built."""
 
     def spans(self, pieces: int) -> tuple[Span, ...] | None:
         """Return the pieces of each member; None if there are too few for all."""
