@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.comparison.figures import cut_down, steps_within
-from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, scale_match, paper_batch, sample_seconds
+from spantrain.app.comparison.fit import FULL_SIZE, SettingOverrides, fit, paper_batch, sample_seconds, scale_match
 from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Cluster

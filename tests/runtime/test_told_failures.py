@@ -13,7 +13,7 @@ from spantrain.runtime.coordinator.roster import error_of
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch
 from spantrain.runtime.worker.worker import Worker, told
-from testing.models import brought as brought_models
+from testing.models import brought_models
 
 
 def raised(error: BaseException, log: str = "logs/a.log"):

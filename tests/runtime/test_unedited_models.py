@@ -31,7 +31,7 @@ from spantrain.runtime.step.work import DeviceClock, ReplicaWork, SampledFeed
 from spantrain.runtime.worker.user_functions import with_own_functions
 from spantrain.schedule.registry import make_policy, replica_tasks
 from spantrain.transport.mailbox.memory import MemoryNetwork
-from testing.models import own as own_models
+from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, library_spec
 from testing.patience import PATIENCE_S
 from testing.runtime.runs import context_of

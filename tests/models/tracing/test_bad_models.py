@@ -12,7 +12,7 @@ from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 from spantrain.models.sources import hf_configuration
-from testing.models import own as own_models
+from testing.models import own_models
 
 pytestmark = pytest.mark.models
 
@@ -95,8 +95,8 @@ def test_another_file_than_the_plan_was_made_with_is_refused(tmp_path):
 
 
 def test_a_module_can_be_named_by_its_package():
-    spec = resolve_model("own_models:chain")
-    assert (spec.family, spec.source, spec.dataset) == ("factory", "own_models:chain", "example")
+    spec = resolve_model("testing.models.own_models:chain")
+    assert (spec.family, spec.source, spec.dataset) == ("factory", "testing.models.own_models:chain", "example")
     assert unit_names(spec) == ("0", "3", "5")
 
 

@@ -22,7 +22,7 @@ from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.factory import load_function
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import UnitModule, parameter_names, tie_parameters
-from testing.models import brought as brought_models
+from testing.models import brought_models
 
 pytestmark = pytest.mark.models
 

@@ -19,7 +19,7 @@ from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model, picked
 from spantrain.models.units import parameter_names
-from testing.models import own as own_models
+from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, UNITS, library_spec
 
 pytestmark = pytest.mark.models
