@@ -47,7 +47,7 @@ class SimulationOptions:
     send_hold_s: Mapping[tuple[str, Direction], float] = field(default_factory=dict)
     """By leader of a replica and direction: seconds for which sending a result keeps it from its next action.
 
-    Our runtime sends beside its computation (none); other frameworks do not (the studies have one: `reference.platform`).
+    Our runtime sends beside its computation (none); other frameworks do not (see the studies).
     """
 
 

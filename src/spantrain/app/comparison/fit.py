@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spantrain.app.comparison.figures import (
-    ScaleMatch,
     Ratios,
     Scale,
+    ScaleMatch,
     at_network_speed,
     cut_down,
     slowest_rate,
