@@ -109,16 +109,39 @@ def test_who_was_left_out_ends_nobodys_round():
     assert made.clusters["c0"].client.phase.value == "free"
 
 
-def test_a_push_that_is_on_its_way_is_not_begun_again():
+def test_who_asks_twice_has_one_push_under_way():
     made = seeded_world(1, samples=60, chunks=20)
     made.now_s += 1.0
     made.tell(on.TrainingBegun(cluster="c0"))
     asked = on.PushAsked(cluster="c0", base_version=made.master.state.version, tokens=10)
     (start,) = [one for one in made.master.on_event(made.now_s, asked) if isinstance(one, do.StartPush)]
     again = made.master.on_event(made.now_s, asked)
-    assert [type(one) for one in again] == [do.RefusePush]
-    assert again[0].push is None
-    assert f"its push {start.push} is on its way" in again[0].reason
+    (ended,) = [one for one in again if isinstance(one, do.RefusePush)]
+    (begun,) = [one for one in again if isinstance(one, do.StartPush)]
+    assert ended.push == start.push != begun.push
+    assert {one.ticket for one in again if isinstance(one, do.Forget)} == {start.push}
+
+
+def test_a_question_that_outlives_its_connection_keeps_no_later_push_waiting():
+    """What a connection that has ended had asked reaches the master behind the new registration."""
+    made = seeded_world(1, samples=60, chunks=20)
+    client = made.clusters["c0"].client
+    learn(made, "c0")
+    (stale,) = client.ask(tokens=10)
+    made.now_s += 1.0
+    registered = client.registered(made.now_s)[-1]
+    for event in (registered, stale):
+        for command in made.master.on_event(made.now_s, event):
+            if "c0" in command.recipients:
+                client.on_command(made.now_s, command)
+    assert client.phase.value == "free"
+    made.now_s += 1.0
+    assert client.may_ask(made.now_s)
+    (asked,) = client.ask(tokens=10)
+    for command in made.master.on_event(made.now_s, asked):
+        if "c0" in command.recipients:
+            client.on_command(made.now_s, command)
+    assert client.phase.value == "sending"
 
 
 def test_nobody_adopts_the_push_of_another():

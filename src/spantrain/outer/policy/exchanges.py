@@ -188,12 +188,18 @@ class ExchangeControl:
     # What clusters and shards say.
 
     def asked(self, now_s: float, event: on.PushAsked) -> list[OuterCommand]:
-        """Let a registered cluster push, or tell it why not."""
+        """Let a registered cluster push, or tell it why not.
+
+        Who asks has no push under way: one that is, as far as is known here, was begun for a question that the cluster
+        has given up since (its connection ended meanwhile), and nobody else would end it.
+        """
+        before = self.under_way.of(TransferWay.PUSH, event.cluster)
+        ended = self._end(before, f"{event.cluster} has asked again") if before else []
         reason = self._why_not(event)
         if reason:
             if reason.endswith(_PULL_FIRST):
                 self.owe(event.cluster, reason)
-            return [do.RefusePush(cluster=event.cluster, push=None, reason=reason)]
+            return [*ended, do.RefusePush(cluster=event.cluster, push=None, reason=reason)]
         seeds = not self._updates.state.seeded
         push = Push(
             ticket=self._new_ticket(),
@@ -206,7 +212,7 @@ class ExchangeControl:
         reason = "first parameters" if seeds else "all shards are ready"
         self._begin(now_s, TransferWay.PUSH, push.ticket, push.cluster, push.base_version, push)
         start = do.StartPush(cluster=push.cluster, push=push.ticket, parameters=seeds, reason=reason)
-        return [start, *(self._end_round(event.cluster) if event.ends_round else ())]
+        return [*ended, start, *(self._end_round(event.cluster) if event.ends_round else ())]
 
     def _end_round(self, cluster: str) -> list[OuterCommand]:
         """End the round of all that have no push on its way."""
@@ -222,8 +228,6 @@ class ExchangeControl:
         waiting = [push.ticket for push in self._updates.pending if push.cluster == event.cluster]
         if waiting:
             return f"its push {waiting[0]} waits for an update"
-        if before := self.under_way.of(TransferWay.PUSH, event.cluster):
-            return f"its push {before.ticket} is on its way"
         if not state.seeded:
             others = [
                 one.cluster for one in self.under_way if one.way is TransferWay.PUSH and one.cluster != event.cluster
