@@ -36,7 +36,7 @@ from spantrain.core.span import Span, equal_spans
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.units import UnitModule
+from spantrain.models.units import UnitModule, loss_of, rows_read
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
 
@@ -71,10 +71,7 @@ def one_process(model: str, job: TrainJob, parts: int = 1) -> list[float]:
 
 
 def _backward(units: list[UnitModule], feed: SampledFeed, step: int, span: Span) -> float:
-    tensors = feed.inputs(step, span)
-    for unit in units[:-1]:
-        tensors = unit(*tensors)
-    loss = units[-1](*tensors, feed.labels(step, span)) / GLOBAL_BATCH
+    loss = loss_of(units, feed.rows(step, span, rows_read(units))) / GLOBAL_BATCH
     loss.backward()
     return float(loss.detach())
 

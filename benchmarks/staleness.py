@@ -25,6 +25,7 @@ from spantrain.core.span import Span
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
+from spantrain.models.units import LABELS, loss_of, rows_read
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
 
@@ -80,15 +81,9 @@ class Trained:
 
     def _backward(self, step: int) -> float:
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self._feed.inputs(step, self._whole), self._feed.labels(step, self._whole))
+        loss = loss_of(self._units, self._feed.rows(step, self._whole, rows_read(self._units)))
         (loss / self._whole.size).backward()
         return float(loss.detach()) / self._whole.size
-
-    def _loss(self, tensors: Any, labels: torch.Tensor) -> torch.Tensor:
-        for unit in self._units[:-1]:
-            tensors = unit(*tensors)
-        found: torch.Tensor = self._units[-1](*tensors, labels)
-        return found
 
     def _update(self, step: int) -> None:
         gradients = [own.grad for own in self._parameters if own.grad is not None]
@@ -102,7 +97,9 @@ class Trained:
         data = open_dataset(self._spec, held_out=True)
         count = min(HELD_OUT_SAMPLES, len(data))
         chosen = [number * len(data) // count for number in range(count)]
-        return float(self._loss(data.inputs(chosen), data.labels(chosen))) / count
+        return (
+            float(loss_of(self._units, {**dict(enumerate(data.inputs(chosen))), LABELS: data.labels(chosen)})) / count
+        )
 
 
 def steps_more(exact: list[float], old: list[float]) -> list[float | None]:

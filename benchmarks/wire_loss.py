@@ -13,6 +13,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.models.build import build_units
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import Dataset, open_dataset
+from spantrain.models.units import LABELS, loss_of, rows_read
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.rounding import ErrorFeedback, for_wire, from_wire
 from spantrain.runtime.step.work import SampledFeed
@@ -123,12 +124,12 @@ class Trained:
     def _backward(self, step: int, forward: Send, backward: Send) -> float:
         self._optimizer.zero_grad()
         span = Span(0, self._batch)
-        tensors = self._feed.inputs(step, span)
+        rows, tensors = self._feed.rows(step, span, rows_read(self.units)), ()
         for index, unit in enumerate(self.units[:-1]):
-            tensors = unit(*tensors)
+            tensors = unit.run(tensors, rows)
             if index in self._behind:
                 tensors = tuple(_passed(tensor, forward, backward) for tensor in tensors)
-        loss = self.units[-1](*tensors, self._feed.labels(step, span)) / self._batch
+        loss = self.units[-1].run(tensors, rows) / self._batch
         loss.backward()
         return float(loss.detach())
 
@@ -152,8 +153,5 @@ def _held_out(units: list[Any], data: Dataset) -> float:
     total = 0.0
     for begin in range(0, count, HELD_OUT_BATCH):
         indices = chosen[begin : begin + HELD_OUT_BATCH]
-        tensors = data.inputs(indices)
-        for unit in units[:-1]:
-            tensors = unit(*tensors)
-        total += float(units[-1](*tensors, data.labels(indices)))
+        total += float(loss_of(units, {**dict(enumerate(data.inputs(indices))), LABELS: data.labels(indices)}))
     return total / count

@@ -65,7 +65,7 @@ def small(family: str, folder: Path) -> ModelSpec:
 def run_of(spec: ModelSpec, run: Path) -> list[torch.nn.Module]:
     """Write a checkpoint of new units' weights in two files, cut somewhere; return the units."""
     units = build_units(spec, seed=3)
-    named = StageExecutor(units, is_first=True, is_last=True, global_batch=1).named_parameters()
+    named = StageExecutor(units, is_last=True, global_batch=1).named_parameters()
     half = len(named) // 2
 
     def describe(saved: SavedFile, files) -> Manifest:

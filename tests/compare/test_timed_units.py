@@ -5,7 +5,7 @@ from torch import nn
 
 from spantrain.core.action import Op
 from spantrain.devices.emulated import EmulatedDevice
-from spantrain.models.units import ModuleUnit
+from spantrain.models.units import LABELS, ModuleUnit
 from spantrain.runtime.comparison.whole import TimedChain
 
 
@@ -58,7 +58,9 @@ def chain(clock: FakeClock, real_s: float) -> TimedChain:
     torch.manual_seed(0)
     device = EmulatedDevice(clock=clock)
     first, middle = (ModuleUnit(name, Body(clock, real_s)) for name in ("first", "middle"))
-    return TimedChain([first, middle, Loss("last", Body(clock, real_s))], device, [seconds] * 3)
+    last = Loss("last", Body(clock, real_s))
+    first.reads, last.reads = (0,), (LABELS,)
+    return TimedChain([first, middle, last], device, [seconds] * 3)
 
 
 def test_a_pass_takes_each_unit_s_time_and_gradients_come_when_their_unit_is_done():
@@ -70,7 +72,7 @@ def test_a_pass_takes_each_unit_s_time_and_gradients_come_when_their_unit_is_don
     for _ in range(2):
         clock.time_s, began_s = 100.0 * round(clock.time_s / 100.0 + 1), 0.0
         began_s = clock.time_s
-        loss = model((torch.ones(2, 2),), torch.zeros(2, 2))
+        loss = model({0: torch.ones(2, 2), LABELS: torch.zeros(2, 2)})
         assert clock.time_s - began_s == 3 * 2.0, "three units, two samples each"
         loss.backward()
         last, middle, first = (when[f"units.{number}.unit.body.layer.weight"] - began_s for number in (2, 1, 0))
@@ -83,7 +85,7 @@ def test_a_pass_takes_each_unit_s_time_and_gradients_come_when_their_unit_is_don
 def test_gradients_are_the_chain_s_own():
     model = chain(FakeClock(), real_s=0.0)
     inputs, labels = torch.randn(3, 2), torch.randn(3, 2)
-    model((inputs,), labels).backward()
+    model({0: inputs, LABELS: labels}).backward()
     found = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     units = [timed.unit for timed in model.units]
@@ -97,7 +99,7 @@ def test_real_time_is_counted_and_overruns_are_seen():
     clock = FakeClock()
     model = chain(clock, real_s=9.0)
     device = model._device
-    model((torch.ones(1, 2),), torch.zeros(1, 2)).backward()
+    model({0: torch.ones(1, 2), LABELS: torch.zeros(1, 2)}).backward()
     assert device.emulated_s == 3 * (1.0 + 2.0)
     assert device.real_s == 2 * 9.0, "of all units but the first"
     assert device.overruns == 2

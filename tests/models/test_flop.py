@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.build import build_units, example_inputs, example_rows
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.measure import FlopMeter
+from spantrain.models.units import LABELS
 
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny"])
@@ -21,7 +22,7 @@ def test_operations_are_those_that_torch_counts(name):
         tensors = example_inputs(spec, 2)
         for unit in units[:-1]:
             tensors = unit(*tensors)
-        units[-1](*tensors, example_labels(spec, 2)).backward()
+        units[-1](*tensors, example_rows(spec, 2)[LABELS]).backward()
 
     with FlopCounterMode(display=False) as known:
         work()

@@ -34,6 +34,7 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.units import UnitModule
+from testing.models.rows import rows_of
 
 
 class Recomputing(Pipeline):
@@ -46,7 +47,6 @@ class Recomputing(Pipeline):
         self.stages = [
             StageExecutor(
                 units,
-                is_first=index == 0,
                 is_last=index == last,
                 global_batch=samples,
                 recompute=[unit - start for unit in sorted(recompute) if start <= unit < start + len(units)],
@@ -76,7 +76,7 @@ def test_any_units_recomputed_give_the_single_process_gradients(cuts, recompute,
     pipeline.run_all(random.Random(order), fused=fused)
     assert pipeline.loss == pytest.approx(loss, rel=1e-5)
     assert all(executor.held_samples == 0 for executor in pipeline.stages)
-    whole = StageExecutor(reference, is_first=True, is_last=True, global_batch=6)
+    whole = StageExecutor(reference, is_last=True, global_batch=6)
     assert_same_gradients(pipeline.gradient_by_name(), gradients_of([whole], tied_names(reference)))
 
 
@@ -100,13 +100,12 @@ def test_bfloat16_recomputes_to_the_same_gradients() -> None:
     for recompute in ((), (0, 2, 3, 13)):
         executor = StageExecutor(
             build_units(spec, seed=5),
-            is_first=True,
             is_last=True,
             global_batch=4,
             autocast_dtype=torch.bfloat16,
             recompute=recompute,
         )
-        executor.forward(Span(0, 4), (inputs,), labels)
+        executor.forward(Span(0, 4), (), rows_of((inputs,), labels))
         executor.backward_input(Span(0, 4), ())
         executor.backward_weight(Span(0, 4))
         found.append(gradients_of([executor], {}))
@@ -139,7 +138,7 @@ def middle_of(model: str, recompute: tuple[int, ...]) -> tuple[StageExecutor, li
     """Units 3 to 6 of a model as a stage, some of them recomputed."""
     modules = build_units(resolve_model(model), range(3, 7), seed=5)
     again = [unit - 3 for unit in recompute]
-    return StageExecutor(modules, is_first=False, is_last=False, global_batch=8, recompute=again), modules
+    return StageExecutor(modules, is_last=False, global_batch=8, recompute=again), modules
 
 
 def random_cut(graph: UnitGraph, behind: int) -> tuple[Tensor, ...]:
@@ -154,7 +153,7 @@ def test_held_bytes_are_what_is_alive_and_what_the_graph_says(model, recompute) 
     executor, modules = middle_of(model, recompute)
     graph, units = build_graph(resolve_model(model)), range(3, 7)
     with Alive(modules) as alive:
-        executor.forward(Span(0, 2), random_cut(graph, 2), None)
+        executor.forward(Span(0, 2), random_cut(graph, 2), {})
         held = alive.bytes()
         assert held == pytest.approx(2 * graph.stage_held_bytes(units, ALONE, recompute), rel=0.01)
         # An output that no unit holds is a message to be sent, and nobody sends it here.
@@ -175,7 +174,7 @@ def test_the_peak_has_a_recomputed_unit_besides(model, recompute, fused) -> None
     executor, _ = middle_of(model, recompute)
     graph, units = build_graph(resolve_model(model)), range(3, 7)
     for span in (Span(0, 2), Span(2, 4)):
-        executor.forward(span, random_cut(graph, 2), None)
+        executor.forward(span, random_cut(graph, 2), {})
     (executor.backward if fused else executor.backward_input)(Span(0, 2), random_cut(graph, 6))
     held = graph.stage_held_bytes(units, ALONE, recompute)
     again = graph.stage_again_bytes(units, ALONE, recompute, splits=not fused)
@@ -190,8 +189,8 @@ def test_the_peak_has_a_recomputed_unit_besides(model, recompute, fused) -> None
 
 
 def test_work_is_left_for_w_by_units_that_are_held_only() -> None:
-    executor = StageExecutor(toy_units()[1:4], is_first=False, is_last=False, global_batch=2, recompute=(1,))
-    outputs = executor.forward(Span(0, 2), (torch.randn(2, 5, WIDTH),), None)
+    executor = StageExecutor(toy_units()[1:4], is_last=False, global_batch=2, recompute=(1,))
+    outputs = executor.forward(Span(0, 2), (torch.randn(2, 5, WIDTH),), {})
     executor.backward_input(Span(0, 2), tuple(torch.ones_like(output) for output in outputs))
     went = {name for name, parameter in executor.named_parameters().items() if parameter.grad is not None}
     assert went == {"fork.conv.weight", "fork.conv.bias"}

@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from spantrain.core.span import Span, equal_spans
 from spantrain.errors import ProtocolError, ScheduleError
-from spantrain.models.build import build_units, example_labels, unit_count
+from spantrain.models.build import build_units, example_rows, unit_count
 from spantrain.models.catalog.catalog import is_text, resolve_model
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.units import UnitModule, parameter_names, tie_parameters
+from spantrain.models.units import LABELS, UnitModule, parameter_names, tie_parameters
+from testing.models.rows import rows_of
 
 VOCABULARY, WIDTH, TOKENS = 11, 8, 5
 
@@ -27,6 +28,7 @@ class Embed(UnitModule):
     def __init__(self, name: str) -> None:
         super().__init__(name, prefixes={"table": f"{name}.table"}, shared={"table": "table.weight"})
         self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.reads = (0,)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
         return self.table(tokens), tokens
@@ -67,6 +69,7 @@ class Head(UnitModule):
     def __init__(self, name: str) -> None:
         super().__init__(name, prefixes={"out": f"{name}.out"}, shared={"table": "out.weight"})
         self.out = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.reads = (LABELS,)
 
     def forward(self, hidden: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
         weight = 1 + 0.1 * tokens.float().mean(dim=1)
@@ -107,8 +110,7 @@ class Pipeline:
         last = len(stages) - 1
         self.tied_names = tied_names([unit for units in stages for unit in units])
         self.stages = [
-            StageExecutor(units, is_first=index == 0, is_last=index == last, global_batch=samples)
-            for index, units in enumerate(stages)
+            StageExecutor(units, is_last=index == last, global_batch=samples) for index, units in enumerate(stages)
         ]
         self.spans = equal_spans(samples, span_size)
         self.activations: dict[tuple[int, Span], tuple[Tensor, ...]] = {}
@@ -135,10 +137,9 @@ class Pipeline:
 
     def run(self, stage: int, op: str, span: Span) -> None:
         executor, last = self.stages[stage], stage == len(self.stages) - 1
-        rows = slice(span.lo, span.hi)
         if op == "F":
-            inputs = (self.inputs[rows],) if stage == 0 else self.activations[stage - 1, span]
-            outputs = executor.forward(span, inputs, self.labels[rows] if last else None)
+            received = () if stage == 0 else self.activations[stage - 1, span]
+            outputs = executor.forward(span, received, rows_of((self.inputs,), self.labels, span))
             assert not any(output.requires_grad for output in outputs)
             self.activations[stage, span] = outputs
             self.loss += outputs[0].item() / self.labels.shape[0] if last else 0.0
@@ -206,7 +207,7 @@ def test_random_cuts_spans_and_orders_give_the_single_process_gradients(cuts, sp
     pipeline.run_all(random.Random(order), fused=fused)
     assert pipeline.loss == pytest.approx(loss, rel=1e-5)
     assert all(executor.held_samples == 0 for executor in pipeline.stages)
-    whole = StageExecutor(reference, is_first=True, is_last=True, global_batch=6)
+    whole = StageExecutor(reference, is_last=True, global_batch=6)
     assert_same_gradients(pipeline.gradient_by_name(), gradients_of([whole], tied_names(reference)))
 
 
@@ -218,10 +219,10 @@ def real_case(model: str):
         inputs = torch.randint(0, 256, (4, spec.sequence_length), generator=generator)
         labels = torch.randint(0, 256, (4, spec.sequence_length), generator=generator)
     else:
-        inputs, labels = torch.randn(4, 3, 32, 32, generator=generator), example_labels(spec, 4) + 3
+        inputs, labels = torch.randn(4, 3, 32, 32, generator=generator), example_rows(spec, 4)[LABELS] + 3
     reference = build_units(spec, seed=5)
     loss = single_process(reference, inputs, labels)
-    executor = StageExecutor(reference, is_first=True, is_last=True, global_batch=4)
+    executor = StageExecutor(reference, is_last=True, global_batch=4)
     return spec, (inputs, labels), loss, gradients_of([executor], tied_names(reference))
 
 
@@ -240,13 +241,13 @@ def test_real_models_split_into_halves_exactly(model, caplog) -> None:
 
 
 def middle_stage() -> tuple[StageExecutor, Tensor]:
-    return StageExecutor(toy_units()[1:2], is_first=False, is_last=False, global_batch=4), torch.randn(2, TOKENS, WIDTH)
+    return StageExecutor(toy_units()[1:2], is_last=False, global_batch=4), torch.randn(2, TOKENS, WIDTH)
 
 
 def test_samples_are_in_flight_until_w() -> None:
     executor, hidden = middle_stage()
-    (output,) = executor.forward(Span(0, 2), (hidden,), None)
-    executor.forward(Span(2, 4), (hidden,), None)
+    (output,) = executor.forward(Span(0, 2), (hidden,), {})
+    executor.forward(Span(2, 4), (hidden,), {})
     assert executor.held_samples == 4
     executor.backward_input(Span(0, 2), (torch.ones_like(output),))
     assert executor.held_samples == 4
@@ -258,22 +259,22 @@ def test_samples_are_in_flight_until_w() -> None:
 
 def test_discard_forgets_and_the_same_samples_can_come_again() -> None:
     executor, hidden = middle_stage()
-    executor.forward(Span(0, 2), (hidden,), None)
+    executor.forward(Span(0, 2), (hidden,), {})
     executor.discard()
     assert executor.held_samples == 0
-    executor.forward(Span(0, 2), (hidden,), None)
+    executor.forward(Span(0, 2), (hidden,), {})
 
 
 def test_evaluate_holds_nothing_and_agrees_with_forward() -> None:
     executor, hidden = middle_stage()
-    (evaluated,) = executor.evaluate((hidden,), None)
+    (evaluated,) = executor.evaluate((hidden,), {})
     assert executor.held_samples == 0
-    assert torch.equal(evaluated, executor.forward(Span(0, 2), (hidden,), None)[0])
+    assert torch.equal(evaluated, executor.forward(Span(0, 2), (hidden,), {})[0])
 
 
 def test_first_stage_sends_no_gradient_and_does_its_backward_at_w() -> None:
-    executor = StageExecutor(toy_units()[:2], is_first=True, is_last=False, global_batch=2)
-    hidden, tokens = executor.forward(Span(0, 2), (toy_batch(2)[0],), None)
+    executor = StageExecutor(toy_units()[:2], is_last=False, global_batch=2)
+    hidden, tokens = executor.forward(Span(0, 2), (), {0: toy_batch(2)[0]})
     assert tokens.dtype == torch.int64
     assert executor.backward_input(Span(0, 2), (torch.ones_like(hidden),)) == ()
     assert all(parameter.grad is None for parameter in executor.named_parameters().values())
@@ -283,10 +284,10 @@ def test_first_stage_sends_no_gradient_and_does_its_backward_at_w() -> None:
 
 def test_bfloat16_autocast_keeps_float32_parameters_loss_and_gradients() -> None:
     units = toy_units()
-    executor = StageExecutor(units[4:], is_first=False, is_last=True, global_batch=2, autocast_dtype=torch.bfloat16)
+    executor = StageExecutor(units[4:], is_last=True, global_batch=2, autocast_dtype=torch.bfloat16)
     tokens, labels = toy_batch(2)
     hidden = torch.randn(2, TOKENS, WIDTH)
-    (loss_sum,) = executor.forward(Span(0, 2), (hidden, hidden.bfloat16(), tokens), labels)
+    (loss_sum,) = executor.forward(Span(0, 2), (hidden, hidden.bfloat16(), tokens), {LABELS: labels})
     assert loss_sum.dtype == torch.float32
     gradients = executor.backward_input(Span(0, 2), ())
     assert [gradient.dtype for gradient in gradients] == [torch.float32, torch.bfloat16]
@@ -299,7 +300,7 @@ def test_work_out_of_order_is_refused(order: str) -> None:
     executor, hidden = middle_stage()
     gradients = (torch.ones_like(hidden),)
     actions = {
-        "F0": lambda: executor.forward(Span(0, 2), (hidden,), None),
+        "F0": lambda: executor.forward(Span(0, 2), (hidden,), {}),
         "I0": lambda: executor.backward_input(Span(0, 2), gradients),
         "W0": lambda: executor.backward_weight(Span(0, 2)),
         "B0": lambda: executor.backward(Span(0, 2), gradients),
@@ -314,8 +315,8 @@ def test_work_out_of_order_is_refused(order: str) -> None:
 def test_tensors_of_wrong_shape_are_refused() -> None:
     executor, hidden = middle_stage()
     with pytest.raises(ProtocolError, match="3 rows"):
-        executor.forward(Span(0, 3), (hidden,), None)
-    executor.forward(Span(0, 2), (hidden,), None)
+        executor.forward(Span(0, 3), (hidden,), {})
+    executor.forward(Span(0, 2), (hidden,), {})
     with pytest.raises(ProtocolError, match="wanted 1"):
         executor.backward_input(Span(0, 2), ())
     with pytest.raises(ProtocolError, match="output gradient"):

@@ -20,6 +20,7 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.units import ModuleUnit, UnitModule
 from spantrain.runtime.gradients.step_sums import Background, StepSums, buckets_of
 from spantrain.runtime.step.work import DeviceClock, LastBackward, UnitTimes
+from testing.models.rows import rows_of
 from testing.patience import PATIENCE_S
 from testing.runtime.gloo_members import CLASSES, WIDTH, Classes, Tokens
 
@@ -154,7 +155,7 @@ def stage(*, is_first: bool, waits: Callable[[], object]) -> tuple[StageExecutor
     units: list[UnitModule] = [ModuleUnit("slow", slow), Classes()]
     if is_first:
         units.insert(0, Tokens())
-    return StageExecutor(units, is_first=is_first, is_last=True, global_batch=SPAN.size), slow.weight
+    return StageExecutor(units, is_last=True, global_batch=SPAN.size), slow.weight
 
 
 @pytest.mark.parametrize("op", [Op.BACKWARD, Op.BACKWARD_WEIGHT])
@@ -166,7 +167,8 @@ def test_a_sum_goes_on_while_the_backward_does(op, background):
     names = [list(names) for names in executor.names_by_unit]
     sums = sums_of(executor.named_parameters(), names[::-1], lambda _gradients: summed.set(), background)
     inputs = torch.arange(SPAN.size) if op is Op.BACKWARD else torch.randn(SPAN.size, WIDTH)
-    executor.forward(SPAN, (inputs,), torch.tensor([1, 2, CLASSES - 1]))
+    received, read = ((), (inputs,)) if op is Op.BACKWARD else ((inputs,), ())
+    executor.forward(SPAN, received, rows_of(read, torch.tensor([1, 2, CLASSES - 1])))
     if op is Op.BACKWARD:
         executor.backward(SPAN, (), sums.final)
     else:
@@ -183,7 +185,7 @@ def test_every_gradient_is_told_once_it_is_whole(split, recompute):
     torch.manual_seed(0)
     units: list[UnitModule] = [ModuleUnit(f"u{number}", nn.Linear(WIDTH, WIDTH)) for number in range(3)]
     units[2].body.weight = units[1].body.weight  # shared inside of the stage
-    executor = StageExecutor([*units, Classes()], is_first=False, is_last=True, global_batch=3, recompute=recompute)
+    executor = StageExecutor([*units, Classes()], is_last=True, global_batch=3, recompute=recompute)
     told: dict[str, Tensor] = {}
 
     def final(names) -> None:
@@ -191,7 +193,7 @@ def test_every_gradient_is_told_once_it_is_whole(split, recompute):
             gradient = executor.named_parameters()[name].grad
             told.setdefault(name, None if gradient is None else gradient.clone())
 
-    executor.forward(SPAN, (torch.randn(SPAN.size, WIDTH),), torch.tensor([1, 2, 3]))
+    executor.forward(SPAN, (torch.randn(SPAN.size, WIDTH),), rows_of((), torch.tensor([1, 2, 3])))
     if split:
         executor.backward_input(SPAN, ())
         executor.backward_weight(SPAN, final)

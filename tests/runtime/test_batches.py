@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import spantrain.runtime.coordinator.batches as module
 from spantrain.core.span import Span, split_by_shares
 from spantrain.errors import ProtocolError
+from spantrain.models.units import LABELS
 from spantrain.runtime.control.plane import MemoryControlPlane, handlers_of
 from spantrain.runtime.control.requests import AskNextStep, FetchRows
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
@@ -36,15 +37,15 @@ def test_readers_get_exactly_their_rows(shares, dtypes):
     feed = over_the_wire(batches)
     spans = [span for span in split_by_shares(Span(0, total), shares) if span is not None]
     for index, tensor in enumerate(inputs):
-        assert torch.equal(torch.cat([feed.inputs(0, span)[index] for span in spans]), tensor)
-    assert torch.equal(torch.cat([feed.labels(0, span) for span in spans]), labels)
+        assert torch.equal(torch.cat([feed.rows(0, span, (index,))[index] for span in spans]), tensor)
+    assert torch.equal(torch.cat([feed.rows(0, span, (LABELS,))[LABELS] for span in spans]), labels)
 
 
 def test_large_batches_come_in_pieces():
     batches = BatchQueue(3)
     inputs = torch.randn(3, module._PIECE_BYTES // 4 + 1000)
     batches.give(5, (inputs,), torch.zeros(3))
-    assert torch.equal(over_the_wire(batches).inputs(5, Span(0, 3))[0], inputs)
+    assert torch.equal(over_the_wire(batches).rows(5, Span(0, 3), (0,))[0], inputs)
 
 
 def test_a_device_waits_for_the_loop_saves_and_ends():

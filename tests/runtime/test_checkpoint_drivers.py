@@ -90,7 +90,6 @@ def executor_of(plan: Plan, name: str) -> StageExecutor:
     stage, _ = plan.place(name)
     return StageExecutor(
         build_units(plan.model, plan.stages[stage].units, seed=99),
-        is_first=stage == 0,
         is_last=stage == len(plan.stages) - 1,
         global_batch=plan.global_batch,
     )

@@ -18,6 +18,7 @@ from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
+from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
@@ -67,7 +68,7 @@ class Cast:
     def _executor(self, name: str) -> StageExecutor:
         stage, _ = self.plan.place(name)
         units = build_units(self.plan.model, self.plan.stages[stage].units, seed=SEED)
-        return StageExecutor(units, **self._ends(name), global_batch=self.plan.global_batch)
+        return StageExecutor(units, is_last=self._ends(name)["is_last"], global_batch=self.plan.global_batch)
 
     def _driver(self, name: str, recorder: StepRecorder, restless: int | None) -> StepDriver:
         device = CpuDevice()
@@ -144,10 +145,7 @@ def reference_gradients(plan: Plan, reference, steps: int = 1):
     feed = SampledFeed(open_dataset(plan.model), global_batch=plan.global_batch, seed=SEED)
     total = 0.0
     for step in range(steps):
-        tensors = feed.inputs(step, Span(0, plan.global_batch))
-        for unit in units[:-1]:
-            tensors = unit(*tensors)
-        loss = units[-1](*tensors, feed.labels(step, Span(0, plan.global_batch)))
+        loss = loss_of(units, feed.rows(step, Span(0, plan.global_batch), rows_read(units)))
         (loss / plan.global_batch).backward()
         total += float(loss.detach())
     return total, parameters

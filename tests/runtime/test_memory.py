@@ -18,12 +18,12 @@ HIDDEN_BYTES = 4 * 2 * 64 * 64
 def middle_stage() -> StageExecutor:
     """Two blocks of GPT-2 tiny, for spans of two samples."""
     units = build_units(resolve_model("gpt2-tiny"), range(2, 4), seed=1)
-    return StageExecutor(units, is_first=False, is_last=False, global_batch=8)
+    return StageExecutor(units, is_last=False, global_batch=8)
 
 
 def one_step(executor: StageExecutor, optimizer: torch.optim.Optimizer, spans: int) -> None:
     for number in range(spans):
-        executor.forward(Span(2 * number, 2 * number + 2), (torch.randn(SHAPE),), None)
+        executor.forward(Span(2 * number, 2 * number + 2), (torch.randn(SHAPE),), {})
     for number in range(spans):
         executor.backward(Span(2 * number, 2 * number + 2), (torch.randn(SHAPE),))
     optimizer.step()
@@ -56,7 +56,7 @@ def test_messages_that_wait_are_counted() -> None:
         inbox.add(0, "forward", Span(2 * number, 2 * number + 2), (torch.randn(SHAPE),))
     assert inbox.held_bytes() == 2 * HIDDEN_BYTES
     for executor in (alone, crowded):
-        executor.forward(Span(0, 2), (torch.randn(SHAPE),), None)
+        executor.forward(Span(0, 2), (torch.randn(SHAPE),), {})
     assert crowded.meter.peak_bytes == alone.meter.peak_bytes + 2 * HIDDEN_BYTES
     inbox.take(0, "forward", Span(2, 6))
     assert inbox.held_bytes() == 0
@@ -64,12 +64,12 @@ def test_messages_that_wait_are_counted() -> None:
 
 def test_an_abort_leaves_nothing_counted() -> None:
     executor = middle_stage()
-    executor.forward(Span(0, 2), (torch.randn(SHAPE),), None)
+    executor.forward(Span(0, 2), (torch.randn(SHAPE),), {})
     executor.discard()
     executor.meter.peak_bytes = 0
-    executor.forward(Span(0, 2), (torch.randn(SHAPE),), None)
+    executor.forward(Span(0, 2), (torch.randn(SHAPE),), {})
     again = middle_stage()
-    again.forward(Span(0, 2), (torch.randn(SHAPE),), None)
+    again.forward(Span(0, 2), (torch.randn(SHAPE),), {})
     assert executor.meter.peak_bytes == again.meter.peak_bytes
 
 

@@ -27,6 +27,7 @@ from spantrain.errors import ConfigError, WorkerError
 from spantrain.formats.registry import WireFormat
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
+from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
@@ -126,10 +127,7 @@ def single_process_run(spec, job: TrainJob, global_batch: int, reference):
     whole = Span(0, global_batch)
 
     def loss_on(source: SampledFeed, step: int) -> torch.Tensor:
-        tensors = source.inputs(step, whole)
-        for unit in units[:-1]:
-            tensors = unit(*tensors)
-        return units[-1](*tensors, source.labels(step, whole)) / global_batch
+        return loss_of(units, source.rows(step, whole, rows_read(units))) / global_batch
 
     losses, norms, held_out_losses = [], [], {}
     for step in range(job.steps + 1):

@@ -14,6 +14,7 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.control.requests import DeviceReport
 from spantrain.runtime.coordinator.barrier import StepBarrier, StepOutcome
 from spantrain.runtime.gradients.optimizer import GradientScaling, build_optimizer
+from testing.models.rows import rows_of
 
 JOB = TrainJob(steps=10, loss_scale=2.0**10)
 
@@ -62,11 +63,11 @@ def test_gradients_of_a_scaled_loss_come_out_as_of_the_plain_one(spec_of):
     spec = spec_of("gpt2")
     found = []
     for scale in (None, 2.0**10):
-        executor = StageExecutor(build_units(spec, seed=0), is_first=True, is_last=True, global_batch=3)
+        executor = StageExecutor(build_units(spec, seed=0), is_last=True, global_batch=3)
         scaling = GradientScaling(TrainJob(steps=1, loss_scale=scale or 1.0), "float16", {})
         scaling.begin(executor)
         tokens = torch.arange(3 * 8).reshape(3, 8)
-        executor.forward(Span(0, 3), (tokens,), tokens)
+        executor.forward(Span(0, 3), (), rows_of((tokens,), tokens))
         executor.backward(Span(0, 3), ())
         parameters = executor.named_parameters()
         assert not scaling.unscale(parameters.values())
@@ -87,13 +88,14 @@ def test_autocast_to_float16_runs_in_halves(spec_of, family):
 def _two_stages(spec, dtype):
     heads, tails = (build_units(spec, indices, seed=0) for indices in (range(2), range(2, unit_count(spec))))
     scale = 2.0**10 if dtype is torch.float16 else 1.0
-    first = StageExecutor(heads, is_first=True, is_last=False, global_batch=4, autocast_dtype=dtype)
-    last = StageExecutor(tails, is_first=False, is_last=True, global_batch=4, autocast_dtype=dtype)
+    first = StageExecutor(heads, is_last=False, global_batch=4, autocast_dtype=dtype)
+    last = StageExecutor(tails, is_last=True, global_batch=4, autocast_dtype=dtype)
     scaling = GradientScaling(TrainJob(steps=1, loss_scale=scale), "float16", {})
     data, span = open_dataset(spec), Span(0, 4)
     for executor in (first, last):
         scaling.begin(executor)
-    last.forward(span, first.forward(span, data.inputs(range(4)), None), data.labels(range(4)))
+    rows = rows_of(data.inputs(range(4)), data.labels(range(4)))
+    last.forward(span, first.forward(span, (), rows), rows)
     first.backward_input(span, last.backward_input(span, ()))
     last.backward_weight(span)
     first.backward_weight(span)

@@ -19,6 +19,7 @@ from spantrain.models.build import build_units, unit_count
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import put
+from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.stage_member import StageMember, build_member
@@ -157,10 +158,7 @@ def check(plan: Plan, reference) -> None:
     units, parameters = reference(plan.model, SEED)
     feed = SampledFeed(open_dataset(plan.model), global_batch=plan.global_batch, seed=SEED)
     whole = Span(0, plan.global_batch)
-    tensors = feed.inputs(0, whole)
-    for unit in units[:-1]:
-        tensors = unit(*tensors)
-    loss = units[-1](*tensors, feed.labels(0, whole))
+    loss = loss_of(units, feed.rows(0, whole, rows_read(units)))
     (loss / plan.global_batch).backward()
     for figure in ("loss_sum", "evaluation"):
         total = sum(getattr(one, figure) or 0.0 for one in ran.values())
@@ -218,7 +216,7 @@ def test_replicas_of_unequal_samples_and_tensors(groups, schedule, slices, make_
 def test_stages_make_a_bias_of_positions_themselves(slices, make_plan, reference, tmp_path):
     """T5's, of parameters alone: three stages share its table, whose gradient is summed over them."""
     spec = library_spec("t5", tmp_path)
-    assert len(build_graph(spec).units[1].outputs) == 2, "behind the first block: the decoder's tokens, what it read"
+    assert len(build_graph(spec).units[1].outputs) == 1, "behind the first block: what it made of what it read"
     plan = make_plan(spec, [0, 2, 4, 6], [[1], [1, 2], [1]], [THIRDS, THIRDS, THIRDS], "critical-path")
     check(divided(plan, [[[1, 1]], [[1], [1, 1]], [[2, 1]]], slices), reference)
 

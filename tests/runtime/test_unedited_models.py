@@ -23,6 +23,7 @@ from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.tracing.batch import OwnLoss
 from spantrain.models.tracing.source import load_model, picked
+from spantrain.models.units import LABELS
 from spantrain.runtime.gradients.groups import SingleMember
 from spantrain.runtime.recorder import StepRecorder
 from spantrain.runtime.step.driver import StepDriver
@@ -70,7 +71,6 @@ def place_of(plan: Plan, name: str, network: dict, feed: SampledFeed) -> Place:
     is_first, is_last = stage == 0, stage == len(plan.stages) - 1
     executor = StageExecutor(
         build_units(plan.model, plan.stages[stage].units, seed=SEED),
-        is_first=is_first,
         is_last=is_last,
         global_batch=BATCH,
     )
@@ -129,8 +129,9 @@ def unsplit_losses(spec: ModelSpec) -> list[float]:
     losses = []
     for step in range(STEPS):
         span = Span(0, BATCH)
-        inputs, labels = feed.inputs(step, span), feed.labels(step, span)
-        pairs = list(zip(inputs, loaded.batch.names, strict=True))
+        rows = feed.rows(step, span, (*range(len(loaded.batch.inputs)), LABELS))
+        labels = rows[LABELS]
+        pairs = list(zip(rows.values(), loaded.batch.names, strict=False))
         named = {name: tensor for tensor, name in pairs if name is not None}
         if isinstance(loaded.loss, OwnLoss):
             named["labels"] = labels

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
 from spantrain.models.tracing.batch import ModelBatch
-from spantrain.models.units import UnitModule, parameter_names
+from spantrain.models.units import Rows, UnitModule, parameter_names
 
 
 class UnitSource(Protocol):
@@ -120,15 +120,14 @@ def empty_unit(spec: ModelSpec, index: int) -> UnitModule:
     return unit_source(spec).empty(index)
 
 
-def example_inputs(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
-    """Return inputs of the first unit with the right shapes and types, for measuring; their values mean nothing."""
-    return tuple(tensor.to(device) for tensor in unit_source(spec).batch().resized(samples).inputs)
+def example_rows(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> Rows:
+    """Return what units may read of samples, with the right shapes and types, for measuring; values mean nothing."""
+    return {number: tensor.to(device) for number, tensor in unit_source(spec).batch().resized(samples).rows.items()}
 
 
-def example_labels(spec: ModelSpec, samples: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return labels with the right shape and type, for measuring."""
-    labels = unit_source(spec).batch().resized(samples).labels
-    return torch.zeros(samples, dtype=torch.int64, device=device) if labels is None else labels.to(device)
+def example_inputs(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
+    """Return what the model is given beside labels, as `example_rows` does."""
+    return unit_source(spec).batch().resized(samples).inputs
 
 
 def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:

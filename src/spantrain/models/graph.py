@@ -14,13 +14,13 @@ from spantrain.core.precision import check_dtype
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
-from spantrain.models.build import example_inputs, example_labels, unit_source
+from spantrain.models.build import example_inputs, example_rows, unit_source
 from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
-from spantrain.models.units import UnitModule
+from spantrain.models.units import Rows, UnitModule
 
-_Batch = tuple[tuple[Tensor, ...], Tensor | None]
+_Batch = tuple[tuple[Tensor, ...], Rows]
 
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
@@ -48,22 +48,23 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     measured: dict[str, Unit] = {}
     source = unit_source(spec)
     unit_at, differing = source.to_measure()
-    example = example_inputs(spec, 1)
-    inputs = _tensor_specs(example, have_gradients=False)
+    example = example_rows(spec, 1)
+    entering: tuple[TensorSpec, ...] = ()
     for index in range(len(source.names)):
         module = source.empty(index)
-        unit_class = _unit_class(spec, module, inputs)
+        read = _tensor_specs([example[number] for number in module.reads], have_gradients=False)
+        unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            measured[unit_class] = _measure(spec, unit_at(index), module, inputs, dtype=dtype, last=last)
+            measured[unit_class] = _measure(spec, unit_at(index), module, entering, dtype=dtype, last=last)
         shared_groups = tuple(sorted(module.shared))
         units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
         shared_bytes |= {group: _bytes(module.get_parameter(local)) for group, local in module.shared.items()}
-        inputs = units[-1].outputs
+        entering = units[-1].outputs
     return UnitGraph(
         units=tuple(units),
         shared_bytes=shared_bytes,
-        input_bytes_per_sample=sum(map(_bytes, example)),
+        input_bytes_per_sample=sum(map(_bytes, example_inputs(spec, 1))),
         left_out=differing,
     )
 
@@ -84,25 +85,26 @@ def _plain(value: object) -> object:
 
 
 def _measure(
-    spec: ModelSpec, module: UnitModule, empty: UnitModule, inputs: tuple[TensorSpec, ...], *, dtype: str, last: bool
+    spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
 ) -> Unit:
     """Return what every unit of one class has in common."""
 
-    def batch(samples: int, device: str = "cpu") -> tuple[tuple[Tensor, ...], Tensor | None]:
-        labels = example_labels(spec, samples, device=device) if last else None
-        return _tensors(inputs, samples, device), labels
+    def batch(samples: int, device: str = "cpu") -> _Batch:
+        return _tensors(entering, samples, device), example_rows(spec, samples, device=device)
 
     low = autocast_dtype(dtype)
     flop = _flop(spec, module, empty, batch)
-    small, large = (held_behind(module, partial(batch, samples), low) for samples in (_SMALL, _LARGE))
+    small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
     held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
     sums = sums_of(empty)
     pieces = pieces_of(empty) if sums else ()
-    two = held_by_two(module, partial(batch, _SMALL), low) if pieces else []
+    two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last) if pieces else []
     with_slices = bool(two) and divides_sequence(module)
-    sliced = held_by_two(module, partial(batch, _SMALL), low, sequence_parallel=True) if with_slices else []
+    sliced = (
+        held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True) if with_slices else []
+    )
     return Unit(
         name=module.name,
         unit_class="",
@@ -150,8 +152,7 @@ def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, batch: Callabl
 
 
 def _run(module: UnitModule, batch: _Batch) -> None:
-    inputs, labels = batch
-    module(*inputs, *(() if labels is None else (labels,)))
+    module.run(*batch)
 
 
 def _tensors(specs: tuple[TensorSpec, ...], samples: int, device: str) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
 """What a unit is: a module on tensors, whose parameters know their names in the unsplit model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,19 @@ from torch.nn import functional
 
 IGNORED_LABEL = -100
 
+LABELS = -1
+"""The number of the labels among what is read of samples; inputs are numbered from 0."""
+
+Rows = Mapping[int, Tensor]
+"""What is read of samples, by number; the first dimension of each tensor is the samples."""
+
 
 class UnitModule(nn.Module):
     """The smallest piece of a model that can be placed.
 
-    `forward(*tensors)` returns the tensors alive at the cut behind the unit. The last unit's is
-    `forward(*tensors, labels)` and returns the loss, a scalar summed over samples (`sample_losses`).
+    `forward(*tensors, *rows)` takes the tensors alive at the cut before it, and what it reads of the samples (`reads`).
+    It returns the tensors alive at the cut behind it; the last unit's returns the loss, a scalar summed over samples
+    (`sample_losses`).
 
     A unit is always in evaluation mode: dropout is off and batch statistics are frozen, so that gradients do not
     depend on how a batch is cut (DESIGN section 10). Its parameters train all the same.
@@ -29,11 +36,17 @@ class UnitModule(nn.Module):
         """For each child module: the prefix of its parameters in the unsplit model; empty for the model itself."""
         self.shared = dict(shared or {})
         """Groups of shared parameters with a member here: group -> local name of the parameter."""
+        self.reads: tuple[int, ...] = ()
+        """What it reads of the samples: numbers of inputs, and `LABELS`."""
 
     @property
     def class_name(self) -> str:
         """What it mostly is, for people: the class of its module."""
         return type(getattr(self, "body", self)).__name__
+
+    def run(self, tensors: Sequence[Tensor], rows: Rows) -> Any:
+        """Call it on what came from the unit before, and what it reads."""
+        return self(*tensors, *(rows[number] for number in self.reads))
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002 - the signature is torch's
         """Stay in evaluation mode, whatever is asked."""
@@ -56,6 +69,10 @@ class ModuleUnit(UnitModule):
 class HeadUnit(UnitModule, ABC):
     """A model's last unit that makes logits, and the loss of them."""
 
+    def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
+        super().__init__(name, prefixes=prefixes, shared=shared)
+        self.reads = (LABELS,)
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `(samples, ..., classes)`."""
@@ -63,6 +80,26 @@ class HeadUnit(UnitModule, ABC):
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the loss summed over samples."""
         return sample_losses(self.logits(hidden), labels).sum()
+
+
+def rows_read(units: Iterable[UnitModule]) -> tuple[int, ...]:
+    """Return what any of the units reads of the samples."""
+    return tuple(sorted({number for unit in units for number in unit.reads}))
+
+
+def chosen_rows(numbers: Sequence[int], inputs: Callable[[], Sequence[Tensor]], labels: Callable[[], Tensor]) -> Rows:
+    """Return rows of inputs and labels, each asked for only if any of its numbers is wanted."""
+    found = dict(enumerate(inputs())) if set(numbers) - {LABELS} else {}
+    return {number: found[number] if number != LABELS else labels() for number in numbers}
+
+
+def loss_of(units: Sequence[UnitModule], rows: Rows) -> Tensor:
+    """Return the loss sum of samples, by all units of a model one after the other."""
+    tensors: tuple[Tensor, ...] = ()
+    for unit in units[:-1]:
+        tensors = unit.run(tensors, rows)
+    loss_sum: Tensor = units[-1].run(tensors, rows)
+    return loss_sum
 
 
 def parameter_names(unit: UnitModule) -> dict[str, str]:

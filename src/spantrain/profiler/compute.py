@@ -19,11 +19,11 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
 from spantrain.devices.base import ComputeDevice
-from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.build import build_units, example_rows
 from spantrain.models.execution.measure import FlopMeter
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.units import UnitModule
+from spantrain.models.units import Rows, UnitModule
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -119,11 +119,10 @@ class _UnitBench:
         self.kind = bench.kind
         self._bench = bench
         self._device = bench.device
-        self._before = bench.graph.units[index - 1].outputs if index > 0 else None
+        self._before = bench.graph.units[index - 1].outputs if index > 0 else ()
         self._is_last = index == len(bench.graph.units) - 1
         self._executor = StageExecutor(
             [module],
-            is_first=index == 0,
             is_last=self._is_last,
             global_batch=1,
             autocast_dtype=autocast_dtype(bench.dtype),
@@ -132,13 +131,13 @@ class _UnitBench:
 
     def measure(self, samples: int, repeats: int) -> UnitTiming:
         """Return the median seconds of each operation; on an emulated device the least."""
-        span, (inputs, labels) = Span(0, samples), self._data(samples)
+        span, (received, rows) = Span(0, samples), self._data(samples)
         device, executor = self._device, self._executor
         try:
             # The warm-up of an emulated device need not take its time.
-            gradients = self._gradients(device.run(lambda: executor.forward(span, inputs, labels), None))
+            gradients = self._gradients(device.run(lambda: executor.forward(span, received, rows), None))
             works: dict[Op, Callable[[], object]] = {
-                Op.FORWARD: lambda: executor.forward(span, inputs, labels),
+                Op.FORWARD: lambda: executor.forward(span, received, rows),
                 Op.BACKWARD_INPUT: lambda: executor.backward_input(span, gradients),
                 Op.BACKWARD_WEIGHT: lambda: executor.backward_weight(span),
             }
@@ -172,13 +171,10 @@ class _UnitBench:
         emulate = self._bench.emulate
         return None if emulate is None else emulate(self.unit, op, samples)
 
-    def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def _data(self, samples: int) -> tuple[tuple[Tensor, ...], Rows]:
         place = self._device.torch_device
-        if self._before is None:
-            inputs = example_inputs(self._bench.spec, samples, device=place)
-        else:
-            inputs = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
-        return inputs, example_labels(self._bench.spec, samples, device=place) if self._is_last else None
+        received = tuple(_random_tensor(tensor, samples, place) for tensor in self._before)
+        return received, example_rows(self._bench.spec, samples, device=place)
 
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:

@@ -174,12 +174,18 @@ def _tied_to_a_product() -> list[UnitModule]:
             self.wte = torch.nn.Embedding(12, 4)
             torch.nn.init.normal_(self.wte.weight, generator=torch.Generator().manual_seed(0))
             self.product = Product(self.wte.weight)
+            self.reads = (0,)
             self.eval()
 
         def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (self.product(self.wte(tokens)),)
 
     return [Unit()]
+
+
+def _reading(unit: UnitModule) -> UnitModule:
+    unit.reads = (0,)
+    return unit
 
 
 def test_an_embedding_whose_weight_a_module_takes_into_its_own_hands_stays_whole() -> None:
@@ -195,7 +201,7 @@ def test_an_embedding_whose_weight_a_module_takes_into_its_own_hands_stays_whole
     tokens = torch.randint(0, 12, (2, TOKENS))
     gradient = torch.ones(2, TOKENS, 12)
     work = Work(inputs=(tokens,), labels=None, output_gradients=(gradient,), spans=(Span(0, 2),), is_first=True)
-    members = assert_like_whole(lambda: [ModuleUnit("model", Model())], work, (1, 1))
+    members = assert_like_whole(lambda: [_reading(ModuleUnit("model", Model()))], work, (1, 1))
     assert members[0].parts["model.wte.weight"].is_whole
 
 

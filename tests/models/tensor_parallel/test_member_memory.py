@@ -9,7 +9,7 @@ from torch import Tensor
 from spantrain.core.shares import shares_of
 from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
-from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.build import build_units, example_rows
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.segment import segments_of
@@ -17,7 +17,7 @@ from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
-from spantrain.models.units import UnitModule
+from spantrain.models.units import LABELS, Rows, UnitModule, rows_read
 
 SHARES = (3.0, 1.0)
 MODEL = resolve_model("gpt2-tiny")
@@ -31,19 +31,17 @@ def graph() -> UnitGraph:
     return build_graph(MODEL)
 
 
-def held_bytes(
-    units: list[UnitModule], inputs: tuple[Tensor, ...], labels: Tensor | None, recompute: tuple[int, ...] = ()
-) -> int:
+def held_bytes(units: list[UnitModule], inputs: tuple[Tensor, ...], rows: Rows, recompute: tuple[int, ...] = ()) -> int:
     """Return the bytes that F leaves behind, inputs and outputs included."""
-    cpu, last = torch.device("cpu"), labels is not None
+    cpu, last = torch.device("cpu"), LABELS in rows_read(units)
     log = StorageLog([tensor for unit in units for tensor in (*unit.parameters(), *unit.buffers())])
     found, tensors = [], inputs
     with log.watching():
         for segment in segments_of(units, recompute, is_last=last, autocast_dtype=None, torch_device=cpu):
-            held, tensors = segment.forward(tensors, labels)
+            held, tensors = segment.forward(tensors, rows)
             found += held.tensors
             log.add(*held.tensors)
-    log.add(*inputs, *tensors)
+    log.add(*inputs, *(rows[number] for number in rows_read(units)), *tensors)
     return log.look()
 
 
@@ -54,10 +52,11 @@ def hidden_of(graph: UnitGraph, samples: int) -> Tensor:
 def held_by_member(group: TensorGroup, graph: UnitGraph, samples: int, *, slices: bool) -> list[int]:
     first, block, head = units = build_units(MODEL, NUMBERS, seed=0)
     shard_units(units, SHARES, group.rank, group, sequence_parallel=slices)
+    rows = example_rows(MODEL, samples)
     return [
-        held_bytes([first], example_inputs(MODEL, samples), None),
-        held_bytes([block], (hidden_of(graph, samples),), None),
-        held_bytes([head], (hidden_of(graph, samples),), example_labels(MODEL, samples)),
+        held_bytes([first], (), rows),
+        held_bytes([block], (hidden_of(graph, samples),), rows),
+        held_bytes([head], (hidden_of(graph, samples),), rows),
     ]
 
 
@@ -76,7 +75,7 @@ def test_a_member_holds_its_share_and_what_all_members_hold_whole(slices: bool, 
 def stage_held_by_member(group: TensorGroup, graph: UnitGraph, samples: int, *, slices: bool) -> int:
     units = build_units(MODEL, BLOCKS, seed=0)
     shard_units(units, SHARES, group.rank, group, sequence_parallel=slices)
-    return held_bytes(units, (hidden_of(graph, samples),), None)
+    return held_bytes(units, (hidden_of(graph, samples),), {})
 
 
 def test_a_stage_holds_slices_between_its_blocks_and_so_less(graph: UnitGraph) -> None:
@@ -96,8 +95,8 @@ def test_a_stage_holds_slices_between_its_blocks_and_so_less(graph: UnitGraph) -
 def recomputed_by_member(group: TensorGroup, graph: UnitGraph, samples: int) -> int:
     units = build_units(MODEL, BLOCKS, seed=0)
     shard_units(units, SHARES, group.rank, group, sequence_parallel=True)
-    stage = StageExecutor(units, is_first=False, is_last=False, global_batch=samples, recompute=[1, 2])
-    stage.forward(Span(0, samples), (hidden_of(graph, samples),), None)
+    stage = StageExecutor(units, is_last=False, global_batch=samples, recompute=[1, 2])
+    stage.forward(Span(0, samples), (hidden_of(graph, samples),), {})
     return stage.meter.peak_bytes
 
 

@@ -9,12 +9,12 @@ from torch import nn
 from spantrain.config.artefacts import shipped_graph
 from spantrain.core.shares import MemberShare, shares_of
 from spantrain.core.units import UnitGraph
-from spantrain.models.build import build_units, empty_unit, example_inputs, example_labels, unit_count
+from spantrain.models.build import build_units, empty_unit, example_rows, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.measure import HeldBehind, held_behind, held_by_two
 from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import pieces_of, shard_units
-from spantrain.models.units import ModuleUnit, parameter_names
+from spantrain.models.units import ModuleUnit, Rows, parameter_names
 from spantrain.runtime.step.stage_member import unit_shares
 
 MODELS = ("gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny")
@@ -45,14 +45,12 @@ def member_held(group: TensorGroup, model: str, index: int, shares: tuple[float,
     units = build_units(spec, [index], seed=0)
     shard_units(units, shares, group.rank, group)
 
-    def batch() -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        labels = example_labels(spec, samples) if index == len(graph.units) - 1 else None
-        if index == 0:
-            return example_inputs(spec, samples), labels
-        entering = graph.units[index - 1].outputs
-        return tuple(torch.zeros(samples, *t.shape_per_sample, requires_grad=True) for t in entering), labels
+    def batch() -> tuple[tuple[torch.Tensor, ...], Rows]:
+        entering = graph.units[index - 1].outputs if index else ()
+        tensors = (torch.zeros(samples, *t.shape_per_sample, requires_grad=True) for t in entering)
+        return tuple(tensors), example_rows(spec, samples)
 
-    return held_behind(units[0], batch, None)
+    return held_behind(units[0], batch, None, ends_model=index == len(graph.units) - 1)
 
 
 @pytest.mark.parametrize("shares", [(2.0, 1.0), (1.0, 1.0, 2.0)], ids=str)
@@ -104,6 +102,6 @@ class ReadsItsWidth(nn.Module):
 
 def test_a_unit_that_does_not_run_divided_is_said_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     unit = ModuleUnit("odd", ReadsItsWidth())
-    assert held_by_two(unit, lambda: ((torch.zeros(1, 8, requires_grad=True),), None), None) == []
+    assert held_by_two(unit, lambda: ((torch.zeros(1, 8, requires_grad=True),), {}), None, ends_model=False) == []
     assert "odd does not run divided among two devices" in caplog.text
     assert unit.body.layers[0].weight.shape == (16, 8)

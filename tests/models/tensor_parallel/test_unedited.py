@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from spantrain.core.span import Span
-from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.build import build_units, example_inputs, example_rows
 from spantrain.models.sources import hf_spec
 from spantrain.models.tensor_parallel.shard import notices, sums_of
+from spantrain.models.units import LABELS
 from testing.models.divided_units import Work, assert_like_whole
 
 pytestmark = pytest.mark.tensor_parallel
@@ -38,7 +39,7 @@ def test_an_unedited_model_in_parts_trains_as_the_whole_does(
     spec = hf_spec(f"hf:{tmp_path}", sequence_length=8)
     generator = torch.Generator().manual_seed(1)
     inputs = tuple(torch.randint(0, 256, tensor.shape, generator=generator) for tensor in example_inputs(spec, 4))
-    labels = torch.randint(0, 256, example_labels(spec, 4).shape, generator=generator)
+    labels = torch.randint(0, 256, example_rows(spec, 4)[LABELS].shape, generator=generator)
     work = Work(inputs=inputs, labels=labels, spans=(Span(0, 3), Span(3, 4)), order="FIW", is_first=True)
     assert [sums_of(unit) for unit in build_units(spec, seed=3)] == _SUMS[name]
     members = assert_like_whole(lambda: build_units(spec, seed=3), work, (2, 1), sequence_parallel=sequence_parallel)

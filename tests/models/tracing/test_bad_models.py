@@ -64,7 +64,6 @@ def test_a_factory_that_raises_is_named_with_its_place():
         ("batch_of_text", "the batch holds str, str; wanted tensors only"),
         ("unequal_samples", "(4, 8), (5, 8); the first dimension is the samples"),
         ("no_loss", "the model's output has no `loss`"),
-        ("labels_used_early", "uses the labels at"),
         ("missing", "there is no function missing; functions there: batch_of_text, chain"),
         ("loss_raises", "the loss function raised RuntimeError: no loss today ("),
     ],

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
-from spantrain.models.build import build_units, example_inputs, example_labels, unit_names
+from spantrain.models.build import build_units, example_inputs, example_rows, unit_names
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import load_model, picked
-from spantrain.models.units import parameter_names
+from spantrain.models.units import LABELS, parameter_names
 from testing.models import own_models
 from testing.models.library_models import CONFIGURATIONS, UNITS, library_spec
+from testing.models.rows import rows_of
 
 pytestmark = pytest.mark.models
 
@@ -78,7 +79,7 @@ def varied(spec: ModelSpec) -> ModelBatch:
         else torch.randint(0, 250, tensor.shape, generator=chance)
         for tensor in batch.inputs
     )
-    labels = torch.randint(0, 10, example_labels(spec, SAMPLES).shape, generator=chance)
+    labels = torch.randint(0, 10, example_rows(spec, SAMPLES)[LABELS].shape, generator=chance)
     return dataclasses.replace(batch, inputs=inputs, labels=labels)
 
 
@@ -107,7 +108,6 @@ def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool
     stages = [
         StageExecutor(
             build_units(spec, range(first, end), seed=SEED),
-            is_first=first == 0,
             is_last=end == edges[-1],
             global_batch=SAMPLES,
         )
@@ -115,9 +115,9 @@ def run_cut(whole: Unsplit, edges: list[int], spans: list[Span], *, halves: bool
     ]
     loss_sum = 0.0
     for span in spans:
-        tensors = tuple(tensor[span.lo : span.hi] for tensor in batch.inputs)
+        tensors: tuple[torch.Tensor, ...] = ()
         for stage in stages:
-            tensors = stage.forward(span, tensors, batch.labels[span.lo : span.hi] if stage is stages[-1] else None)
+            tensors = stage.forward(span, tensors, rows_of(batch.inputs, batch.labels, span))
         loss_sum += float(tensors[0])
     for span in reversed(spans):
         gradients: tuple[torch.Tensor, ...] = ()
@@ -228,9 +228,9 @@ def test_shared_parameters_are_one_group(name, unsplit):
 def test_the_graph_says_what_crosses_each_cut(name, unsplit):
     whole = unsplit(name)
     graph = build_graph(whole.spec)
-    tensors = whole.batch.inputs
+    tensors: tuple[torch.Tensor, ...] = ()
     for unit, described in zip(build_units(whole.spec, seed=0)[:-1], graph.units, strict=False):
-        tensors = unit(*tensors)
+        tensors = unit.run(tensors, whole.batch.rows)
         assert [tuple(t.shape[1:]) for t in tensors] == [out.shape_per_sample for out in described.outputs]
         assert {t.shape[0] for t in tensors} == {SAMPLES}
     assert example_inputs(whole.spec, 4)[0].shape[0] == 4

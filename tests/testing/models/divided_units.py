@@ -13,6 +13,7 @@ from spantrain.models.tensor_parallel.division import put
 from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import partial_parameters, shard_units
 from spantrain.models.units import UnitModule
+from testing.models.rows import rows_of
 
 Build = Callable[[], list[UnitModule]]
 
@@ -37,6 +38,7 @@ class Work:
     order: str = "FB"
     """Of each span: `FB` or `FIW`."""
     is_first: bool = False
+    """Whether inputs are read; otherwise a unit before has made them."""
     dtype: torch.dtype | None = None
     recompute: tuple[int, ...] = ()
     device: str = "cpu"
@@ -44,7 +46,6 @@ class Work:
     def run(self, units: Sequence[UnitModule], group: ThreadGroup | None = None) -> Seen:
         executor = StageExecutor(
             units,
-            is_first=self.is_first,
             is_last=self.labels is not None,
             global_batch=self.inputs[0].shape[0],
             autocast_dtype=self.dtype,
@@ -54,9 +55,9 @@ class Work:
         outputs: list[Tensor] = []
         input_gradients: list[Tensor] = []
         for span in self.spans:
-            rows = slice(span.lo, span.hi)
-            labels = None if self.labels is None else self.labels[rows]
-            outputs += executor.forward(span, tuple(tensor[rows] for tensor in self.inputs), labels)
+            read = rows_of(self.inputs if self.is_first else (), self.labels, span)
+            received = () if self.is_first else tuple(tensor[span.lo : span.hi] for tensor in self.inputs)
+            outputs += executor.forward(span, received, read)
         for span in reversed(self.spans):
             gradients = tuple(tensor[span.lo : span.hi] for tensor in self.output_gradients)
             backward = executor.backward if self.order == "FB" else executor.backward_input

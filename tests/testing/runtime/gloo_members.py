@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spantrain.models.tensor_parallel.group import TorchGroup
 from spantrain.models.tensor_parallel.shard import shard_units
-from spantrain.models.units import ModuleUnit, UnitModule, sample_losses
+from spantrain.models.units import LABELS, ModuleUnit, UnitModule, sample_losses
 from testing.models.divided_units import Work
 from testing.patience import PATIENCE_S
 
@@ -22,6 +22,7 @@ class Tokens(UnitModule):
     def __init__(self) -> None:
         super().__init__("wte", prefixes={"wte": "wte"})
         self.wte = nn.Embedding(CLASSES, WIDTH)
+        self.reads = (0,)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
         return (self.wte(tokens),)
@@ -31,6 +32,7 @@ class Classes(UnitModule):
     def __init__(self) -> None:
         super().__init__("head", prefixes={"head": "head"})
         self.head = nn.Linear(WIDTH, CLASSES)
+        self.reads = (LABELS,)
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
         return sample_losses(self.head(hidden), labels).sum()

@@ -20,7 +20,7 @@ from spantrain.devices.cpu import CpuDevice
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.units import parameter_names
+from spantrain.models.units import loss_of, parameter_names, rows_read
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import Holding, first_names, holding_of
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest
@@ -45,7 +45,7 @@ class OneProcess:
         self.job = job
         self.global_batch = global_batch
         self.units = build_units(spec, seed=job.seed)
-        executor = StageExecutor(self.units, is_first=True, is_last=True, global_batch=global_batch)
+        executor = StageExecutor(self.units, is_last=True, global_batch=global_batch)
         self.parameters = executor.named_parameters()
         self.optimizer = build_optimizer(job, self.parameters.values())
         self.data = open_dataset(spec)
@@ -62,10 +62,7 @@ class OneProcess:
 
     def _backward(self, step: int, feed: SampledFeed) -> float:
         whole = Span(0, self.global_batch)
-        tensors = feed.inputs(step, whole)
-        for unit in self.units[:-1]:
-            tensors = unit(*tensors)
-        loss = self.units[-1](*tensors, feed.labels(step, whole)) / self.global_batch
+        loss = loss_of(self.units, feed.rows(step, whole, rows_read(self.units))) / self.global_batch
         loss.backward()
         return float(loss.detach())
 
@@ -170,7 +167,7 @@ def devices_of(plan: Plan, graph: UnitGraph, job: TrainJob, random: Random) -> l
     first = first_names(plan.model, graph)
     for stage in plan.stages:
         units = build_units(plan.model, stage.units, seed=job.seed + 1)
-        whole = StageExecutor(units, is_first=True, is_last=True, global_batch=plan.global_batch).named_parameters()
+        whole = StageExecutor(units, is_last=True, global_batch=plan.global_batch).named_parameters()
         names = {name for unit in units for name in parameter_names(unit).values()}
         assert {first.get(name, name) for name in names} == {first.get(name, name) for name in whole}
         shapes = {name: tuple(parameter.shape) for name, parameter in whole.items()}

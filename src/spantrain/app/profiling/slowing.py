@@ -13,7 +13,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.cost.analytic import AnalyticLaw
-from spantrain.models.build import build_units, example_inputs, example_labels
+from spantrain.models.build import build_units, example_rows
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.step.emulation import emulated_seconds
@@ -151,17 +151,16 @@ def real_seconds_per_sample(model: ModelSpec, dtype: str = "float32") -> float:
     try:
         executor = StageExecutor(
             build_units(model, seed=0),
-            is_first=True,
             is_last=True,
             global_batch=_SAMPLES,
             autocast_dtype=autocast_dtype(dtype),
         )
-        inputs, labels = example_inputs(model, _SAMPLES), example_labels(model, _SAMPLES)
+        rows = example_rows(model, _SAMPLES)
         taken_s = []
         for number in range(_REPEATS):
             span = Span(number * _SAMPLES, (number + 1) * _SAMPLES)
             start_s = time.process_time()
-            executor.forward(span, inputs, labels)
+            executor.forward(span, (), rows)
             executor.backward(span, ())
             taken_s.append(time.process_time() - start_s)
     finally:

@@ -97,7 +97,9 @@ class CatalogUnits:
     def _unit(self, index: int) -> UnitModule:
         name = self.names[index]
         if index == 0:
-            return self._family.first(name)
+            first = self._family.first(name)
+            first.reads = (0,)
+            return first
         if index == len(self.names) - 1:
             return self._family.last(name)
         return ModuleUnit(name, self._family.block(index - 1))

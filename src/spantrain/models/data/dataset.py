@@ -1,7 +1,6 @@
 """Open the data set of a model: inputs and labels of samples, each from the index alone.
 
-The first stage reads inputs and the last stage reads labels, on different machines (DESIGN section 6); neither
-needs the other's.
+Each stage reads what its units need, as a rule the first one inputs and the last one labels, on its own machine.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from torch import Tensor
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.data.choice import class_count, known_tokens
-from spantrain.models.tracing.batch import LABELS, ModelBatch, split_batch
+from spantrain.models.tracing.batch import LABELS_NAME, ModelBatch, split_batch
 from spantrain.models.tracing.factory import load_function, what_was_raised
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.units import IGNORED_LABEL
@@ -194,7 +194,7 @@ def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str
     missing = [name for name in names if name not in fields]
     if missing:
         raise ConfigError(f"{source}: has {', '.join(fields)}, but the model takes {missing[0]}")
-    kept = (*names, LABELS) if LABELS in fields else tuple(names)
+    kept = (*names, LABELS_NAME) if LABELS_NAME in fields else tuple(names)
     return {name: fields[name] for name in kept}
 
 

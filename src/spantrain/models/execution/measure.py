@@ -22,15 +22,15 @@ from spantrain.models.execution.segment import Segment
 from spantrain.models.tensor_parallel.divided import own_part
 from spantrain.models.tensor_parallel.group import TensorGroup, run_members
 from spantrain.models.tensor_parallel.shard import shard_units
-from spantrain.models.units import UnitModule
+from spantrain.models.units import Rows, UnitModule
 
 _LOGGER = logging.getLogger(__name__)
 
 TWO = shares_of((3.0, 1.0))
 """Whom `held_by_two` measures."""
 
-Batch = Callable[[], tuple[tuple[Tensor, ...], Tensor | None]]
-"""Returns new inputs, and labels for the model's last unit."""
+Batch = Callable[[], tuple[tuple[Tensor, ...], Rows]]
+"""Returns new tensors as they cross the cut before a unit, and what it may read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +45,16 @@ class HeldBehind:
     """Behind I; on the model's first unit, which has none, of what its W waits with."""
 
 
-def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None) -> HeldBehind:
+def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None, *, ends_model: bool) -> HeldBehind:
     """Run F and I of a unit on the processor and count what each leaves behind."""
-    inputs, labels = batch()
-    segment = Segment(
-        [unit], ends_model=labels is not None, autocast_dtype=autocast_dtype, torch_device=torch.device("cpu")
-    )
+    entering, rows = batch()
+    segment = Segment([unit], ends_model=ends_model, autocast_dtype=autocast_dtype, torch_device=torch.device("cpu"))
     log = StorageLog([*unit.parameters(), *unit.buffers()])
     with log.watching():
-        held, outputs = segment.forward(inputs, labels)
-    forward_bytes = log.look_with(*inputs, *outputs, *held.tensors)
+        held, outputs = segment.forward(entering, rows)
+    forward_bytes = log.look_with(*entering, *(rows[number] for number in unit.reads), *outputs, *held.tensors)
     shapes = tuple(torch.empty_like(output, device="meta") for output in map(own_part, outputs))
-    del inputs
+    del entering, rows
     segment.backward_input(held, tuple(torch.ones_like(output) for output in outputs if output.is_floating_point()))
     del outputs
     log.add(*held.tensors)
@@ -64,7 +62,12 @@ def held_behind(unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | No
 
 
 def held_by_two(
-    unit: UnitModule, batch: Batch, autocast_dtype: torch.dtype | None, *, sequence_parallel: bool = False
+    unit: UnitModule,
+    batch: Batch,
+    autocast_dtype: torch.dtype | None,
+    *,
+    ends_model: bool,
+    sequence_parallel: bool = False,
 ) -> list[HeldBehind]:
     """Return what each of two members holds; the unit stays whole. Nothing, with a warning, if it does not run so.
 
@@ -75,7 +78,7 @@ def held_by_two(
     def work(group: TensorGroup) -> HeldBehind:
         own = members[group.rank]
         shard_units([own], TWO[group.rank].shares, group.rank, group, sequence_parallel=sequence_parallel)
-        return held_behind(own, batch, autocast_dtype)
+        return held_behind(own, batch, autocast_dtype, ends_model=ends_model)
 
     try:
         return run_members(2, work)

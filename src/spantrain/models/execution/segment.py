@@ -7,7 +7,7 @@ Where members of a group hold slices of a sequence, they do so between segments 
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -17,7 +17,7 @@ from spantrain.core.precision import check_dtype
 from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.split_backward import Final, PendingWeights, SplitBackward
 from spantrain.models.tensor_parallel.divided import gathered, own_part, with_own_part
-from spantrain.models.units import UnitModule, parameter_names
+from spantrain.models.units import Rows, UnitModule, parameter_names, rows_read
 
 Tensors = tuple[Tensor, ...]
 
@@ -28,8 +28,8 @@ class HeldSegment:
 
     inputs: Tensors
     """Leaves, or slices that are leaves, until the gradients of those that require grad are known."""
-    labels: Tensor | None = None
-    """For the second run of the model's last unit."""
+    rows: Rows = field(default_factory=dict)
+    """For the second run of units that read samples."""
     outputs: Tensors = ()
     """With their graph; the last segment's of the last stage is the loss sum. Empty if they are computed again."""
     gradients: Tensors | None = None
@@ -40,9 +40,8 @@ class HeldSegment:
     @property
     def tensors(self) -> Tensors:
         """All that is kept, but for what autograd saves in the graph."""
-        labels = () if self.labels is None else (self.labels,)
         pending = () if self.pending is None else self.pending.gradients
-        return (*map(own_part, self.inputs), *labels, *self.outputs, *(self.gradients or ()), *pending)
+        return (*map(own_part, self.inputs), *self.rows.values(), *self.outputs, *(self.gradients or ()), *pending)
 
 
 class Segment:
@@ -73,27 +72,26 @@ class Segment:
         """Parameters of its units, each once."""
         self._split = SplitBackward(self.parameters, name=f"{units[0].name}..{units[-1].name}")
 
-    def run(self, tensors: Tensors, labels: Tensor | None) -> Tensors:
+    def run(self, tensors: Tensors, rows: Rows) -> Tensors:
         """Return the tensors alive behind the segment, or the loss sum alone; as the mode of grad is, with a graph."""
-        assert (labels is not None) == self._ends_model, "labels belong to the model's last unit"
         with self._autocast():
             for unit in self._units[:-1]:
-                tensors = unit(*tensors)
-            if labels is None:
-                outputs = self._units[-1](*tensors)
+                tensors = unit.run(tensors, rows)
+            if not self._ends_model:
+                outputs = self._units[-1].run(tensors, rows)
                 return tuple(map(_not_a_view, gathered(tuple(outputs)) if self._ends_stage else outputs))
-            loss_sum = self._units[-1](*tensors, labels)
+            loss_sum = self._units[-1].run(tensors, rows)
         assert isinstance(loss_sum, Tensor), "the last unit returns one tensor, the loss sum"
         assert loss_sum.dim() == 0, f"the loss sum is a scalar, got {tuple(loss_sum.shape)}"
         return (_not_a_view(loss_sum),)
 
-    def forward(self, inputs: Tensors, labels: Tensor | None) -> tuple[HeldSegment, Tensors]:
+    def forward(self, inputs: Tensors, rows: Rows) -> tuple[HeldSegment, Tensors]:
         """Run F on leaves; return what is to be held, and the outputs without a graph."""
         if self._recomputed:
             with torch.no_grad():
-                outputs = self.run(inputs, labels)
-            return HeldSegment(inputs=inputs, labels=labels), detached(outputs)
-        outputs = self.run(inputs, labels)
+                outputs = self.run(inputs, rows)
+            return HeldSegment(inputs=inputs, rows={n: rows[n] for n in rows_read(self._units)}), detached(outputs)
+        outputs = self.run(inputs, rows)
         return HeldSegment(inputs=inputs, outputs=tuple(map(own_part, outputs))), detached(outputs)
 
     def backward_input(self, held: HeldSegment, output_gradients: Tensors, log: StorageLog | None = None) -> Tensors:
@@ -135,9 +133,9 @@ class Segment:
     def _again(self, held: HeldSegment, log: StorageLog | None) -> Tensors:
         """Run F once more, now with a graph."""
         if log is None:
-            return tuple(map(own_part, self.run(held.inputs, held.labels)))
+            return tuple(map(own_part, self.run(held.inputs, held.rows)))
         with log.watching():
-            outputs = tuple(map(own_part, self.run(held.inputs, held.labels)))
+            outputs = tuple(map(own_part, self.run(held.inputs, held.rows)))
         log.add(*outputs)
         log.look()
         return outputs

@@ -13,7 +13,7 @@ from spantrain.models.execution.held import HeldMeter, StorageLog
 from spantrain.models.execution.segment import HeldSegment, Tensors, detached, segments_of
 from spantrain.models.execution.split_backward import Final
 from spantrain.models.tensor_parallel.divided import own_part, with_own_part
-from spantrain.models.units import UnitModule, parameter_names
+from spantrain.models.units import LABELS, Rows, UnitModule, parameter_names, rows_read
 
 NamesFinal = Callable[[Iterable[str]], None]
 """Is told names of parameters to whose gradients a pass adds nothing more, while it runs."""
@@ -55,7 +55,6 @@ class StageExecutor:
         self,
         units: Sequence[UnitModule],
         *,
-        is_first: bool,
         is_last: bool,
         global_batch: int,
         autocast_dtype: torch.dtype | None = None,
@@ -64,12 +63,12 @@ class StageExecutor:
     ) -> None:
         """Take the units to the device; `recompute` are positions among them."""
         assert units, "a stage needs units"
-        self._is_first = is_first
         self._is_last = is_last
         self._global_batch = global_batch
         self.loss_scale = 1.0
         """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
         self._torch_device = torch_device or torch.device("cpu")
+        self._units = tuple(units)
         # Moved as one module, so that a parameter shared by two units stays one.
         self.meter = HeldMeter(nn.ModuleList(units).to(self._torch_device))
         """Counts the bytes that spans in flight hold."""
@@ -110,13 +109,18 @@ class StageExecutor:
         self._held.clear()
         self.meter.clear()
 
-    def forward(self, span: Span, inputs: Tensors, labels: Tensor | None) -> Tensors:
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """What its units read of the samples."""
+        return rows_read(self._units)
+
+    def forward(self, span: Span, received: Tensors, rows: Rows) -> Tensors:
         """Run F; return detached outputs to send, or on the last stage `(loss_sum,)`, a float32 scalar.
 
         Args:
             span: the samples; the first dimension of every tensor is theirs.
-            inputs: tensors alive at the cut before the stage, or the samples themselves on the first stage.
-            labels: on the last stage only.
+            received: tensors alive at the cut before the stage; none on the first stage.
+            rows: what its units read of the samples.
 
         Raises:
             ScheduleError: some of the samples are in flight already.
@@ -124,12 +128,13 @@ class StageExecutor:
         """
         if any(span.intersect(other) for other in self._held):
             raise ScheduleError(f"F{span}: some of these samples are in flight: {_listed(self._held)}")
-        for index, tensor in enumerate(inputs):
+        given = (*((f"tensor {index}", one) for index, one in enumerate(received)), *_named(rows))
+        for name, tensor in given:
             if tensor.shape[:1] != (span.size,):
-                raise ProtocolError(f"F{span}: input {index} is {tuple(tensor.shape)}, wanted {span.size} rows")
+                raise ProtocolError(f"F{span}: {name} is {tuple(tensor.shape)}, wanted {span.size} rows")
         log = self.meter.log_for(span)
         with nullcontext() if log is None else log.watching():
-            segments, outputs = self._run_segments(inputs, labels)
+            segments, outputs = self._run_segments(received, rows)
         shapes = () if self._is_last else tuple(tensor.shape for tensor in outputs if tensor.is_floating_point())
         held = self._held[span] = _HeldSpan(segments=segments, floating_shapes=shapes, log=log)
         held.note_tensors()
@@ -138,22 +143,21 @@ class StageExecutor:
         self.meter.forwarded(span, log)
         return self._to_send(outputs)
 
-    def _run_segments(self, inputs: Tensors, labels: Tensor | None) -> tuple[tuple[HeldSegment, ...], Tensors]:
+    def _run_segments(self, received: Tensors, rows: Rows) -> tuple[tuple[HeldSegment, ...], Tensors]:
         """Run F of all segments; return what each holds, and the last one's outputs without their graph."""
-        tensors, labels = self._moved(inputs), self._labels_here(labels)
+        tensors, rows = self._moved(received), self._rows_here(rows)
         held: list[HeldSegment] = []
         for segment in self._segments:
-            leaves = tuple(self._leaf(tensor, is_input=not held) for tensor in tensors)
-            kept, tensors = segment.forward(leaves, labels if segment is self._segments[-1] else None)
+            kept, tensors = segment.forward(tuple(map(_leaf, tensors)), rows)
             held.append(kept)
         return tuple(held), tensors
 
-    def evaluate(self, inputs: Tensors, labels: Tensor | None) -> Tensors:
+    def evaluate(self, received: Tensors, rows: Rows) -> Tensors:
         """Return what `forward` would, without holding anything for a backward pass."""
-        tensors, labels = self._moved(inputs), self._labels_here(labels)
+        tensors, rows = self._moved(received), self._rows_here(rows)
         with torch.no_grad():
             for segment in self._segments:
-                tensors = segment.run(tensors, labels if segment is self._segments[-1] else None)
+                tensors = segment.run(tensors, rows)
         return self._to_send(detached(tensors))
 
     def backward_input(self, span: Span, output_gradients: Tensors) -> Tensors:
@@ -223,15 +227,8 @@ class StageExecutor:
     def _moved(self, tensors: Tensors) -> Tensors:
         return tuple(tensor.to(self._torch_device) for tensor in tensors)
 
-    def _labels_here(self, labels: Tensor | None) -> Tensor | None:
-        assert (labels is not None) == self._is_last, "labels belong to the last stage"
-        return None if labels is None else labels.to(self._torch_device)
-
-    def _leaf(self, tensor: Tensor, *, is_input: bool) -> Tensor:
-        """Return a tensor as a leaf, of which a gradient is wanted if a segment before waits for it, or a stage."""
-        leaf = own_part(tensor).detach()
-        leaf.requires_grad_(leaf.is_floating_point() and not (is_input and self._is_first))
-        return with_own_part(tensor, leaf)
+    def _rows_here(self, rows: Rows) -> Rows:
+        return {number: rows[number].to(self._torch_device) for number in self.reads}
 
     def _to_send(self, outputs: Tensors) -> Tensors:
         return (outputs[0].float(),) if self._is_last else outputs
@@ -257,6 +254,17 @@ class StageExecutor:
             if shape != gradient.shape:
                 raise ProtocolError(f"{span}: output gradient {tuple(gradient.shape)}, wanted {tuple(shape)}")
         return output_gradients
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """Return a tensor that came from before as a leaf, whose gradient is wanted there."""
+    leaf = own_part(tensor).detach()
+    leaf.requires_grad_(leaf.is_floating_point())
+    return with_own_part(tensor, leaf)
+
+
+def _named(rows: Rows) -> list[tuple[str, Tensor]]:
+    return [("labels" if number == LABELS else f"input {number}", tensor) for number, tensor in rows.items()]
 
 
 def _listed(held: dict[Span, _HeldSpan]) -> str:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from spantrain.errors import ConfigError
-from spantrain.models.units import IGNORED_LABEL, sample_losses
+from spantrain.models.units import IGNORED_LABEL, LABELS, Rows, sample_losses
 
-LABELS = "labels"
+LABELS_NAME = "labels"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBatch:
-    """A batch, divided as the stages read it: inputs at the first one, labels at the last one."""
+    """A batch, divided into what the model is given and what its output is compared with."""
 
     inputs: tuple[Tensor, ...]
     names: tuple[str | None, ...]
@@ -30,6 +30,12 @@ class ModelBatch:
     def samples(self) -> int:
         """How many there are."""
         return self.inputs[0].shape[0]
+
+    @property
+    def rows(self) -> Rows:
+        """What units may read of it; labels that nobody gave are zeros."""
+        labels = torch.zeros(self.samples, dtype=torch.int64) if self.labels is None else self.labels
+        return {**dict(enumerate(self.inputs)), LABELS: labels}
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelBatch":
         """Return it with every tensor changed."""
@@ -54,13 +60,13 @@ def split_batch(batch: Any, *, source: str) -> ModelBatch:
     if isinstance(batch, Tensor):
         found = ModelBatch(inputs=(batch,), names=(None,), labels=batch)
     elif isinstance(batch, Mapping):
-        names = tuple(name for name in batch if name != LABELS)
+        names = tuple(name for name in batch if name != LABELS_NAME)
         found = ModelBatch(
             inputs=tuple(batch[name] for name in names),
             names=names,
-            labels=batch.get(LABELS),
-            labels_name=LABELS,
-            has_labels=LABELS in batch,
+            labels=batch.get(LABELS_NAME),
+            labels_name=LABELS_NAME,
+            has_labels=LABELS_NAME in batch,
         )
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
         inputs = tuple(batch[:-1]) if len(batch) > 1 else tuple(batch)

@@ -26,7 +26,7 @@ from spantrain.models.tracing.batch import ModelBatch, OwnLoss
 from spantrain.models.tracing.factory import uncompiled, what_was_raised
 from spantrain.models.tracing.source import Loaded, picked, with_or_without_numbers
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import UnitModule
+from spantrain.models.units import UnitModule, loss_of
 
 _RANDOM = frozenset(
     {"bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "log_normal_", "multinomial",
@@ -261,7 +261,7 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
     _check_steady(spec, loaded, batch)
     with torch.no_grad():
         whole = _loss_of_model(spec, loaded, batch)
-        together = _loss_of_units(units, batch)
+        together = float(loss_of(units, batch.rows))
     if not _close(whole, together):
         raise ConfigError(
             f"model {spec.name}: the loss of its parts is {together:.6g} and its own {whole:.6g}: "
@@ -319,7 +319,7 @@ def _check_alone(
     try:
         with torch.no_grad():
             rows = (batch.mapped(partial(torch.narrow, dim=0, start=row, length=1)) for row in range(_SAMPLES))
-            apart = sum(_loss_of_units(units, row) for row in rows)
+            apart = sum(float(loss_of(units, row.rows)) for row in rows)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
     if not _close(together, apart):
@@ -343,14 +343,6 @@ def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
         raise ConfigError(f"model {spec.name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"model {spec.name}: the loss function raised {what_was_raised(error)}") from error
-
-
-def _loss_of_units(units: Sequence[UnitModule], batch: ModelBatch) -> float:
-    tensors: tuple[Tensor, ...] = batch.inputs
-    for unit in units[:-1]:
-        tensors = unit(*tensors)
-    labels = torch.zeros(batch.samples) if batch.labels is None else batch.labels
-    return float(units[-1](*tensors, labels))
 
 
 def _close(one: float, other: float, *, tolerance: float = _TOLERANCE) -> bool:

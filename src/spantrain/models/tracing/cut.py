@@ -1,9 +1,10 @@
 """Where a tape is cut: what each unit does, what it takes from the one before and gives to the next.
 
-Steps whose results depend on shapes and constants only (positions, causal masks, rotary angles) are done again in each
-unit that needs them. So are those that a module made of few parameters alone (learned relative positions): units then
-share the parameters. All other tensors alive at a cut are carried. A carried tensor's first dimension is the samples:
-one that has them elsewhere is moved, and one that has none (a bias made of parameters) is repeated for each sample.
+Samples (inputs and labels) are read wherever they are needed. Steps whose results depend on them, shapes and constants
+only (masks, positions, shifted labels, rotary angles) are done again in each unit that needs them. So are those that a
+module made of few parameters alone (learned relative positions): units then share the parameters. All other tensors
+alive at a cut are carried. A carried tensor's first dimension is the samples: one that has them elsewhere is moved, and
+one that has none (a bias made of parameters) is repeated for each sample.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,8 +51,8 @@ class TapePart:
     """None: it is the last unit."""
     result: Any = None
     """What the loss is made of; only the last unit has it."""
-    labels: Value | None = None
-    """The input of the model that is the labels; only the last unit has it."""
+    reads: Mapping[int, Value]
+    """What it reads of the samples, by number; see `models.units.Rows`."""
     known: Mapping[int, Tensor]
     """Values with the same numbers whatever the data."""
 
@@ -77,19 +78,20 @@ def needed_steps(tape: Tape) -> Tape:
 
 
 class TapeCutter:
-    """Cuts a tape with nothing in it that is not needed; `labels` is the input that is given to the last part only."""
+    """Cuts a tape with nothing in it that is not needed."""
 
-    def __init__(self, tape: Tape, labels: Value | None) -> None:
+    def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._labels = labels
+        self._inputs = {value.index for value in tape.inputs.values()}
         self._maker = {value.index: step for step in tape.steps for value in step.makes}
         self._order = {id(step): number for number, step in enumerate(tape.steps)}
         changed = {before.index for step in tape.steps for before, _ in step.changes}
-        self._constant = {id(step) for step in tape.steps if all(self._facts(v).is_constant for v in step.makes)}
+        self._again = {id(step) for step in tape.steps if not any(self._facts(v).from_weights for v in step.makes)}
+        """Steps that parts do again."""
         self._known = {
             value.index: facts.known
             for step in tape.steps
-            if id(step) not in self._constant
+            if id(step) not in self._again
             for value in step.makes
             if (facts := self._facts(value)).known is not None and value.index not in changed
         }
@@ -98,9 +100,8 @@ class TapeCutter:
             for index, derivation in tape.derivations.items()
             if index not in changed and derivation.weight_bytes <= self._repeated_bytes(Value(index))
         }
-        self._steps = [step for step in tape.steps if id(step) not in self._constant]
+        self._steps = [step for step in tape.steps if id(step) not in self._again]
         self._made_at = {value.index: n for n, step in enumerate(self._steps) for value in step.makes}
-        self._made_at |= {value.index: -1 for value in tape.inputs if value != labels}
         self._last_use = self._last_uses()
 
     def cut(
@@ -144,42 +145,46 @@ class TapeCutter:
         own = self._steps[lo:hi]
         again = self._closure(own, last=last)
         ordered = sorted((*own, *again), key=lambda step: self._order[id(step)])
-        steps = [self._with_stand_ins(step) if id(step) in self._constant else step for step in ordered]
+        steps = [self._with_stand_ins(step) if id(step) in self._again else step for step in ordered]
         used = {value.index for step in steps for value in step.uses}
         used |= {value.index for value in _values(self._tape.result)} if last else set()
         made = {value.index for step in own for value in step.makes}
         derived = [step for index in sorted(used & self._derived.keys() - made) for step in self._derived[index]]
         return TapePart(
             steps=(*derived, *steps),
-            takes=self._inputs() if lo == 0 else self._crossing(lo),
+            takes=self._crossing(lo) if lo else (),
             gives=() if last else self._crossing(hi),
             result=self._tape.result if last else None,
-            labels=self._labels if last else None,
+            reads=self._reads(used, alone=lo == 0),
             known={index: self._known[index] for index in sorted((used & self._known.keys()) - made)},
         )
 
-    def _inputs(self) -> tuple[Carried, ...]:
-        inputs = (value for value in self._tape.inputs if value != self._labels)
-        return tuple(Carried(value=value, layout=SamplesLayout.ALONG) for value in inputs)
+    def _reads(self, used: set[int], *, alone: bool) -> dict[int, Value]:
+        """Return what a part reads; one that nothing comes to reads some: that tells how many samples there are."""
+        found = {number: value for number, value in self._tape.inputs.items() if value.index in used}
+        return found if found or not alone else {0: self._tape.inputs[0]}
 
     def _closure(self, own: Sequence[TapeStep], *, last: bool) -> list[TapeStep]:
-        """Return the constant steps that a part does again."""
+        """Return the steps that a part does again."""
         found: dict[int, TapeStep] = {}
         waiting = [value for step in own for value in step.uses]
         waiting += list(_values(self._tape.result)) if last else []
         while waiting:
             step = self._maker.get(waiting.pop().index)
-            if step is None or id(step) not in self._constant or id(step) in found:
+            if step is None or id(step) not in self._again or id(step) in found:
                 continue
             found[id(step)] = step
             waiting += step.uses
         return list(found.values())
 
     def _with_stand_ins(self, step: TapeStep) -> TapeStep:
-        """Return a constant step that asks nothing of the data: it needs the shape and type of such tensors only."""
+        """Return a step to be done again: of a tensor that is not there again, it needs the shape and type only."""
+        of_data = any(self._facts(value).from_data for value in step.makes)
 
         def stand_in(sign: Any) -> Any:
-            if not isinstance(sign, Value) or id(self._maker.get(sign.index)) in self._constant:
+            if not isinstance(sign, Value) or id(self._maker.get(sign.index)) in self._again:
+                return sign
+            if of_data and sign.index in self._inputs:
                 return sign
             facts = self._facts(sign)
             return StandIn(facts.shape, facts.dtype)

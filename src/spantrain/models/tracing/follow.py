@@ -31,6 +31,7 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
 )
+from spantrain.models.units import LABELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,6 @@ class Followed:
     loaded: Loaded
     structure: Structure
     tape: Tape
-    labels: Value | None
-    """The input that is the labels, of a model that computes its own loss from them."""
     notices: tuple[str, ...]
 
 
@@ -239,48 +238,41 @@ def follow(spec: ModelSpec) -> Followed:
 def _explored(spec: ModelSpec, loaded: Loaded, fake: Callable[[Tensor], Tensor]) -> Followed:
     """Open as much of the model as can be followed, and as makes no larger cuts."""
     structure, notices = find_structure(loaded.module), []
-    labels = None
     for _ in range(len(structure.opened) + 1):  # each attempt that fails closes one at least
         try:
-            tape, labels = _tape(loaded, structure, spec, fake)
+            tape = _tape(loaded, structure, spec, fake)
         except TraceProblem as problem:
             if not problem.module or problem.module not in structure.opened:
                 raise
             structure = structure.without(problem.module)
             notices.append(f"{problem.module} is one unit: {problem}")
             continue
-        worse = _opened_for_nothing(structure, needed_steps(tape), labels)
+        worse = _opened_for_nothing(structure, needed_steps(tape))
         if not worse:
-            return Followed(loaded=loaded, structure=structure, tape=tape, labels=labels, notices=tuple(notices))
+            return Followed(loaded=loaded, structure=structure, tape=tape, notices=tuple(notices))
         for path in worse:
             structure = structure.without(path)
     raise AssertionError(f"{spec.name}: no end in closing modules")
 
 
-def _tape(
-    loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]
-) -> tuple[Tape, Value | None]:
-    """Return the tape for any number of samples, and which of its inputs is the labels."""
+def _tape(loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[[Tensor], Tensor]) -> Tape:
+    """Return the tape for any number of samples."""
     takes_labels = isinstance(loaded.loss, OwnLoss) and loaded.batch.has_labels
     tapes = []
     for samples in (SMALL, LARGE):
         batch = loaded.batch.resized(samples)
-        args, names = list(batch.inputs), list(batch.names)
-        if takes_labels:
-            assert batch.labels is not None
-            args.append(batch.labels)
-            names.append(batch.labels_name)
+        names = dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
+        args = {number: fake(batch.rows[number]) for number in names}
         pick = partial(picked, loaded.loss, source=f"model {spec.name}")
-        tapes.append(record(loaded.module, structure.opened, [fake(arg) for arg in args], names, pick))
-    tape = widened(tapes[0], tapes[1])
-    return tape, tape.inputs[-1] if takes_labels else None
+        tapes.append(record(loaded.module, structure.opened, args, names, pick))
+    return widened(tapes[0], tapes[1])
 
 
-def _opened_for_nothing(structure: Structure, tape: Tape, labels: Value | None) -> tuple[str, ...]:
+def _opened_for_nothing(structure: Structure, tape: Tape) -> tuple[str, ...]:
     """Return the opened elements of lists in which more tensors cross than around them: the innermost of them."""
     worse = []
     for path in structure.nested:
-        between, around = TapeCutter(tape, labels).crossing_counts(partial(_is_inside, path))
+        between, around = TapeCutter(tape).crossing_counts(partial(_is_inside, path))
         if between > around:
             worse.append(path)
     return tuple(path for path in worse if not any(other.startswith(f"{path}.") for other in worse))

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from spantrain.config.files.json_codec import from_json, render_json, to_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec
-from spantrain.errors import ConfigError
 from spantrain.models.tracing.batch import Loss, ModelBatch
 from spantrain.models.tracing.check import check_units, differences
 from spantrain.models.tracing.cut import TapeCutter, TapePart, needed_steps
 from spantrain.models.tracing.follow import Structure, follow, is_composite
 from spantrain.models.tracing.source import emptied, load_model
-from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep, Value
+from spantrain.models.tracing.tape import NamedWeight, Tape, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure
 from spantrain.models.tracing.unit import TracedUnit
 from spantrain.models.units import UnitModule, parameter_names
@@ -129,8 +128,7 @@ def _cut(text: str) -> CutModel:
     found = follow(spec)
     model, tape = found.loaded.module, needed_steps(found.tape)
     blocks = _BlockSteps(model, found.structure, tape)
-    parts, uncut = TapeCutter(tape, found.labels).cut(blocks.starts, blocks.has_weights)
-    _check_labels(spec, parts, found.labels, model)
+    parts, uncut = TapeCutter(tape).cut(blocks.starts, blocks.has_weights)
     notices = (*found.notices, *uncut)
     for notice in notices:
         _LOGGER.warning("model %s: %s", spec.name, notice)
@@ -217,15 +215,3 @@ def _groups(parts: Sequence[TapePart], model: nn.Module) -> dict[str, str]:
         }
         holders.update(first[key] for key in held)
     return {name: first[id(p)] for name, p in named.items() if holders[first[id(p)]] > 1}
-
-
-def _check_labels(spec: ModelSpec, parts: Sequence[TapePart], labels: Value | None, model: nn.Module) -> None:
-    """Refuse a model that makes something of its labels before its last part, as those with encoder and decoder do."""
-    for step in (step for part in parts[:-1] for step in part.steps):
-        if labels is not None and labels in step.uses:
-            own = "prepare_decoder_input_ids_from_labels"
-            what = f"decoder_input_ids=model.{own}(labels)" if hasattr(model, own) else "what forward needs of them"
-            raise ConfigError(
-                f"model {spec.name}: {type(model).__name__} uses the labels at {step.where}, and only its last part "
-                f"has them: give the batch as a dict with {what} besides, or return a loss function"
-            )

@@ -62,8 +62,8 @@ class _Origin:
 def record(
     model: nn.Module,
     opened: frozenset[str],
-    args: Sequence[Tensor],
-    names: Sequence[str | None],
+    args: Mapping[int, Tensor],
+    names: Mapping[int, str | None],
     pick: Callable[[Any], Any],
 ) -> Tape:
     """Run a model's forward and return it as a tape for as many samples as the inputs have.
@@ -71,8 +71,8 @@ def record(
     Args:
         model: in evaluation mode; its code is run, its parameters may be fake tensors.
         opened: paths of the modules that are looked into.
-        args: the model's inputs.
-        names: the keyword of each input; None: it goes in by position.
+        args: what of the samples the model is given, by number.
+        names: the keyword of each; None: it goes in by position.
         pick: what of the model's outputs is wanted.
 
     Raises:
@@ -80,8 +80,8 @@ def record(
     """
     recorder = _TapeRecorder(model, args)
     with _wrapped(recorder, model, opened), recorder:
-        positional = [arg for arg, name in zip(args, names, strict=True) if name is None]
-        keyword = {name: arg for arg, name in zip(args, names, strict=True) if name is not None}
+        positional = [arg for number, arg in args.items() if names[number] is None]
+        keyword = {name: args[number] for number, name in names.items() if name is not None}
         result = model(*positional, **keyword)
     return recorder.tape(pick(result))
 
@@ -89,7 +89,7 @@ def record(
 class _TapeRecorder(TorchFunctionMode):
     """Sees every call of torch's functions while it is active."""
 
-    def __init__(self, model: nn.Module, args: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, args: Mapping[int, Tensor]) -> None:
         super().__init__()
         self._steps: list[TapeStep] = []
         self._facts: dict[int, Facts] = {}
@@ -108,9 +108,9 @@ class _TapeRecorder(TorchFunctionMode):
             self._weights[id(tensor)] = name
             sizes[name] = tensor.numel() * tensor.element_size()
             self._origin[id(tensor)] = _Origin(weights=isinstance(tensor, nn.Parameter))
-        for arg in args:
+        for arg in args.values():
             self._origin[id(arg)] = _Origin(data=True)
-        self._inputs = tuple(self._new_value(arg) for arg in args)
+        self._inputs = {number: self._new_value(arg) for number, arg in args.items()}
 
     def tape(self, result: Any) -> Tape:
         """Return what was written down."""

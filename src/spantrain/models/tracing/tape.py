@@ -151,8 +151,8 @@ class Tape:
     """A whole forward."""
 
     steps: tuple[TapeStep, ...]
-    inputs: tuple[Value, ...]
-    """Inputs of the model, in order."""
+    inputs: Mapping[int, Value]
+    """What of the samples the model was given, by number; see `models.units.Rows`."""
     result: Any
     facts: Mapping[int, Facts]
     """By the value's index."""

@@ -23,7 +23,7 @@ from spantrain.models.tracing.tape import (
     parts,
     zipped,
 )
-from spantrain.models.units import UnitModule
+from spantrain.models.units import LABELS, UnitModule
 
 
 class TracedUnit(UnitModule):
@@ -48,6 +48,7 @@ class TracedUnit(UnitModule):
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
         self._calls_compiled = calls_compiled(self)
+        self.reads = (*part.reads, *((LABELS,) if loss is not None and LABELS not in part.reads else ()))
         self._written_into = {before for step in part.steps for before, _ in step.changes}
         self.eval()
 
@@ -61,12 +62,12 @@ class TracedUnit(UnitModule):
     def extra_repr(self) -> str:
         """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
         part, numbers = self._part, dict[int, int]()
-        lines = [f"takes {_carried_line(part.takes, numbers)}"]
+        lines = [f"takes {_carried_line(part.takes, numbers)}", f"reads {_short(dict(part.reads), numbers)}"]
         lines += [_line(step, self._local, numbers) for step in part.steps]
         return "\n".join((*lines, f"gives {_carried_line(part.gives, numbers)} {_short(part.result, numbers)}"))
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Return the tensors that cross the cut behind it; the last unit, given labels too, the loss sum.
+        """Return the tensors that cross the cut behind it; the last unit, the loss sum.
 
         Raises:
             ConfigError: a number of the data is none that the model, or the loss, has a row for.
@@ -82,19 +83,22 @@ class TracedUnit(UnitModule):
 
     def _run(self, tensors: tuple[Tensor, ...]) -> Any:
         part = self._part
-        labels = tensors[len(part.takes)] if self._loss is not None else None
+        rows = dict(zip(self.reads, tensors[len(part.takes) :], strict=True))
         samples, place = tensors[0].shape[0], tensors[0].device
         found = {index: self._constants.get_buffer(f"v{index}") for index in part.known}
         for carried, tensor in zip(part.takes, tensors, strict=False):
-            unpacked = _unpacked(carried, tensor)
-            found[carried.value.index] = unpacked.clone() if carried.value in self._written_into else unpacked
-        if part.labels is not None and labels is not None:
-            found[part.labels.index] = labels
+            found[carried.value.index] = self._own(carried.value, _unpacked(carried, tensor))
+        for number, value in part.reads.items():
+            found[value.index] = self._own(value, rows[number])
         for step in part.steps:
             self._do(step, found, samples, place)
         if self._loss is None:
             return tuple(_packed(carried, found[carried.value.index], samples) for carried in part.gives)
-        return self._loss(self._filled(part.result, found, samples, place), labels, samples)
+        return self._loss(self._filled(part.result, found, samples, place), rows[LABELS], samples)
+
+    def _own(self, value: Value, tensor: Tensor) -> Tensor:
+        """Return a tensor that may be written into, where the model does."""
+        return tensor.clone() if value in self._written_into else tensor
 
     def _do(self, step: TapeStep, found: dict[int, Tensor], samples: int, place: torch.device) -> None:
         work: Callable[..., Any] | None = step.function

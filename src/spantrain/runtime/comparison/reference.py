@@ -15,7 +15,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.execution.held import StorageLog, storage_bytes
-from spantrain.models.units import UnitModule
+from spantrain.models.units import UnitModule, loss_of, rows_read
 from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, learning_rate
 from spantrain.runtime.step.work import SampledFeed
 
@@ -95,11 +95,7 @@ def _losses(model: ModelSpec, job: TrainJob, global_batch: int) -> Iterator[floa
 
 
 def _loss_sum(units: Sequence[UnitModule], feed: SampledFeed, step: int, span: Span) -> Tensor:
-    tensors = feed.inputs(step, span)
-    for unit in units[:-1]:
-        tensors = unit(*tensors)
-    loss_sum: Tensor = units[-1](*tensors, feed.labels(step, span))
-    return loss_sum
+    return loss_of(units, feed.rows(step, span, rows_read(units)))
 
 
 def forward_bytes(module: nn.Module, forward: Callable[[], tuple[Tensor, ...]]) -> int:

@@ -18,7 +18,7 @@ from spantrain.core.span import Span
 from spantrain.core.units import UnitGraph
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.models.build import build_units
-from spantrain.models.units import UnitModule, shared_parameters
+from spantrain.models.units import Rows, UnitModule, rows_read, shared_parameters
 from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
@@ -28,21 +28,21 @@ Tensors = tuple[Tensor, ...]
 
 
 class StageModule(nn.Module):
-    """Consecutive units; the model's last one compares with `labels`, which are put there before each forward."""
+    """Consecutive units; they read `rows`, which are put there before each forward."""
 
     def __init__(self, units: Sequence[UnitModule], *, is_last: bool) -> None:
         super().__init__()
-        self.units = nn.ModuleList(units)
-        self.labels: Tensor | None = None
+        self.units: Any = nn.ModuleList(units)
+        self.rows: Rows = {}
         self._is_last = is_last
 
     def forward(self, *tensors: Tensor) -> Tensor | Tensors:
         """Return what the next stage takes; the last one the loss sum, of shape (1,)."""
         for unit in self.units[:-1]:
-            tensors = unit(*tensors)
+            tensors = unit.run(tensors, self.rows)
         if not self._is_last:
-            return _contiguous(self.units[-1](*tensors))
-        loss_sum: Tensor = self.units[-1](*tensors, self.labels)
+            return _contiguous(self.units[-1].run(tensors, self.rows))
+        loss_sum: Tensor = self.units[-1].run(tensors, self.rows)
         return loss_sum.reshape(1)
 
 
@@ -78,8 +78,10 @@ class TimedStage(PipelineStage):
             graph, units.stop - 1, samples
         )  # fmt: skip
         super().__init__(module, index, count, device.torch_device, input_args=example or None, output_args=outputs)
-        self.labels: tuple[Tensor, ...] = ()
-        """Of each micro-batch, on the last stage."""
+        self.reads = rows_read(module.units)
+        """What its units read of the samples."""
+        self.rows: Sequence[Rows] = ()
+        """Of each micro-batch."""
         self.held_peak_bytes = 0
         self._module, self._samples, self._timed, self._seconds_of = module, samples, device, seconds
         self._each_bytes: int | None = None
@@ -87,8 +89,7 @@ class TimedStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run F of a micro-batch."""
-        if self.labels:
-            self._module.labels = self.labels[fwd_chunk_id]
+        self._module.rows = self.rows[fwd_chunk_id]
         self._hold(1)
         return self._run(Op.FORWARD, partial(super().forward_one_chunk, fwd_chunk_id, *args, **kwargs))
 
@@ -108,9 +109,9 @@ class TimedStage(PipelineStage):
         op = Op.BACKWARD if self.is_first else Op.BACKWARD_WEIGHT
         return self._run(op, partial(super().backward_weight_one_chunk, bwd_chunk_id, last_backward))
 
-    def measure_held(self, inputs: Tensors, labels: Tensor | None) -> None:
+    def measure_held(self, inputs: Tensors, rows: Rows) -> None:
         """Find out what a micro-batch holds, from one forward pass."""
-        self._module.labels = labels
+        self._module.rows = rows
         self._each_bytes = forward_bytes(self._module, lambda: _tuple(self._module(*inputs)))
 
     def _run(self, op: Op, work: Callable[[], Any]) -> Any:
@@ -164,13 +165,12 @@ class StagedModelRunner:
 
     def step(self, step: int) -> float | None:
         """Run one step; return the loss sum on the device that has the last stage."""
-        inputs = self._feed.inputs(step, self._whole) if self._has_first else ()
+        for stage in self._stages:
+            rows = self._feed.rows(step, self._whole, stage.reads)
+            stage.rows = _divided(rows, self._order.micro_batches)
         losses: list[Tensor] = []
-        labels = None
-        if self._has_last:
-            labels = self._feed.labels(step, self._whole)
-            self._stages[-1].labels = torch.tensor_split(labels, self._order.micro_batches)
-        self._schedule.step(*inputs, target=labels, losses=losses if self._has_last else None, return_outputs=False)
+        target = torch.zeros(self._order.global_batch) if self._has_last else None
+        self._schedule.step(target=target, losses=losses if self._has_last else None, return_outputs=False)
         self._tied.run()
         self._end.run(step, not_counted=self._tied.counted_elsewhere)
         return float(sum(loss.detach().sum() for loss in losses)) * self._order.global_batch if losses else None
@@ -180,10 +180,6 @@ class StagedModelRunner:
         parameters = {id(p): p for stage in self._stages for p in stage.submod.parameters()}
         held = sum(stage.held_peak_bytes for stage in self._stages)
         return state_bytes(parameters.values(), self._end.optimizer) + held
-
-    @property
-    def _has_first(self) -> bool:
-        return 0 in self._numbers
 
     @property
     def _has_last(self) -> bool:
@@ -206,9 +202,15 @@ class StagedModelRunner:
             seconds=partial(_seconds, law),
         )
         span = Span(0, samples)
-        inputs = self._feed.inputs(0, span) if number == 0 else tensors_behind(order.graph, first - 1, samples)
-        stage.measure_held(inputs, self._feed.labels(0, span) if is_last else None)
+        rows = self._feed.rows(0, span, rows_read(units))
+        stage.measure_held(tensors_behind(order.graph, first - 1, samples), rows)
         return stage
+
+
+def _divided(rows: Rows, count: int) -> list[Rows]:
+    """Return the rows of each micro-batch."""
+    pieces = {number: torch.tensor_split(tensor, count) for number, tensor in rows.items()}
+    return [{number: of_row[index] for number, of_row in pieces.items()} for index in range(count)]
 
 
 class SharedParameterSums:

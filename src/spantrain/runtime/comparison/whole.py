@@ -21,7 +21,7 @@ from spantrain.core.span import Span
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
-from spantrain.models.units import UnitModule, shared_parameters
+from spantrain.models.units import Rows, UnitModule, loss_of, rows_read, shared_parameters
 from spantrain.runtime.comparison.reference import StepEnd, forward_bytes, state_bytes, sum_over_all
 from spantrain.runtime.control.orders import Framework, FrameworkOrder
 from spantrain.runtime.step.emulation import emulated_seconds
@@ -43,12 +43,12 @@ class TimedUnit(nn.Module):
         self._real_s: float | None = None
         """The least that its backward pass has taken really."""
 
-    def forward(self, *tensors: Tensor) -> Tensors:
+    def forward(self, rows: Rows, *tensors: Tensor) -> Tensors:
         """Run the unit; its time has passed on return."""
-        samples = tensors[0].shape[0]
+        samples = next(iter(rows.values())).shape[0]
         begins = self._goes_back if any(tensor.requires_grad for tensor in tensors) else self._waits
         marked = _marked(tensors, self._went_back)
-        outputs = self._device.run(lambda: _as_tuple(self.unit(*marked)), self._seconds(Op.FORWARD, samples))
+        outputs = self._device.run(lambda: _as_tuple(self.unit.run(marked, rows)), self._seconds(Op.FORWARD, samples))
         return _marked(outputs, partial(begins, self._seconds(Op.BACKWARD, samples)))
 
     def _waits(self, seconds: float) -> None:
@@ -74,12 +74,12 @@ class TimedChain(nn.Module):
             TimedUnit(unit, device, unit_seconds) for unit, unit_seconds in zip(units, seconds, strict=True)
         )
 
-    def forward(self, inputs: Tensors, labels: Tensor) -> Tensor:
+    def forward(self, rows: Rows) -> Tensor:
         """Return the loss, summed over the samples."""
-        tensors = inputs
+        tensors: Tensors = ()
         for unit in self.units[:-1]:
-            tensors = unit(*tensors)
-        (loss_sum,) = self.units[-1](*tensors, labels)
+            tensors = unit(rows, *tensors)
+        (loss_sum,) = self.units[-1](rows, *tensors)
         return cast(Tensor, loss_sum)
 
 
@@ -124,6 +124,7 @@ class WholeModelRunner:
         self._span = Span(rank * samples, (rank + 1) * samples)
         self._feed = feed
         units = build_units(order.model, seed=order.job.seed)
+        self._reads = rows_read(units)
         self._held_bytes = _held_bytes(units, feed, self._span)
         self._chain = TimedChain(units, device, unit_seconds(order, order.devices[rank]))
         wrap: type[_Ddp | _Fsdp] = _Ddp if order.framework is Framework.DDP else _Fsdp
@@ -132,8 +133,7 @@ class WholeModelRunner:
 
     def step(self, step: int) -> float | None:
         """Run one step; return the loss of the own samples, summed."""
-        inputs, labels = self._feed.inputs(step, self._span), self._feed.labels(step, self._span)
-        loss_sum = self._wrapped.module(inputs, labels)
+        loss_sum = self._wrapped.module(self._feed.rows(step, self._span, self._reads))
         (loss_sum * self._wrapped.loss_factor / self._order.global_batch).backward()
         self._wrapped.finish()
         self._end.run(step)
@@ -234,13 +234,8 @@ def _gathered_bytes(units: Sequence[UnitModule], root: set[int]) -> int:
 
 
 def _held_bytes(units: Sequence[UnitModule], feed: SampledFeed, span: Span) -> int:
-    def forward() -> tuple[Tensor, ...]:
-        tensors = feed.inputs(0, span)
-        for unit in units[:-1]:
-            tensors = unit(*tensors)
-        return (units[-1](*tensors, feed.labels(0, span)),)
-
-    return forward_bytes(nn.ModuleList(units), forward)
+    rows = feed.rows(0, span, rows_read(units))
+    return forward_bytes(nn.ModuleList(units), lambda: (loss_of(units, rows),))
 
 
 def unit_seconds(order: FrameworkOrder, device: str) -> list[Callable[[Op, int], float]]:

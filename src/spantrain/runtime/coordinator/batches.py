@@ -1,6 +1,6 @@
 """Batches that a user's own loop gives, one a step: kept where the loop runs, fetched by the stages that read them.
 
-The first stage's devices fetch inputs, the last stage's labels, each the rows that it works on, over the control plane
+Devices fetch the inputs and labels that their stages read, each the rows that it works on, over the control plane
 (encrypted and authenticated as all calls are; not over the links between sites, which an emulated network shapes). What
 is sent are safetensors files, in pieces. Before each step every device asks what to do next, so that the loop may take
 its time, save or end between any two steps.
@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 
 from spantrain.core.span import Span
 from spantrain.errors import ProtocolError, WorkerError
+from spantrain.models.units import Rows, chosen_rows
 from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.control.requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
 
@@ -143,14 +144,14 @@ class QueuedFeed:
                 case NextStep.WAIT:
                     pass
 
-    def inputs(self, step: int, span: Span) -> Tensors:
-        """Fetch what the first stage takes."""
-        found = self._fetch(step, _INPUTS, span)
-        return tuple(found[name] for name in sorted(found))
+    def rows(self, step: int, span: Span, numbers: Sequence[int]) -> Rows:
+        """Fetch these of the inputs and labels."""
 
-    def labels(self, step: int, span: Span) -> torch.Tensor:
-        """Fetch what the last stage compares with."""
-        return self._fetch(step, _LABELS, span)[_LABELS]
+        def inputs() -> Tensors:
+            found = self._fetch(step, _INPUTS, span)
+            return tuple(found[name] for name in sorted(found))
+
+        return chosen_rows(numbers, inputs, lambda: self._fetch(step, _LABELS, span)[_LABELS])
 
     def _fetch(self, step: int, part: str, span: Span) -> dict[str, torch.Tensor]:
         content, total = b"", 1

@@ -106,7 +106,6 @@ def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], de
     stage = plan.stages[stage_index]
     return StageExecutor(
         units,
-        is_first=stage_index == 0,
         is_last=stage_index == len(plan.stages) - 1,
         global_batch=plan.global_batch,
         autocast_dtype=autocast_dtype(plan.dtype),

@@ -14,6 +14,7 @@ from spantrain.devices.base import ComputeDevice, Milestone
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
+from spantrain.models.units import Rows, chosen_rows
 from spantrain.runtime.gradients.groups import MemberGroup
 
 Tensors = tuple[torch.Tensor, ...]
@@ -22,11 +23,8 @@ Tensors = tuple[torch.Tensor, ...]
 class Feed(Protocol):
     """Reads the samples of a step where they are needed."""
 
-    def inputs(self, step: int, span: Span) -> Tensors:
-        """Return what the first stage takes."""
-
-    def labels(self, step: int, span: Span) -> torch.Tensor:
-        """Return what the last stage compares with."""
+    def rows(self, step: int, span: Span, numbers: Sequence[int]) -> Rows:
+        """Return these of the inputs and labels."""
 
 
 class LastBackward:
@@ -160,9 +158,7 @@ class ReplicaWork:
         executor = self.executor_of(step)
         match op:
             case Op.FORWARD:
-                inputs = self.feed.inputs(step, span) if self.is_first else received
-                labels = self.feed.labels(step, span) if self.is_last else None
-                return partial(executor.forward, span, inputs, labels)
+                return partial(executor.forward, span, received, self.feed.rows(step, span, executor.reads))
             case Op.BACKWARD_WEIGHT:
                 return partial(_without_result, partial(executor.backward_weight, final=final), span)
             case Op.BACKWARD:
@@ -172,9 +168,7 @@ class ReplicaWork:
 
     def bind_evaluation(self, step: int, span: Span, received: Tensors, feed: Feed) -> Callable[[], Tensors]:
         """Return the forward pass of held-out samples."""
-        inputs = feed.inputs(step, span) if self.is_first else received
-        labels = feed.labels(step, span) if self.is_last else None
-        return partial(self.executor.evaluate, inputs, labels)
+        return partial(self.executor.evaluate, received, feed.rows(step, span, self.executor.reads))
 
 
 def _without_result(work: Callable[[Span], None], span: Span) -> Tensors:
@@ -220,16 +214,10 @@ class SampledFeed:
         """SHA-256 of the whole data set, the same wherever the same data is read."""
         return self._dataset.digest
 
-    def inputs(self, step: int, span: Span) -> tuple[torch.Tensor, ...]:
-        """Return what the first stage takes; first dimension: the span's samples."""
-        return self._dataset.inputs(self._indices(step, span))
-
-    def labels(self, step: int, span: Span) -> torch.Tensor:
-        """Return what the last stage compares with; first dimension: the span's samples."""
-        return self._dataset.labels(self._indices(step, span))
-
-    def _indices(self, step: int, span: Span) -> list[int]:
-        return self._sampler.indices(0 if self._same_every_step else step, span)
+    def rows(self, step: int, span: Span, numbers: Sequence[int]) -> Rows:
+        """Return these of the inputs and labels; first dimension: the span's samples."""
+        indices = self._sampler.indices(0 if self._same_every_step else step, span) if numbers else ()
+        return chosen_rows(numbers, lambda: self._dataset.inputs(indices), lambda: self._dataset.labels(indices))
 
 
 class SampleInbox:
