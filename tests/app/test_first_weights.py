@@ -10,11 +10,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from spantrain.app.training.requests import first_weights
-from spantrain.app.weights import find_weights, import_weights
+from spantrain.app.weights import export_run, import_weights, trained_statistics
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import whole_parameters
 from spantrain.models.data.choice import model_on_data
+from spantrain.runtime.checkpoint.manifest import latest_checkpoint, read_manifest
 
 pytestmark = pytest.mark.checkpoint
 
@@ -89,18 +90,24 @@ def test_models_of_functions_and_by_name_have_their_own(tmp_path):
             first_weights(model_on_data(name), from_scratch=True)
 
 
-def test_statistics_that_would_be_lost_are_refused(tmp_path):
+def test_running_statistics_of_a_folder_are_begun_with(tmp_path):
     config = transformers.ResNetConfig(num_labels=10, embedding_size=8, hidden_sizes=[16], depths=[2])
     model = transformers.ResNetForImageClassification(config)
-    model.save_pretrained(tmp_path / "fresh")
-    assert find_weights(tmp_path / "fresh", spec_of(tmp_path / "fresh")).ignored
-    model.resnet.embedder.embedder.normalization.running_mean += 1
+    name = "resnet.embedder.embedder.normalization.running_mean"
+    model.get_buffer(name).add_(1)
     model.save_pretrained(tmp_path / "trained")
-    says = r"embedder.normalization.running_mean \(1 such in all\) is not what units keep frozen, and would be lost"
-    with pytest.raises(ConfigError, match=says):
-        first_weights(spec_of(tmp_path / "trained"), from_scratch=False)
-    with pytest.raises(ConfigError, match=says):
-        import_weights(tmp_path / "trained", spec_of(tmp_path / "fresh"), tmp_path / "run")
+    spec = spec_of(tmp_path / "trained")
+    found = first_weights(spec, from_scratch=False).found
+    assert found is not None
+    assert found.ignored == ()
+    import_weights(tmp_path / "trained", spec, tmp_path / "run")
+    folder = latest_checkpoint(tmp_path / "run")
+    got = trained_statistics(folder, read_manifest(folder))
+    assert got.keys() == {name for name, _ in model.named_buffers()}
+    assert all(torch.equal(tensor, model.get_buffer(name)) for name, tensor in got.items())
+    export_run(tmp_path / "run", tmp_path / "out")
+    again = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "out")
+    assert torch.equal(again.get_buffer(name), model.get_buffer(name))
 
 
 def test_a_router_loss_that_a_configuration_asks_for_is_told(tmp_path):

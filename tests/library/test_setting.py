@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 import spantrain
 from spantrain.app.training.requests import resumed_run
-from spantrain.app.weights import find_weights, write_weights
+from spantrain.app.weight_folder import find_weights
+from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.plan import StateSharding
 from spantrain.errors import ConfigError, PlanError, ProfileError

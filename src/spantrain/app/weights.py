@@ -1,27 +1,23 @@
 """Weights out and in: a run's checkpoint to a folder for others, a folder of weights to a checkpoint to begin with."""
 
 import hashlib
-import math
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from spantrain.config.files.text_files import check_tensor_header
+from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.build import UnsplitModel, UnsplitParameter, whole_buffers, whole_model, whole_parameters
-from spantrain.runtime.checkpoint.holding import PARAMETER
+from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
+from spantrain.runtime.checkpoint.holding import BUFFER, PARAMETER
 from spantrain.runtime.checkpoint.manifest import CheckpointSet, Manifest, latest_checkpoint, read_manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS, step_folder, write_device_file
 from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
@@ -68,7 +64,7 @@ def export_run(run: Path, to: Path, *, functions: Sequence[str] = ()) -> ExportO
     manifest = manifest_with(read_manifest(folder), functions)
     weights = trained_parameters(folder, manifest)
     whole = whole_model(manifest.model, seed=manifest.job.seed if manifest.job else 0)
-    untrained = _fill(whole.module, weights)
+    untrained = _fill(whole.module, weights, trained_statistics(folder, manifest))
     partial = to.with_name(f".{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -123,19 +119,40 @@ def trained_parameters(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         PARAMETER + name: TensorPart(full_shape=parameter.shape)
         for name, parameter in whole_parameters(manifest.model).items()
     }
-    shapes = {name: stored.part.full_shape for file in manifest.files.values() for name, stored in file.tensors.items()}
+    shapes = _shapes_in(manifest)
     wrong = [name for name, part in wanted.items() if name in shapes and shapes[name] != part.full_shape]
     if wrong:
         raise ConfigError(f"{folder}: is not of model {manifest.model.name}: {', '.join(wrong[:3])} have other shapes")
-    group = ExchangeGroup(own="here", peers=(), nearness=lambda _peer: 0)
-    found = TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
+    found = _whole_tensors(folder, manifest, wanted)
     return {name.removeprefix(PARAMETER): tensor for name, tensor in found.items()}
 
 
-def _fill(module: nn.Module, weights: dict[str, Tensor]) -> tuple[str, ...]:
-    """Give a model its trained weights; return the names of parameters that there are none for."""
+def trained_statistics(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Return all running statistics of a checkpoint, whole, by name.
+
+    Raises:
+        ConfigError: a file is damaged or on another machine.
+    """
+    held = {name: shape for name, shape in _shapes_in(manifest).items() if name.startswith(BUFFER)}
+    found = _whole_tensors(folder, manifest, {name: TensorPart(full_shape=shape) for name, shape in held.items()})
+    return {name.removeprefix(BUFFER): tensor for name, tensor in found.items()}
+
+
+def _shapes_in(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    return {name: stored.part.full_shape for file in manifest.files.values() for name, stored in file.tensors.items()}
+
+
+def _whole_tensors(folder: Path, manifest: Manifest, wanted: Mapping[str, TensorPart]) -> dict[str, Tensor]:
+    group = ExchangeGroup(own="here", peers=(), nearness=lambda _peer: 0)
+    return TensorExchange(group, manifest.files, TensorFiles(folder, manifest.files), None).run(wanted)
+
+
+def _fill(module: nn.Module, weights: dict[str, Tensor], statistics: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Give a model what was trained; return the names of parameters that there are no weights for."""
     filled = set()
     with torch.no_grad():
+        for name, value in statistics.items():
+            module.get_buffer(name).copy_(value)
         for name, value in weights.items():
             parameter = module.get_parameter(name)
             parameter.copy_(value)
@@ -171,10 +188,6 @@ def _write_example(whole: UnsplitModel, folder: Path) -> str:
 
 
 _DEVICE = "imported"
-_EXAMPLES = "example"
-"""Files of examples beside weights begin with this; they hold none."""
-_EXACT = ("F32", "BF16", "F16")
-"""Types that float32 holds exactly, as safetensors names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,140 +225,6 @@ def import_weights(folder: Path, spec: ModelSpec, out: Path) -> ImportOutcome:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """A tensor in a file."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """As safetensors names it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundWeights:
-    """Where the weights of a model lie; not read yet."""
-
-    folder: Path
-    places: Mapping[str, _Stored]
-    """By the parameter's name in the model."""
-    ignored: tuple[str, ...]
-    """Tensors of the folder that the model has no parameter for."""
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in all."""
-        return sum(math.prod(place.shape) for place in self.places.values())
-
-    @property
-    def converted(self) -> tuple[str, ...]:
-        """Parameters that are of a shorter type than float32."""
-        return tuple(name for name, place in self.places.items() if place.dtype != "F32")
-
-    def read(self) -> dict[str, Tensor]:
-        """Return the parameters by name, in float32.
-
-        Raises:
-            ConfigError: a file is damaged.
-        """
-        found: dict[str, Tensor] = {}
-        for file in dict.fromkeys(place.file for place in self.places.values()):
-            with _opened(file) as tensors:
-                own = ((name, place) for name, place in self.places.items() if place.file == file)
-                found |= {name: tensors.get_tensor(place.name).float() for name, place in own}
-        return found
-
-
-def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
-    """Find the weights of a model in a folder's safetensors files; nothing else is read.
-
-    Names are those of the unsplit model; a model without its head's name in front (as the library's base models are
-    saved) is understood too.
-
-    Raises:
-        ConfigError: there are no such files, or they are damaged, lack parameters, or have others of this name, by
-            shape or type, or have other statistics than those that units keep.
-    """
-    tensors = _stored(folder)
-    found, used = _assigned(folder, tensors, whole_parameters(spec))
-    ignored = tuple(sorted(set(tensors) - used))
-    _check_buffers(folder, tensors, ignored, spec)
-    return FoundWeights(folder=folder, places=found, ignored=ignored)
-
-
-def _stored(folder: Path) -> dict[str, _Stored]:
-    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith(_EXAMPLES))
-    if not files:
-        raise ConfigError(f"{folder}: holds no *.safetensors; write them with the model's save_pretrained")
-    found: dict[str, _Stored] = {}
-    for file in files:
-        with _opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no mapping
-                part = tensors.get_slice(name)
-                found[name] = _Stored(file=file, name=name, shape=tuple(part.get_shape()), dtype=part.get_dtype())
-    return found
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    check_tensor_header(file)
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}; copy or save it again") from None
-
-
-def _assigned(
-    folder: Path, tensors: Mapping[str, _Stored], wanted: Mapping[str, UnsplitParameter]
-) -> tuple[dict[str, _Stored], set[str]]:
-    """Return the place of each parameter, and the names that they and their copies have in the folder."""
-    found: dict[str, _Stored] = {}
-    used: set[str] = set()
-    problems = []
-    left_out = _prefix_left_out(tensors, wanted)
-    for name, parameter in wanted.items():
-        there = [own for own in (name.removeprefix(left_out), *parameter.other_names) if own in tensors]
-        used.update(there)
-        if not there:
-            problems.append(f"{name} is missing")
-            continue
-        place = tensors[there[0]]
-        if place.shape != parameter.shape:
-            problems.append(f"{place.name} has shape {list(place.shape)}, wanted {list(parameter.shape)}")
-        elif place.dtype not in _EXACT:
-            problems.append(f"{place.name} has type {place.dtype}, wanted float32 or shorter")
-        else:
-            found[name] = place
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ConfigError(f"{folder}: holds another model than --model: {'; '.join(problems[:3])}{more}")
-    return found, used
-
-
-def _check_buffers(folder: Path, tensors: Mapping[str, _Stored], names: Iterable[str], spec: ModelSpec) -> None:
-    """Refuse statistics that would be lost: units have those that the model is made with."""
-    own = whole_buffers(spec) if names else {}
-    lost = []
-    for name in (name for name in names if name in own):
-        with _opened(tensors[name].file) as stored:
-            there = stored.get_tensor(name)
-        if not name.endswith("num_batches_tracked") and not torch.equal(there.to(own[name].dtype), own[name]):
-            lost.append(name)
-    if lost:
-        raise ConfigError(
-            f"{folder}: {lost[0]} ({len(lost)} such in all) is not what units keep frozen, and would be lost; write a "
-            "function that returns the model with its weights and statistics, and give FILE.py:FUNCTION"
-        )
-
-
-def _prefix_left_out(tensors: Iterable[str], wanted: Iterable[str]) -> str:
-    """Return what stands before most names of the model and before none in the folder; empty if there is no such."""
-    ((most, _),) = Counter(name.partition(".")[0] + "." for name in wanted).most_common(1)
-    return "" if any(name.startswith(most) for name in tensors) else most
-
-
 def _no_run(spec: ModelSpec) -> Manifest:
     return Manifest(step=0, model=spec, plan=None, job=None, profile="", losses=(), ledger=SampleLedger())
 
@@ -357,6 +236,7 @@ def write_weights(found: FoundWeights, out: Path, manifest: Manifest) -> Path:
         ConfigError: a file is damaged, or `out` cannot be written.
     """
     tensors = {PARAMETER + name: tensor.contiguous() for name, tensor in found.read().items()}
+    tensors |= {BUFFER + name: tensor.contiguous() for name, tensor in found.read_statistics().items()}
     parts = {name: TensorPart(full_shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
     try:
         name, file = write_device_file(Disk(), step_folder(out / CHECKPOINTS, 0), _DEVICE, tensors, parts)

@@ -26,7 +26,7 @@ PROFILE_FORMAT = "spantrain-profile"
 PLAN_FORMAT = "spantrain-plan"
 CHECKPOINT_FORMAT = "spantrain-checkpoint"
 RUN_FORMAT = "spantrain-run"
-_VERSIONS = {CHECKPOINT_FORMAT: 3, RUN_FORMAT: 2}
+_VERSIONS = {CHECKPOINT_FORMAT: 4, RUN_FORMAT: 2}
 """Versions of formats that have changed; all others have 1."""
 _PLAN_AGAIN = "plan again with `spantrain plan`"
 _MAKE = {

@@ -27,7 +27,7 @@ class StoredFile:
     sha256: str
     size_bytes: int
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-    """By name: `parameter/NAME`, `optimizer/KEY/NAME`, `random/KIND`, with NAME as in the unsplit model."""
+    """By name: `parameter/NAME`, `optimizer/KEY/NAME`, `buffer/NAME`, `random/KIND`; NAME is the unsplit model's."""
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.sha256):

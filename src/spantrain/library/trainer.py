@@ -11,7 +11,7 @@ from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest, first_weights
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.train import StopRequest, train
-from spantrain.app.weights import manifest_with, trained_parameters
+from spantrain.app.weights import manifest_with, trained_parameters, trained_statistics
 from spantrain.config.files.text_files import check_can_make
 from spantrain.core.cluster import Cluster
 from spantrain.core.span import Span
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
-    """Return what the unsplit model's `load_state_dict` takes; buffers are those that it is made with.
+    """Return what the unsplit model's `load_state_dict` takes; of buffers, running statistics are the trained ones.
 
     Raises:
         ConfigError: it is no complete checkpoint, or a file is damaged, or lies on another machine; or it is of a model
@@ -46,7 +46,7 @@ def state_of(folder: Path, model: ModelSpec) -> "dict[str, torch.Tensor]":
     ).module.state_dict()
     for name, tensor in trained_parameters(folder, manifest).items():
         state.update(dict.fromkeys((name, *parameters[name].other_names), tensor))
-    return state
+    return state | trained_statistics(folder, manifest)
 
 
 __all__ = ["Trainer"]

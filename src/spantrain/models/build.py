@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
+from spantrain.models.statistics import named_statistics
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.units import Rows, UnitModule, parameter_names
 
@@ -146,6 +147,12 @@ def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:
     return {
         name: UnsplitParameter(shape=shape, other_names=tuple(others.get(name, ()))) for name, shape in shapes.items()
     }
+
+
+def whole_statistics(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all running statistics of a model by name."""
+    units = [empty_unit(spec, index) for index in range(unit_count(spec))]
+    return {name: tuple(tensor.shape) for name, tensor in named_statistics(units).items()}
 
 
 def whole_buffers(spec: ModelSpec) -> dict[str, torch.Tensor]:

@@ -104,10 +104,11 @@ def loss_of(units: Sequence[UnitModule], rows: Rows) -> Tensor:
 
 def parameter_names(unit: UnitModule) -> dict[str, str]:
     """Return local name -> full name in the unsplit model, for every parameter (a tied one once)."""
-    return {local: _full_name(unit, local) for local, _ in unit.named_parameters()}
+    return {local: full_name(unit, local) for local, _ in unit.named_parameters()}
 
 
-def _full_name(unit: UnitModule, local: str) -> str:
+def full_name(unit: UnitModule, local: str) -> str:
+    """Return the name in the unsplit model of a parameter or buffer of a unit."""
     child, _, rest = local.partition(".")
     prefix = unit.prefixes[child]
     return f"{prefix}.{rest}" if prefix else rest

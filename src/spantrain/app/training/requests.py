@@ -9,7 +9,7 @@ from spantrain.app.planning.plan_files import (
     open_plan,
     under_schedule,
 )
-from spantrain.app.weights import FoundWeights, find_weights
+from spantrain.app.weight_folder import FoundWeights, find_weights
 from spantrain.config.artefacts import profile_at, profile_path_of, read_plan_report, read_profile
 from spantrain.config.traces.network_traces import NetworkTrace
 from spantrain.core.checkpoint import CheckpointContent, SampleLedger

@@ -25,7 +25,8 @@ from spantrain.app.training.outcome import (
 from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
 from spantrain.app.training.traced_run import open_trace
-from spantrain.app.weights import FoundWeights, write_weights
+from spantrain.app.weight_folder import FoundWeights
+from spantrain.app.weights import write_weights
 from spantrain.core.checkpoint import SampleLedger, StoredFile
 from spantrain.core.plan import Plan, PlanReport
 from spantrain.core.trace import Trace

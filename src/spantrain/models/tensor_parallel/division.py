@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
+from spantrain.models.statistics import keep_channels
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_parts, sum_parts
 from spantrain.models.tensor_parallel.rules import Column, Region
 from spantrain.models.tensor_parallel.sequence import SequenceSlices
@@ -311,13 +312,14 @@ class Divider:
 
 
 def _normalized(module: nn.BatchNorm2d, parameters: Parameters, own: Span, pieces: int) -> nn.Module:
-    """Leave a batch normalization its own channels; its statistics are frozen."""
+    """Leave a batch normalization its own channels."""
     for name, parameter in parameters.items():
         setattr(module, name, parameter)
     for name, buffer in list(module.named_buffers(recurse=False)):
         if buffer.dim() == 1:
-            setattr(module, name, take(buffer, part_of(buffer, 0, own, pieces)))
-    module.num_features = own.size
+            part = part_of(buffer, 0, own, pieces)
+            setattr(module, name, take(buffer, part))
+            keep_channels(module, part, own.size)
     return module
 
 

@@ -1,7 +1,7 @@
 """What one device holds of a model, by the names of the unsplit model, and what of it goes into a checkpoint."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,25 +12,46 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.errors import ConfigError
 from spantrain.models.build import empty_unit
-from spantrain.models.units import parameter_names
+from spantrain.models.statistics import named_statistics
+from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.checkpoint.tensor_file import dtype_name
 from spantrain.runtime.redistribution.transfer import Described
 
-PARAMETER, STATE = "parameter/", "optimizer/"
+PARAMETER, STATE, BUFFER = "parameter/", "optimizer/", "buffer/"
 """What names of stored tensors begin with."""
 RANDOM_TORCH = "random/torch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A device's parameters and their places in the unsplit model."""
+    """A device's parameters and running statistics, and their places in the unsplit model."""
 
     parameters: Mapping[str, torch.nn.Parameter]
     """By name in the unsplit model; one that several units share has the name that it has in the first of them."""
     parts: Mapping[str, TensorPart]
-    """Of every parameter."""
+    """Of all of them."""
     writes: frozenset[str]
-    """Those that this device saves: of every parameter's every part, one device does."""
+    """Those that this device saves: of every tensor's every part, one device does."""
+    statistics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By name: what normalizations keep of batches (`models.statistics`)."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name."""
+        return {**self.parameters, **self.statistics}
+
+    def stored_name(self, name: str) -> str:
+        """Return what one of them is called in files."""
+        return (PARAMETER if name in self.parameters else BUFFER) + name
+
+    def of(self, names: Collection[str]) -> "Holding":
+        """Return these of them alone."""
+        return Holding(
+            parameters={name: tensor for name, tensor in self.parameters.items() if name in names},
+            statistics={name: tensor for name, tensor in self.statistics.items() if name in names},
+            parts={name: self.parts[name] for name in names},
+            writes=self.writes & set(names),
+        )
 
 
 def holding_of(
@@ -39,6 +60,7 @@ def holding_of(
     graph: UnitGraph,
     parameters: Mapping[str, torch.nn.Parameter],
     parts: Mapping[str, TensorPart] | None = None,
+    units: Sequence[UnitModule] = (),
 ) -> Holding:
     """Return what a device holds under a plan.
 
@@ -47,22 +69,24 @@ def holding_of(
         device: its name.
         graph: of the plan's model.
         parameters: of its stage, by name in the unsplit model (`StageExecutor.named_parameters`).
-        parts: which part of each the device holds, by the same names; what is left out is whole.
+        parts: which part of each, and of statistics, the device holds, by name; what is left out is whole.
+        units: of its stage, which keep the statistics.
     """
     stage_index, replica_index = plan.place(device)
     replica = plan.stages[stage_index].replicas[replica_index]
     names, first_stages = _tied(plan, graph)
-    own: dict[str, torch.nn.Parameter] = {}
+    own = {names.get(name, name): parameter for name, parameter in parameters.items()}
+    statistics = named_statistics(units)
     own_parts: dict[str, TensorPart] = {}
     writes = set()
-    for name, parameter in parameters.items():
+    for name, tensor in {**parameters, **statistics}.items():
         first = names.get(name, name)
-        part = (parts or {}).get(name) or TensorPart(full_shape=tuple(parameter.shape))
-        own[first], own_parts[first] = parameter, part
+        part = (parts or {}).get(name) or TensorPart(full_shape=tuple(tensor.shape))
+        own_parts[first] = part
         is_first_holder = first_stages.get(first, stage_index) == stage_index
         if replica_index == 0 and is_first_holder and (device == replica.devices[0] or not part.is_whole):
             writes.add(first)
-    return Holding(parameters=own, parts=own_parts, writes=frozenset(writes))
+    return Holding(parameters=own, statistics=statistics, parts=own_parts, writes=frozenset(writes))
 
 
 def _tied(plan: Plan, graph: UnitGraph) -> tuple[dict[str, str], dict[str, int]]:
@@ -98,8 +122,8 @@ def shared_names(spec: ModelSpec, index: int) -> dict[str, str]:
 def tensors_of(
     holding: Holding, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
-    """Return what a device saves, by stored name, with the part that each is: parameters, their optimizer state, and
-    the state of its random numbers.
+    """Return what a device saves, by stored name, with the part that each is: parameters, their optimizer state,
+    running statistics, and the state of its random numbers.
     """
     tensors, parts = held_tensors(holding, optimizer, holding.writes)
     state = torch.get_rng_state()
@@ -110,12 +134,13 @@ def tensors_of(
 def held_tensors(
     holding: Holding, optimizer: torch.optim.Optimizer, names: Collection[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, TensorPart]]:
-    """Return these parameters and their optimizer state by stored name, not copied, with the part that each is."""
+    """Return these tensors and their optimizer state by stored name, not copied, with the part that each is."""
     tensors: dict[str, torch.Tensor] = {}
     parts: dict[str, TensorPart] = {}
+    held = holding.tensors
     for name in sorted(names):
-        parameter, part = holding.parameters[name], holding.parts[name]
-        tensors[PARAMETER + name], parts[PARAMETER + name] = parameter.detach(), part
+        parameter, part, own = held[name], holding.parts[name], holding.stored_name(name)
+        tensors[own], parts[own] = parameter.detach(), part
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 stored = f"{STATE}{key}/{name}"
@@ -129,24 +154,24 @@ def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, Ten
     """Return which parts of the tensors in files a device needs.
 
     Raises:
-        ConfigError: it is a checkpoint of another model: parameters are missing, or of other shapes or types.
+        ConfigError: it is a checkpoint of another model: tensors are missing, or of other shapes or types.
     """
     stored = {name: tensor for file in files.values() for name, tensor in file.tensors.items()}
     problems = []
-    for name, part in holding.parts.items():
-        problems += _differences(name, part, holding.parameters[name], stored.get(PARAMETER + name))
+    for name, tensor in holding.tensors.items():
+        problems += _differences(name, holding.parts[name], tensor, stored.get(holding.stored_name(name)))
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise ConfigError(
             f"the checkpoint is of another model: {'; '.join(problems[:3])}{more}; give a plan for its own"
         )
-    wanted = {PARAMETER + name: part for name, part in holding.parts.items()}
-    for name, tensor in stored.items():
+    wanted = {holding.stored_name(name): part for name, part in holding.parts.items()}
+    for name, there in stored.items():
         if name.startswith(STATE):
             parameter = name.split("/", 2)[2]
-            if parameter in holding.parts:
+            if parameter in holding.parameters:
                 own = holding.parts[parameter]
-                wanted[name] = own if tensor.part.full_shape == own.full_shape else _whole(tensor)
+                wanted[name] = own if there.part.full_shape == own.full_shape else _whole(there)
     return wanted
 
 
@@ -171,13 +196,13 @@ def put_back(
     tensors: Mapping[str, torch.Tensor],
     kept: Mapping[torch.nn.Parameter, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Give parameters and optimizer what a checkpoint holds, in place; state that it lacks begins anew.
+    """Give parameters, statistics and optimizer what a checkpoint holds, in place; state that it lacks begins anew.
 
     `kept` is the state of parameters of the optimizer that are not among the holding's, and stay as they are.
     """
     with torch.no_grad():
-        for name, parameter in holding.parameters.items():
-            parameter.copy_(tensors[PARAMETER + name])
+        for name, own in holding.tensors.items():
+            own.copy_(tensors[holding.stored_name(name)])
     by_parameter: dict[str, dict[str, torch.Tensor]] = {}
     for stored, value in tensors.items():
         if stored.startswith(STATE):

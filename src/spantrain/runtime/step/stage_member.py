@@ -14,6 +14,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.build import build_units
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.statistics import statistics_parts
 from spantrain.models.tensor_parallel.division import whole_of
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
 from spantrain.models.units import UnitModule, parameter_names
@@ -125,18 +126,19 @@ def _check_sequence(plan: Plan, stage_index: int, graph: UnitGraph) -> None:
 
 
 def _divided(units: Sequence[UnitModule], stage: Stage, replica: Replica, groups: StageGroups) -> dict[str, TensorPart]:
-    """Keep this member's part of the units, in place; return what it holds of each parameter."""
+    """Keep this member's part of the units, in place; return what it holds of each parameter and running statistic."""
     if len(replica.devices) > 1:
-        return shard_units(
+        own = shard_units(
             units,
             replica.tp_shares,
             groups.replica.rank,
             groups.replica,
             sequence_parallel=stage.sequence_parallel,
         )
-    return {
-        full: whole_of(unit.get_parameter(local)) for unit in units for local, full in parameter_names(unit).items()
-    }
+    else:
+        named = ((unit.get_parameter(local), full) for unit in units for local, full in parameter_names(unit).items())
+        own = {full: whole_of(parameter) for parameter, full in named}
+    return own | statistics_parts(units)
 
 
 def unit_shares(parts: Mapping[str, TensorPart], names: Sequence[Sequence[str]]) -> tuple[float, ...]:

@@ -171,7 +171,7 @@ def make_plan_part(
         plan=plan,
         member=member,
         optimizer=optimizer,
-        holding=holding or holding_of(plan, here.name, member.graph, named, member.parts.own),
+        holding=holding or holding_of(plan, here.name, member.graph, named, member.parts.own, member.units),
         actions=actions,
         stage_sum=stage_sum,
         tied_sums=tied_sums,

@@ -117,7 +117,7 @@ class StaleSession(TrainSession):
         member, self._sets = with_second_set(order.plan, member, here.device)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values())
-        holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own)
+        holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own, member.units)
         return make_plan_part(here, order.plan, member, optimizer, holding)
 
     def run(self) -> TrainResult:

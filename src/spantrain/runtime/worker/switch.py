@@ -3,7 +3,7 @@
 All devices do so together, behind the update of a step and before anything of the next one. Messages are the new
 generation's from the first on: a peer that is later keeps them until it has gone over as well, and anything of the
 generation before is dropped and counted. What moves are parameters and optimizer state, by the names of the unsplit
-model, in whatever parts the two plans divide them.
+model, in whatever parts the two plans divide them, and running statistics of normalizations.
 
 What a change of plan asks of each device: what it keeps, what it needs, and who gives it that. Pure.
 
@@ -125,7 +125,7 @@ class LocalTensorSource:
     """What this device holds, as a source of an exchange."""
 
     def __init__(self, device: str, part: PlanPart) -> None:
-        self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parameters)
+        self._tensors, self._parts = held_tensors(part.holding, part.optimizer, part.holding.parts)
         self.held = _HeldTensors(
             device=device,
             tensors={
@@ -219,13 +219,9 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
     """Fill what is new here, and give others what they lack; return the bytes that came from them."""
     if after.optimizer is before.optimizer:
         return 0  # who keeps its stage holds nothing that others lack: each unit is in one stage
-    own = {id(parameter) for parameter in before.holding.parameters.values()}
-    fresh = {name for name, parameter in after.holding.parameters.items() if id(parameter) not in own}
-    arriving = replace(
-        after.holding,
-        parameters={name: after.holding.parameters[name] for name in fresh},
-        parts={name: after.holding.parts[name] for name in fresh},
-    )
+    own = {id(tensor) for tensor in before.holding.tensors.values()}
+    fresh = {name for name, tensor in after.holding.tensors.items() if id(tensor) not in own}
+    arriving = after.holding.of(fresh)
     kept = {
         parameter: before.optimizer.state[parameter]
         for name, parameter in after.holding.parameters.items()

@@ -1,0 +1,188 @@
+"""Weights in a folder, as the library writes them: where each parameter of a model lies there."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from spantrain.config.files.text_files import check_tensor_header
+from spantrain.core.units import ModelSpec
+from spantrain.errors import ConfigError
+from spantrain.models.build import UnsplitParameter, whole_buffers, whole_parameters, whole_statistics
+
+_EXAMPLES = "example"
+"""Files of examples beside weights begin with this; they hold none."""
+_EXACT = ("F32", "BF16", "F16")
+"""Types that float32 holds exactly, as safetensors names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredWeight:
+    """A tensor in a file."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundWeights:
+    """Where the weights of a model lie; not read yet."""
+
+    folder: Path
+    places: Mapping[str, StoredWeight]
+    """By the parameter's name in the model."""
+    ignored: tuple[str, ...]
+    """Tensors of the folder that the model has no parameter for."""
+    statistics: Mapping[str, StoredWeight | Tensor]
+    """Running statistics: their places, or what the model is made with, where the folder has none of them."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all."""
+        return sum(math.prod(place.shape) for place in self.places.values())
+
+    @property
+    def converted(self) -> tuple[str, ...]:
+        """Parameters that are of a shorter type than float32."""
+        return tuple(name for name, place in self.places.items() if place.dtype != "F32")
+
+    def read(self) -> dict[str, Tensor]:
+        """Return the parameters by name, in float32.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
+        found: dict[str, Tensor] = {}
+        for file in dict.fromkeys(place.file for place in self.places.values()):
+            with _opened(file) as tensors:
+                own = ((name, place) for name, place in self.places.items() if place.file == file)
+                found |= {name: tensors.get_tensor(place.name).float() for name, place in own}
+        return found
+
+    def read_statistics(self) -> dict[str, Tensor]:
+        """Return the running statistics by name.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
+        return {name: one if isinstance(one, Tensor) else _read(one) for name, one in self.statistics.items()}
+
+
+def find_weights(folder: Path, spec: ModelSpec) -> FoundWeights:
+    """Find the weights of a model in a folder's safetensors files; nothing else is read.
+
+    Names are those of the unsplit model; a model without its head's name in front (as the library's base models are
+    saved) is understood too.
+
+    Raises:
+        ConfigError: there are no such files, or they are damaged, lack parameters, or have others of this name, by
+            shape or type, or have other buffers than those that the model is made with and keeps.
+    """
+    tensors = _stored(folder)
+    wanted = whole_parameters(spec)
+    found, used = _assigned(folder, tensors, wanted)
+    statistics, own = _statistics_in(folder, tensors, _prefix_left_out(tensors, wanted), spec)
+    ignored = tuple(sorted(set(tensors) - used - {place.name for place in statistics.values()}))
+    _check_buffers(folder, tensors, ignored, spec)
+    return FoundWeights(folder=folder, places=found, ignored=ignored, statistics={**own, **statistics})
+
+
+def _statistics_in(
+    folder: Path, tensors: Mapping[str, StoredWeight], left_out: str, spec: ModelSpec
+) -> tuple[dict[str, StoredWeight], dict[str, Tensor]]:
+    """Return the places of running statistics, and those that the model is made with where the folder has none."""
+    shapes = whole_statistics(spec)
+    found = {name: tensors[there] for name in shapes if (there := name.removeprefix(left_out)) in tensors}
+    wrong = [name for name, place in found.items() if place.shape != shapes[name]]
+    if wrong:
+        raise ConfigError(f"{folder}: holds another model than --model: {', '.join(wrong[:3])} have other shapes")
+    made = whole_buffers(spec) if found.keys() != shapes.keys() else {}
+    return found, {name: made[name] for name in shapes if name not in found}
+
+
+def _read(place: StoredWeight) -> Tensor:
+    with _opened(place.file) as tensors:
+        found: Tensor = tensors.get_tensor(place.name)
+    return found.float() if found.is_floating_point() else found
+
+
+def _stored(folder: Path) -> dict[str, StoredWeight]:
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith(_EXAMPLES))
+    if not files:
+        raise ConfigError(f"{folder}: holds no *.safetensors; write them with the model's save_pretrained")
+    found: dict[str, StoredWeight] = {}
+    for file in files:
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                part = tensors.get_slice(name)
+                found[name] = StoredWeight(file=file, name=name, shape=tuple(part.get_shape()), dtype=part.get_dtype())
+    return found
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    check_tensor_header(file)
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}; copy or save it again") from None
+
+
+def _assigned(
+    folder: Path, tensors: Mapping[str, StoredWeight], wanted: Mapping[str, UnsplitParameter]
+) -> tuple[dict[str, StoredWeight], set[str]]:
+    """Return the place of each parameter, and the names that they and their copies have in the folder."""
+    found: dict[str, StoredWeight] = {}
+    used: set[str] = set()
+    problems = []
+    left_out = _prefix_left_out(tensors, wanted)
+    for name, parameter in wanted.items():
+        there = [own for own in (name.removeprefix(left_out), *parameter.other_names) if own in tensors]
+        used.update(there)
+        if not there:
+            problems.append(f"{name} is missing")
+            continue
+        place = tensors[there[0]]
+        if place.shape != parameter.shape:
+            problems.append(f"{place.name} has shape {list(place.shape)}, wanted {list(parameter.shape)}")
+        elif place.dtype not in _EXACT:
+            problems.append(f"{place.name} has type {place.dtype}, wanted float32 or shorter")
+        else:
+            found[name] = place
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ConfigError(f"{folder}: holds another model than --model: {'; '.join(problems[:3])}{more}")
+    return found, used
+
+
+def _check_buffers(folder: Path, tensors: Mapping[str, StoredWeight], names: Iterable[str], spec: ModelSpec) -> None:
+    """Refuse buffers that would be lost: units have those that the model is made with."""
+    own = whole_buffers(spec) if names else {}
+    lost = []
+    for name in (name for name in names if name in own):
+        with _opened(tensors[name].file) as stored:
+            there = stored.get_tensor(name)
+        if not torch.equal(there.to(own[name].dtype), own[name]):
+            lost.append(name)
+    if lost:
+        raise ConfigError(
+            f"{folder}: {lost[0]} ({len(lost)} such in all) is not what the model is made with, and would be lost; "
+            "write a function that returns the model with its weights and buffers, and give FILE.py:FUNCTION"
+        )
+
+
+def _prefix_left_out(tensors: Iterable[str], wanted: Iterable[str]) -> str:
+    """Return what stands before most names of the model and before none in the folder; empty if there is no such."""
+    ((most, _),) = Counter(name.partition(".")[0] + "." for name in wanted).most_common(1)
+    return "" if any(name.startswith(most) for name in tensors) else most
