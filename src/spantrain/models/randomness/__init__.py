@@ -1,0 +1,4 @@
+"""Random numbers of training: a hash of seed, step, sample and place, the same however a model is cut and run.
+
+`draws` says what is drawn so, `places` what a place is called; under `reference` plain PyTorch draws the same.
+"""

@@ -1,0 +1,254 @@
+"""Draws of a forward pass as functions of seed, step, sample and place: dropout, attention's too, noise, dropped paths.
+
+Functions of torch that draw are seen where they are called (`SeededDraws`), and inside of them the operations that do
+(`operations`): torch's own attention and recurrent loops have several. No generator of torch's is asked.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from spantrain.errors import ConfigError
+from spantrain.models.randomness.counter import at_least, normals, random_bits, row_words
+from spantrain.models.randomness.operations import DrawnOperations
+from spantrain.models.randomness.places import CallChain
+from spantrain.models.randomness.shapes import DrawnShapes, Sizes, guessed_shape
+
+PLAIN_DROPOUT = frozenset({"dropout", "dropout_"})
+"""Names of functions that drop each number by itself."""
+DROPOUT = PLAIN_DROPOUT | {
+    "alpha_dropout", "alpha_dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
+    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "native_dropout",
+}  # fmt: skip
+"""Names of functions that drop, and give back what they are given in evaluation mode."""
+ATTENTION = "scaled_dot_product_attention"
+RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+NOISE = frozenset(
+    {"bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "gumbel_softmax", "log_normal_", "multinomial",
+     "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random_",
+     "randperm", "rrelu", "rrelu_", "uniform_"}
+)  # fmt: skip
+"""Names of functions that draw whatever the mode."""
+_CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        ATTENTION: (4, "dropout_p"),
+        "multi_head_attention_forward": (10, "dropout_p"),
+        **dict.fromkeys(RECURRENT, (0, "")),
+    }
+)
+"""Functions that need not draw: where their probability is among the arguments."""
+_DRAWING = DROPOUT | RECURRENT | NOISE | {ATTENTION, "multi_head_attention_forward"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSamples:
+    """Whose random numbers are drawn: some samples of one step of a run."""
+
+    seed: int
+    """The run's."""
+    step: int
+    first: int
+    """Number of the first of them within the step."""
+    count: int
+
+
+class Sizing(Protocol):
+    """Members of a tensor-parallel group, who tell each other how much of a dimension each has."""
+
+    @property
+    def rank(self) -> int:
+        """Number of the own member."""
+
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+        """Return all members' tensors along a dimension."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+
+
+@dataclass(kw_only=True)
+class DrawingModules:
+    """What is known of a model, or a part of it, that draws; members of a group remember whose part is where."""
+
+    names: Mapping[int, str]
+    """Full names of its modules in the unsplit model, by identity."""
+    shapes: DrawnShapes
+    group: Sizing | None = None
+    offsets: dict[tuple[str, Sizes], tuple[int, int]] = field(default_factory=dict)
+    """By place and sizes of the own part: the dimension that is divided, and where the own part begins in it."""
+
+    @classmethod
+    def of(cls, model: nn.Module, shapes: DrawnShapes) -> "DrawingModules":
+        """Return what is to be known of a whole model."""
+        return cls(names={id(module): path for path, module in model.named_modules()}, shapes=shapes)
+
+
+class SeededDraws(TorchFunctionMode):
+    """Gives what is drawn while it is active; modules run in training mode or not, as they are set."""
+
+    def __init__(self, modules: DrawingModules, samples: DrawnSamples) -> None:
+        super().__init__()
+        self.chain = CallChain(modules.names)
+        self.noted: dict[str, tuple[str, Sizes]] = {}
+        """What was drawn, by place: the function, and the shape."""
+        self._modules = modules
+        self._samples = samples
+        self._words: dict[tuple[bool, torch.device], Tensor] = {}
+        self._undo = contextlib.ExitStack()
+        self._function = ""
+
+    def resize(self, count: int) -> None:
+        """Draw for so many samples from now on."""
+        self._samples = replace(self._samples, count=count)
+        self._words.clear()
+
+    def __enter__(self) -> "SeededDraws":
+        """Begin to watch modules, and to draw for them."""
+        self._undo.enter_context(self.chain.watching())
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """End."""
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._undo.close()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch; if it draws, with numbers of the samples'."""
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name not in _DRAWING:
+            return func(*args, **given)
+        self._function = name
+        if name in PLAIN_DROPOUT and isinstance(args[0] if args else given.get("input"), Tensor):
+            return self._dropped(name, args, given)
+        if name in RECURRENT and _is_packed(args) and _chance(name, args, given) > 0:
+            self.refuse("drops between layers of packed sequences, whose rows are in order of time")
+        if name in _CHANCES and _chance(name, args, given) == 0:
+            return func(*args, **given)
+        with _known_kernels(name), DrawnOperations(self):
+            return func(*args, **given)
+
+    def _dropped(self, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> Tensor:
+        """Return a tensor with some numbers zero and the others larger, as torch's function of these arguments does."""
+        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(given)
+        whole, chance = named["input"], float(named.get("p", 0.5))
+        if not 0.0 <= chance <= 1.0:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {chance}")
+        if not named.get("train", named.get("training", True)) or chance == 0.0:
+            return whole  # type: ignore[no-any-return]
+        kept = self.drawn(whole.shape, whole.device, lambda bits: at_least(bits, chance), like=whole)
+        scale = 1.0 / (1.0 - chance) if chance < 1.0 else 0.0
+        dropped: Tensor = whole.mul_(kept) if named.get("inplace") or name.endswith("_") else whole * kept
+        return dropped.mul_(scale)
+
+    def drawn(
+        self,
+        shape: Sequence[int],
+        device: torch.device,
+        made: Callable[[Tensor], Tensor],
+        *,
+        like: Tensor | None = None,
+        normal: bool = False,
+    ) -> Tensor:
+        """Return what a place draws now: `made` of random bits, or of numbers of the normal distribution, in a shape.
+
+        Of a fake tensor only the shape is noted.
+        """
+        sizes, place = tuple(shape), self.chain.next_place()
+        self.noted[place] = self._function, sizes
+        if like is not None and is_fake(like):
+            return made(torch.zeros_like(like, dtype=torch.float32 if normal else torch.int32))
+        known = self._modules.shapes.get(place) or guessed_shape(sizes, self._samples.count)
+        try:
+            own = known.of_sample(sizes, self._samples.count)
+        except ValueError as error:
+            self.refuse(str(error))
+        key = known.dim is not None, device
+        if key not in self._words:
+            self._words[key] = row_words(
+                self._samples.seed,
+                self._samples.step,
+                self._samples.first,
+                self._samples.count if known.dim is not None else 0,
+                device,
+            )
+        index = self._index(place, own, known.sizes, device)
+        found = made((normals if normal else random_bits)(self._words[key], place, index))
+        return found.view(sizes) if known.dim is None else found.view(-1, *own).movedim(0, known.dim).reshape(sizes)
+
+    def _index(self, place: str, own: Sizes, whole: Sizes, device: torch.device) -> Tensor:
+        """Number what is drawn of each sample; of a part of it, as in the whole."""
+        numbers = torch.arange(torch.Size(own).numel(), dtype=torch.int32, device=device)
+        if self._modules.group is None or own == whole or not whole:
+            return numbers
+        dim, start = self._offset(place, own, whole, device)
+        every = torch.arange(torch.Size(whole).numel(), dtype=torch.int32, device=device)
+        return every.view(whole).narrow(dim, start, own[dim]).flatten()
+
+    def _offset(self, place: str, own: Sizes, whole: Sizes, device: torch.device) -> tuple[int, int]:
+        """Return along which dimension members have parts of what a place draws, and where the own one begins."""
+        found = self._modules.offsets.get((place, own))
+        group = self._modules.group
+        assert group is not None
+        if found is None:
+            differing = [dim for dim, (part, all_) in enumerate(zip(own, whole, strict=False)) if part != all_]
+            if len(own) != len(whole) or len(differing) != 1:
+                self.refuse(f"draws {own} for each sample where the whole model draws {whole}; plan without tensor-"
+                             "parallel groups")  # fmt: skip
+            length = torch.tensor([own[differing[0]]], dtype=torch.float32, device=device)
+            lengths = group.all_gather(length, [1] * group.size, 0).tolist()
+            found = differing[0], int(sum(lengths[: group.rank]))
+            self._modules.offsets[place, own] = found
+        return found
+
+    def refuse(self, why: str) -> None:
+        """Refuse what the function that runs does.
+
+        Raises:
+            ConfigError: always.
+        """
+        where = self.chain.innermost.rpartition(">")[2] or "the model"
+        raise ConfigError(
+            f"{where}: `{self._function}` {why}; use torch.nn.functional.dropout, torch.bernoulli, torch.rand or "
+            "torch.randn with the samples as the first dimension, or train with --dropout off"
+        )
+
+
+def _is_packed(args: Sequence[Any]) -> bool:
+    """Whether a call of torch's recurrent loops is for packed sequences: it has their sizes besides."""
+    return len(args) > 3 and isinstance(args[3], (tuple, list))
+
+
+def _chance(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> float:
+    """Return with which probability a function of `_CHANCES` drops."""
+    if name in RECURRENT:  # without a signature: flags, layers, dropout, training, ...
+        numbers = [arg for arg in args if isinstance(arg, (bool, int, float))]
+        return float(numbers[2]) if numbers[3] else 0.0
+    place, own = _CHANCES[name]
+    trains = name == ATTENTION or (args[13] if len(args) > 13 else given.get("training", True))
+    return float(args[place] if len(args) > place else given.get(own, 0.0)) if trains else 0.0
+
+
+@contextlib.contextmanager
+def _known_kernels(name: str) -> Iterator[None]:
+    """Keep torch from kernels that draw by themselves."""
+    if name in RECURRENT:
+        with torch.backends.cudnn.flags(enabled=False):
+            yield
+    elif name in (ATTENTION, "multi_head_attention_forward"):
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    else:
+        yield

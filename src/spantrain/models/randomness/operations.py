@@ -1,0 +1,147 @@
+"""Operations of torch that draw, done with numbers that are given: what torch's own functions call inside."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spantrain.models.randomness.counter import at_least, fractions
+
+Made = Callable[[Tensor], Tensor]
+
+
+class Drawing(Protocol):
+    """Gives random numbers to operations."""
+
+    def drawn(
+        self,
+        shape: Sequence[int],
+        device: torch.device,
+        made: Made,
+        *,
+        like: Tensor | None = None,
+        normal: bool = False,
+    ) -> Tensor:
+        """Return what is made of random bits, or of numbers of the normal distribution, in a shape."""
+
+    def refuse(self, why: str) -> None:
+        """Refuse what the function that runs does.
+
+        Raises:
+            ConfigError: always.
+        """
+
+
+class DrawnOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws inside one function of torch."""
+
+    def __init__(self, draws: Drawing) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do an operation; one that draws otherwise than torch does."""
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **given)
+        schema = func._schema
+        name = schema.name.removeprefix("aten::")
+        named = {entry.name: entry.default_value for entry in schema.arguments}
+        named |= dict(zip((entry.name for entry in schema.arguments), args, strict=False)) | given
+        if name == "native_dropout":
+            return self._dropped(named)
+        if name not in _NUMBERS or (found := _NUMBERS[name](self._draws, named)) is None:
+            self._draws.refuse(f"draws by the operation {func}, which cannot be repeated by sample")
+        return args[0].copy_(found) if name.endswith("_") else found
+
+    def _dropped(self, named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        given, chance = named["input"], float(named["p"])
+        if named["train"] is False or chance == 0.0:
+            return given.clone(), torch.ones_like(given, dtype=torch.bool)
+        kept = self._draws.drawn(given.shape, given.device, lambda bits: at_least(bits, chance), like=given)
+        return given * kept * (1.0 / (1.0 - chance) if chance < 1.0 else 0.0), kept
+
+
+def _bernoulli(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+    like, chance = named["self"], named.get("p")
+    if isinstance(chance, Tensor) or chance is None:
+        chances = like if chance is None else chance
+        found = draws.drawn(like.shape, like.device, lambda bits: fractions(bits, torch.float32), like=like)
+        return (found < chances).to(like.dtype)
+    found = draws.drawn(like.shape, like.device, lambda bits: at_least(bits, 1.0 - chance), like=like)
+    return found.to(like.dtype)
+
+
+def _uniform(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+    shape, device, dtype, like = _wanted(named)
+    low, high = named.get("from", 0.0), named.get("to", 1.0)
+    found = draws.drawn(shape, device, lambda bits: fractions(bits, dtype), like=like)
+    return found if (low, high) == (0.0, 1.0) else found * (high - low) + low
+
+
+def _normal(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
+    if "self" not in named and ("mean" in named or "size" not in named):
+        return None
+    shape, device, dtype, like = _wanted(named)
+    mean, deviation = named.get("mean", 0.0), named.get("std", 1.0)
+    return draws.drawn(shape, device, lambda numbers: numbers * deviation + mean, like=like, normal=True).to(dtype)
+
+
+def _whole(draws: Drawing, named: Mapping[str, Any]) -> Tensor | None:
+    shape, device, dtype, like = _wanted(named, torch.int64)
+    low, high = named.get("low", 0), named.get("high")
+    if high is None or isinstance(high, Tensor):
+        return None
+
+    def made(bits: Tensor) -> Tensor:
+        found: Tensor = low + (((bits.to(torch.int64) & 0xFFFFFFFF) * (high - low)) >> 32)
+        return found
+
+    return draws.drawn(shape, device, made, like=like).to(dtype)
+
+
+def _exponential(draws: Drawing, named: Mapping[str, Any]) -> Tensor:
+    shape, device, dtype, like = _wanted(named)
+    rate = named.get("lambd", 1.0)
+
+    def made(bits: Tensor) -> Tensor:
+        found: Tensor = -torch.log(fractions(bits, torch.float32, above_zero=True)) / rate
+        return found
+
+    return draws.drawn(shape, device, made, like=like).to(dtype)
+
+
+def _wanted(
+    named: Mapping[str, Any], usual: torch.dtype | None = None
+) -> tuple[Sequence[int], torch.device, torch.dtype, Tensor | None]:
+    """Return the shape, device and type of what is to be drawn, and the tensor that it is drawn like."""
+    like: Tensor | None = named.get("self")
+    dtype = named.get("dtype")
+    dtype = dtype if isinstance(dtype, torch.dtype) else None  # a default of the schema is a number
+    if like is not None:
+        return like.shape, named.get("device") or like.device, dtype or like.dtype, like
+    device = torch.device(named.get("device") or torch.get_default_device())
+    return named["size"], device, dtype or usual or torch.get_default_dtype(), None
+
+
+_NUMBERS: Mapping[str, Callable[[Drawing, Mapping[str, Any]], Tensor | None]] = MappingProxyType(
+    {
+        "bernoulli": _bernoulli,
+        "bernoulli_": _bernoulli,
+        "exponential_": _exponential,
+        "normal_": _normal,
+        "rand": _uniform,
+        "rand_like": _uniform,
+        "randint": _whole,
+        "randint_like": _whole,
+        "randn": _normal,
+        "randn_like": _normal,
+        "uniform_": _uniform,
+    }
+)
+"""By name: what an operation would give; None: that is not known."""
