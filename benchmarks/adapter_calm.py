@@ -49,7 +49,7 @@ class _Steps(SilentReporter):
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         """Keep a step's seconds."""
         del total_steps
         self.seconds.append(outcome.duration_s)

@@ -65,7 +65,7 @@ class Steps(SilentReporter):
     def __init__(self) -> None:
         self.outcomes: list[StepOutcome] = []
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         """Keep one."""
         del total_steps
         self.outcomes.append(outcome)

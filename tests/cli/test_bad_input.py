@@ -420,5 +420,5 @@ def test_places_that_cannot_be_written(refused, profile_path, plan_path):
     refused("plan", profile_path, "--global-batch", "64", "--out", "file/plan.json", says=("--out", "is a file"))
     refused("plan", profile_path, "--global-batch", "64", "--out", ".", says=("folder",))
     refused("train", plan_path, "--out", "file/run", says=("--out", "is a file"))
-    refused("train", plan_path, "--out", "run", "--tensorboard", "file", says=("--tensorboard", "is a file"))
+    refused("train", plan_path, "--out", "run", "--report-to", "comet", says=("report_to", "comet", "tensorboard"))
     refused("demo", "--out", "file", says=("--out", "is a file"))

@@ -82,8 +82,8 @@ def test_an_optimizer_that_is_made_already_is_refused():
 
 def test_wrong_values_are_named_together():
     with pytest.raises(ConfigError) as refused:
-        spantrain.TrainingArguments(bf16=True, fp16=True, report_to="wandb", lr_scheduler_type="cos", save_steps=-1)
-    for text in ("exclude each other", "wandb", "tensorboard", "cos", "save_steps"):
+        spantrain.TrainingArguments(bf16=True, fp16=True, report_to="comet", lr_scheduler_type="cos", save_steps=-1)
+    for text in ("exclude each other", "comet", "tensorboard", "cos", "save_steps"):
         assert text in str(refused.value)
     with pytest.raises(ConfigError, match="needs output_dir"):
         spantrain.TrainingArguments(resume_from_checkpoint=True)

@@ -40,7 +40,7 @@ def test_a_plan_by_data_sheets_is_kept_and_can_be_given_again(user_file, tmp_pat
     request = setting.ready(3, QUIET)
     assert request is not None
     assert (request.plan.global_batch, request.job.optimizer, request.options.keep_checkpoints) == (8, "sgd", 5)
-    assert request.options.tensorboard == tmp_path / "run" / "tensorboard"
+    assert request.options.report_to == ("tensorboard",)
     assert all(stage.state_sharding is StateSharding.NONE for stage in request.plan.stages)
     again = setting_of(user_file, tmp_path / "again", plan=tmp_path / "run" / "plan.json").ready(3, QUIET)
     assert again is not None

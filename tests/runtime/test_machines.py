@@ -53,7 +53,7 @@ class Steps(SilentReporter):
         self.steps: list[int] = []
         self.notes: list[str] = []
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self.steps.append(outcome.step)
 
     def note(self, text: str) -> None:

@@ -83,7 +83,7 @@ class _Steps(SilentReporter):
         self._meanwhile = meanwhile
         self._stop = stop
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self.steps.append(outcome)
         if len(self.steps) == 1 and self._meanwhile is not None:
             self._meanwhile()

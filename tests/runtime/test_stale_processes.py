@@ -87,7 +87,7 @@ def test_losses_are_those_of_one_process_with_old_weights(session, plan, request
 
 
 class _StopsAfterThree(SilentReporter):
-    def step(self, outcome, total_steps: int) -> None:
+    def step(self, outcome, _metrics: object, total_steps: int) -> None:
         if outcome.step == 3:
             self.stop.ask()
 

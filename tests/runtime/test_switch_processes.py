@@ -65,7 +65,7 @@ class Listener(SilentReporter):
         self.left, self.stop, self.since = changes, stop, 0
         self.notes: list[str] = []
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self.left -= outcome.switch is not None
         self.since += self.left <= 0
         if self.since == 4:

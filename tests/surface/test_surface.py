@@ -88,7 +88,7 @@ def test_json_of_planning_and_training(tmp_path, law_profile):
     }
     train = one_object(
         "train", tmp_path / "plan.json", "--steps", 3, "--no-network", "--out", tmp_path / "run", "--json",
-        "--tensorboard", tmp_path / "board",
+        "--report-to", "tensorboard",
     )  # fmt: skip
     assert {
         "losses", "step_s_measured", "step_s_predicted", "samples_per_s", "devices", "links", "generation", "trace",
@@ -97,7 +97,7 @@ def test_json_of_planning_and_training(tmp_path, law_profile):
     assert all({"utilisation", "bubble_ratio"} <= figures.keys() for figures in train["devices"].values())
     assert all({"bytes_sent", "bytes_received"} <= figures.keys() for figures in train["links"].values())
     assert json.loads(Path(train["trace"]).read_text())["traceEvents"]
-    assert list((tmp_path / "board").iterdir())
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
 
 
 def written_profile(folder: Path, law_profile) -> Path:

@@ -1,11 +1,10 @@
-"""What a use case tells the person who waits, and TensorBoard; the CLI draws it, tests collect it."""
+"""What a use case tells the person who waits; the CLI draws it, tests collect it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
+from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.core.plan import Plan
-from spantrain.errors import ConfigError
 from spantrain.runtime.coordinator.barrier import StepOutcome
 
 
@@ -21,8 +20,14 @@ class Reporter(Protocol):
     def run_begins(self, plan: Plan) -> None:
         """Say which plan the steps to come belong to."""
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Say that a training step has ended."""
+
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Say what an evaluation on held-out data gave."""
+
+    def logged(self, scalars: Mapping[str, float], step: int) -> None:
+        """Say what is logged of the steps since the last time (`loss`: their mean), or of an evaluation."""
 
     def saved(self, folder: str) -> None:
         """Say that a checkpoint is complete."""
@@ -43,7 +48,13 @@ class SilentReporter:
     def run_begins(self, plan: Plan) -> None:
         """Say nothing."""
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
+        """Say nothing."""
+
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Say nothing."""
+
+    def logged(self, scalars: Mapping[str, float], step: int) -> None:
         """Say nothing."""
 
     def saved(self, folder: str) -> None:
@@ -51,38 +62,3 @@ class SilentReporter:
 
     def note(self, text: str) -> None:
         """Say nothing."""
-
-
-class ScalarWriter:
-    """Writes the tags that users of other trainers know; does nothing without a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._writer = None
-        if folder is None:
-            return
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("--tensorboard needs TensorBoard; run: pip install 'spantrain[tensorboard]'") from error
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, outcome: StepOutcome, global_batch: int, bytes_per_s: Mapping[str, float]) -> None:
-        """Write one step's scalars; `bytes_per_s` of the links that follow a trace."""
-        if self._writer is None:
-            return
-        if outcome.evaluation_loss is not None:
-            self._writer.add_scalar("loss_metrics/heldout_loss", outcome.evaluation_loss, outcome.step)
-        if outcome.loss is None:
-            return
-        self._writer.add_scalar("loss_metrics/global_avg_loss", outcome.loss, outcome.step)
-        self._writer.add_scalar("grad_norm", outcome.grad_norm, outcome.step)
-        self._writer.add_scalar("throughput(samples_per_s)", global_batch / outcome.duration_s, outcome.step)
-        for link, rate in bytes_per_s.items():
-            self._writer.add_scalar(f"link_rate(bytes_per_s)/{link}", rate, outcome.step)
-        for name, busy_s in outcome.busy_s.items():
-            self._writer.add_scalar(f"bubble_ratio/{name}", max(0.0, 1.0 - busy_s / outcome.duration_s), outcome.step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()

@@ -3,12 +3,13 @@
 import difflib
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from spantrain.app.training.trackers import chosen_trackers
 from spantrain.core.job import LARGEST_NUMBER, TrainJob
 from spantrain.errors import ConfigError
 
@@ -27,7 +28,6 @@ _OPTIMIZERS: Mapping[str, str] = MappingProxyType(
         "sgd": "sgd",
     }
 )
-_REPORTERS = ("none", "tensorboard")
 _ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "gradient_accumulation_steps": "the planner chooses the micro-batches; say train_batch_size, samples of a step",
@@ -99,11 +99,15 @@ class TrainingArguments:
     save_total_limit: int = 2
     """Checkpoints that are kept."""
     logging_steps: int = 10
-    """Steps between lines on standard error; 0: none."""
+    """Steps between lines on standard error and scalars, whose loss is the mean over them; 0: none of either."""
     eval_steps: int = 0
     """Steps between evaluations on held-out data; 0: none."""
-    report_to: str = "none"
-    """`tensorboard`: scalars in the run's folder, under `tensorboard`."""
+    report_to: str | Sequence[str] = "none"
+    """`tensorboard` (in the run's folder, under `tensorboard`), `wandb`, `trackio`, `mlflow`, or several of them."""
+    run_name: str = ""
+    """For those; empty: the name of the run's folder."""
+    project: str = ""
+    """For those; empty: what their own environment or default says."""
     from_scratch: bool = False
     """Random weights, though the folder of an `hf:` model has some."""
     resume_from_checkpoint: bool | str | Path = False
@@ -113,7 +117,7 @@ class TrainingArguments:
         problems = self._wrong_types()
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
-        for name, known in (("lr_scheduler_type", _SCHEDULES), ("optim", _OPTIMIZERS), ("report_to", _REPORTERS)):
+        for name, known in (("lr_scheduler_type", _SCHEDULES), ("optim", _OPTIMIZERS)):
             if getattr(self, name) not in known:
                 problems.append(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.bf16 and self.fp16:
@@ -128,6 +132,11 @@ class TrainingArguments:
             problems.append(f"nothing to do: max_steps {self.max_steps}, num_train_epochs {self.num_train_epochs}")
         if self.resume_from_checkpoint is True and not self.output_dir:
             problems.append("resume_from_checkpoint=True needs output_dir, the folder of the run to go on with")
+        try:
+            if chosen_trackers(self.report_to) and not self.logging_steps:
+                problems.append(f"report_to {self.report_to!r} needs logging_steps: scalars are given so often")
+        except ConfigError as error:
+            problems.append(str(error))
         if problems:
             raise ConfigError("TrainingArguments: " + "; ".join(problems))
         self.job(1, {})

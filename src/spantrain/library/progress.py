@@ -1,9 +1,10 @@
 """What users want to be told while training: lines on standard error, and calls of callbacks."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spantrain.app.metrics import EvaluationMetrics, StepMetrics
 from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 from spantrain.planner.engine.outcome import PlanOutcome
@@ -70,7 +71,6 @@ class UserReporter:
         self._callbacks = tuple(callbacks)
         self._every = every
         self._stop = stop
-        self._global_batch = 0
 
     def phase(self, text: str) -> None:
         """Print it."""
@@ -90,21 +90,20 @@ class UserReporter:
 
     def run_begins(self, plan: Plan) -> None:
         """Tell callbacks."""
-        self._global_batch = plan.global_batch
+        del plan
         for callback in self._callbacks:
             callback.on_train_begin()
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Print a line now and then; tell callbacks, and end if one wants that."""
-        assert outcome.loss is not None, "steps are reported with their loss"
         report = StepReport(
-            step=outcome.step + 1,
-            loss=outcome.loss,
-            grad_norm=outcome.grad_norm,
-            step_s=outcome.duration_s,
-            samples_per_s=self._global_batch / outcome.duration_s,
+            step=metrics.step,
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            step_s=metrics.step_s,
+            samples_per_s=metrics.samples_per_s,
             heldout_loss=outcome.evaluation_loss,
-            skipped=outcome.skipped,
+            skipped=metrics.skipped,
         )
         if self._every and (report.step % self._every == 0 or report.step == total_steps):
             held_out = "" if report.heldout_loss is None else f"  held-out loss {report.heldout_loss:.4f}"
@@ -116,6 +115,12 @@ class UserReporter:
         answers = [callback.on_step(report) for callback in self._callbacks]
         if any(answers):
             self._stop()
+
+    def evaluated(self, metrics: EvaluationMetrics) -> None:
+        """Say nothing: the step behind it tells."""
+
+    def logged(self, scalars: Mapping[str, float], step: int) -> None:
+        """Say nothing: steps are told one by one."""
 
     def saved(self, folder: str) -> None:
         """Tell callbacks."""

@@ -13,6 +13,7 @@ from spantrain.app.outer.run import outer_cluster
 from spantrain.app.session import Session
 from spantrain.app.training.old_run import refuse_run, remove_old_run
 from spantrain.app.training.requests import RunOptions, TrainRequest, new_run, resumed_run
+from spantrain.app.training.trackers import chosen_trackers
 from spantrain.app.training.train_from_scratch import (
     ScratchListener,
     ScratchRequest,
@@ -200,7 +201,10 @@ class Setting:
             plan=replace(request.plan, model=self.model),
             options=RunOptions(
                 keep_checkpoints=self.arguments.save_total_limit,
-                tensorboard=self.out / "tensorboard" if self.arguments.report_to == "tensorboard" else None,
+                report_to=chosen_trackers(self.arguments.report_to),
+                run_name=self.arguments.run_name,
+                project=self.arguments.project,
+                logging_steps=self.arguments.logging_steps,
                 outer=outer_cluster(),
             ),
         )

@@ -13,6 +13,7 @@ from subprocess import PIPE
 
 from spantrain.app.comparison.figures import MeasuredRun
 from spantrain.app.comparison.layouts import Layout
+from spantrain.app.metrics import StepMetrics
 from spantrain.app.reporter import Reporter, SilentReporter
 from spantrain.app.session import Session
 from spantrain.app.training.requests import RunOptions, TrainRequest
@@ -196,8 +197,9 @@ class _StepCollector(SilentReporter):
         self.steps: list[StepOutcome] = []
         self._reporter, self._traffic = reporter, traffic
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Count it."""
+        del metrics
         self.steps.append(outcome)
         self._traffic.note(len(self.steps))
         self._reporter.progress(len(self.steps), total_steps, "steps")

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from spantrain.app.metrics import METRICS_FILE
 from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, SWITCHES_FILE, TRACE_FILE, files_of_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, MARKER, step_of
@@ -10,7 +11,7 @@ from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 
 _INPUTS = ("plan.json", "profile.json")
 """What runs are made from: of no run alone."""
-_FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE)
+_FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
 
 
 def refuse_run(folder: Path, ways: str) -> None:

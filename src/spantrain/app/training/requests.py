@@ -63,8 +63,16 @@ class RunOptions:
 
     keep_checkpoints: int = 2
     """So many complete ones stay, the newest."""
-    tensorboard: Path | None = None
-    """Folder of scalars; None: there are none."""
+    report_to: tuple[str, ...] = ()
+    """Names of trackers (`app.training.trackers`) that get scalars; those of TensorBoard lie under `tensorboard`."""
+    run_name: str = ""
+    """For trackers; empty: the folder's."""
+    project: str = ""
+    """For trackers; empty: their own."""
+    logging_steps: int = 1
+    """Steps between scalars, whose loss is the mean over them; 0: none."""
+    dataset_size: int | None = None
+    """Samples of a data set in this process; None: workers say it."""
     network_trace: NetworkTrace | None = None
     """How the emulated links change from the first step on."""
     outer: OuterCluster | None = None

@@ -74,6 +74,8 @@ class RunRecord:
     """What the run began with, if that is not as ever."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given was not done, a line each."""
+    losses: tuple[float, ...] = ()
+    """Of every step since the first, those before a resume included."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZER_STATE_RATIO:
@@ -111,6 +113,7 @@ class RunContent:
     staleness: int = 0
     weights: str = ""
     """What the run began with, if that is not as ever."""
+    losses: tuple[float, ...] = ()
 
 
 def write_run(folder: Path, content: RunContent) -> None:
@@ -252,6 +255,7 @@ def _record(plans: Sequence[str], profile: str, content: RunContent) -> RunRecor
         peak_bytes=content.peak_bytes,
         weights=content.weights,
         left_out=content.profile.graph.left_out,
+        losses=content.losses,
     )
 
 

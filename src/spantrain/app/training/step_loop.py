@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 import torch
 
+from spantrain.app.metrics import StepMetrics
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import TrainOutcome
@@ -160,11 +161,11 @@ class _StepListener:
         self._reporter = reporter
         self._updates = updates
         self.phase, self.progress, self.note = reporter.phase, reporter.progress, reporter.note
-        self.run_begins = reporter.run_begins
+        self.run_begins, self.evaluated, self.logged = reporter.run_begins, reporter.evaluated, reporter.logged
 
-    def step(self, outcome: StepOutcome, total_steps: int) -> None:
+    def step(self, outcome: StepOutcome, metrics: StepMetrics, total_steps: int) -> None:
         """Tell both."""
-        self._reporter.step(outcome, total_steps)
+        self._reporter.step(outcome, metrics, total_steps)
         self._updates.put(outcome)
 
     def saved(self, folder: str) -> None:

@@ -10,7 +10,7 @@ from spantrain.app.adaptation.adapt import adviser_of
 from spantrain.app.outer.run import check_outer
 from spantrain.app.planning.plan_files import check_staleness, with_room_for_two
 from spantrain.app.profiling.slowing import MAX_REAL_COMPUTE, too_fast, what_is_emulated
-from spantrain.app.reporter import Reporter, ScalarWriter
+from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session
 from spantrain.app.training.outcome import (
     HeldOutLoss,
@@ -24,6 +24,7 @@ from spantrain.app.training.outcome import (
 )
 from spantrain.app.training.requests import Resume, TrainRequest
 from spantrain.app.training.run_folder import TRACE_FILE, MeasuredStep, RunContent, write_run
+from spantrain.app.training.run_log import RunLog
 from spantrain.app.training.traced_run import open_trace
 from spantrain.app.weight_folder import FoundWeights
 from spantrain.app.weights import write_weights
@@ -133,7 +134,7 @@ class _RunOnSession:
             request.out, request.plan.devices, keep=request.options.keep_checkpoints, describe=self._manifest
         )
         self._checkpoint = ""
-        self._scalars = ScalarWriter(request.options.tensorboard)
+        self._log = RunLog(request, self._ledger, reporter)
         self._network = open_trace(request.options.network_trace, session.testbed, request.plan, request.profile)
         self._plans = PlanChanges(request.plan, first_step=self._first_step, folder=request.out, tell=reporter.note)
 
@@ -157,7 +158,7 @@ class _RunOnSession:
             remove_partials(Disk(), request.out / CHECKPOINTS)
         with ExitStack() as stack:
             stack.callback(self._network.end)
-            stack.callback(self._scalars.close)
+            stack.enter_context(self._log)
             results = self._session.coordinator.train(
                 {name: self._order() for name in plan.devices},
                 self._barrier(self._advising(stack)),
@@ -216,14 +217,13 @@ class _RunOnSession:
         self._outcomes.append(outcome)
         if outcome.loss is not None:
             self._losses.append(outcome.loss)
-            self._reporter.step(outcome, self._request.job.steps)
+        self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if outcome.switch is not None:
             self._plans.done(outcome.switch)
         if outcome.advice is not None:
             self._session.generations.taken(outcome.advice.plan.generation)
             self._plans.decided(outcome.step, outcome.advice)
             self._reporter.run_begins(outcome.advice.plan)
-        self._scalars.write(outcome, self._request.plan.global_batch, self._network.rates_at(outcome.closed_s))
 
     def _on_saved(self, saved: SavedFile) -> tuple[int, ...]:
         """Have a device's part of a checkpoint noted; called in a thread of that device's call."""
@@ -233,7 +233,7 @@ class _RunOnSession:
 
     def _complete(self, saved: SavedFile) -> None:
         self._checkpoint = str(self._checkpoints.complete(saved))
-        self._reporter.saved(self._checkpoint)
+        self._log.saved(saved.step, self._checkpoint)
 
     def _manifest(self, saved: SavedFile, files: Mapping[str, StoredFile]) -> Manifest:
         request = self._request
@@ -323,6 +323,7 @@ class _RunOnSession:
             ),
             decisions=tuple(result.decisions for result in results.values()),
             weights=request.weights.text,
+            losses=tuple(self._losses),
         )
         write_run(request.out, content)
 

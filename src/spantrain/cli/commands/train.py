@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from spantrain.app.training.train import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
 
-_FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl")
+_FILES = ("plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl")
 _MODEL_OPTIONS = (
     "preset", "cluster", "data", "tokenizer", "sequence_length", "global_batch", "dtype", "emulated_speed",
 )  # fmt: skip
 """Options that go with --model: a plan and a checkpoint say all this already."""
 _WHERE_OPTIONS = (
-    "other_plan", "keep_checkpoints", "tensorboard", "no_network", "network_trace", "listen", "lost_after", "insecure",
+    "other_plan", "keep_checkpoints", "report_to", "no_network", "network_trace", "listen", "lost_after", "insecure",
 )  # fmt: skip
 """Options that a run that goes on needs again: no checkpoint has them."""
 
@@ -77,11 +77,12 @@ class _Command:
     def _run_options(self) -> "RunOptions":
         from spantrain.app.outer.run import outer_cluster
         from spantrain.app.training.requests import RunOptions
+        from spantrain.app.training.trackers import chosen_trackers
 
         asked = self._asked
         return RunOptions(
             keep_checkpoints=asked.keep_checkpoints,
-            tensorboard=asked.tensorboard,
+            report_to=chosen_trackers(asked.report_to or ()),
             network_trace=chosen_trace(asked.network_trace, emulated=not asked.no_network and asked.listen is None),
             outer=outer_cluster(),
         )
@@ -95,8 +96,6 @@ class _Command:
         if folder is not None:
             option = "--out" if asked.out else "--resume"
             check_can_make(folder, option, files=_FILES, folders=("checkpoint", "logs"))
-        if asked.tensorboard:
-            check_can_make(asked.tensorboard, "--tensorboard")
         if asked.resume is None:
             self._refuse(("other_plan",), "belongs to --resume; a new run takes the plan's file alone")
         else:
@@ -238,7 +237,8 @@ class _Command:
         for name, option in self._given.items():
             if name in _WHERE_OPTIONS:
                 value = getattr(self._asked, name)
-                words += [option] if value is True else [option, str(value)]
+                for one in value if isinstance(value, list) else [value]:
+                    words += [option] if one is True else [option, str(one)]
         return shlex.join(words)
 
 

@@ -79,7 +79,9 @@ class TrainArguments:
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
     evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0
     trace_steps: Annotated[int, typer.Option(help="The last so many steps go into trace.json.")] = 3
-    tensorboard: Annotated[Path | None, typer.Option(help="Write TensorBoard scalars to this folder.")] = None
+    report_to: Annotated[
+        list[str] | None, typer.Option(help="Give scalars to tensorboard, wandb, trackio or mlflow; may be repeated.")
+    ] = None
     adapter: Annotated[str, typer.Option(help=f"What follows the network: {', '.join(ADAPTERS)}.")] = "auto"
     allow_wire: Annotated[
         list[WireFormat] | None, typer.Option(help="With --adapter auto: what slow cuts may be rounded to.")

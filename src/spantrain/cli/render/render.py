@@ -19,6 +19,7 @@ from spantrain.planner.groups import DeviceGroups, tree_lines
 
 if TYPE_CHECKING:
     from spantrain.app.demo import DemoSummary
+    from spantrain.app.metrics import EvaluationMetrics, StepMetrics
     from spantrain.app.training.outcome import LinkFigures, TrainOutcome
     from spantrain.planner.engine.outcome import PlanOutcome
     from spantrain.runtime.coordinator.barrier import StepOutcome
@@ -63,8 +64,9 @@ class TerminalReporter:
             filled = round(24 * done / max(total, 1))
             self._live.update(Text(f"  {'━' * filled}{' ' * (24 - filled)} {done}/{total} {text}"))
 
-    def step(self, outcome: "StepOutcome", total_steps: int) -> None:
+    def step(self, outcome: "StepOutcome", metrics: "StepMetrics", total_steps: int) -> None:
         """Draw one step's figures."""
+        del metrics
         self._recent.append(outcome)
         line = self._step_line(outcome, total_steps)
         self._previous = outcome
@@ -72,6 +74,12 @@ class TerminalReporter:
             self._live.update(line)
         if self._live is None and (outcome.step % _LOG_EVERY_STEPS == 0 or outcome.step + 1 == total_steps):
             self._console.print(line, soft_wrap=True)
+
+    def evaluated(self, metrics: "EvaluationMetrics") -> None:
+        """Say nothing."""
+
+    def logged(self, scalars: Mapping[str, float], step: int) -> None:
+        """Say nothing: steps are drawn one by one."""
 
     def saved(self, folder: str) -> None:
         """Say nothing: the end of the run names the newest."""

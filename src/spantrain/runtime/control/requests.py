@@ -241,6 +241,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """To each peer, since the run began."""
     data_digest: str | None = None
     """Of the data that it reads, in its first report under each plan that moves units; None where it reads none."""
+    dataset_size: int | None = None
+    """Samples of the data that it reads; None where it reads none, or gets batches."""
     switch: SwitchReport | None = None
     """In the first step under a new plan."""
     links: tuple[LinkReport, ...] = ()
@@ -249,9 +251,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """Of the first device of a stage, where the run takes part in an outer optimizer."""
 
     def __post_init__(self) -> None:
-        amounts = {
-            name: getattr(self, name) or 0 for name in ("grad_square", "busy_s", "peak_held_samples", "duration_s")
-        }
+        names = ("grad_square", "busy_s", "peak_held_samples", "duration_s", "dataset_size")
+        amounts = {name: getattr(self, name) or 0 for name in names}
         amounts |= {f"sent_bytes to {peer}": size for peer, size in self.sent_bytes.items()}
         wrong = [f"{name} is {value}" for name, value in amounts.items() if not 0 <= value < math.inf]
         losses = {"loss_sum": self.loss_sum, "evaluation_loss_sum": self.evaluation_loss_sum}

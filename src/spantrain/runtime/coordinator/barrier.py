@@ -50,6 +50,8 @@ class StepOutcome:
     """Whether gradients overflowed under float16, so that nothing was updated."""
     advice: Advice | None = None
     """The plan that takes over behind this step, and why."""
+    dataset_size: int | None = None
+    """Samples of the data set, if a device said it."""
     switch: SwitchFigures | None = None
     """What it took to go over to this step's plan, where it was its first."""
 
@@ -187,6 +189,7 @@ class StepBarrier:
             sent_bytes={name: report.sent_bytes for name, report in reports.items()},
             closed_s=now_s,
             skipped=skipped,
+            dataset_size=max((report.dataset_size for report in ordered if report.dataset_size), default=None),
             switch=_switch_figures(ordered),
         )
 

@@ -61,6 +61,13 @@ class BatchQueue:
             self._batches[step] = batch
             self._changed.notify_all()
 
+    def tokens(self, step: int) -> int | None:
+        """Return how many tokens a step's batch has, if it is not forgotten, and its first input is tokens."""
+        with self._changed:
+            batch = self._batches.get(step)
+        first = batch.inputs[0] if batch and batch.inputs else None
+        return first.numel() if first is not None and first.dim() == 2 and not first.is_floating_point() else None
+
     def save_before(self, step: int) -> None:
         """Have all devices write a checkpoint before this step."""
         with self._changed:
@@ -123,6 +130,8 @@ class QueuedFeed:
 
     digest = ""
     """Nobody else reads this data."""
+    dataset_size = None
+    """Whoever gives batches knows it."""
 
     def __init__(self, control: ControlPlane, check_abort: Callable[[], None]) -> None:
         self._control = control

@@ -210,6 +210,11 @@ class SampledFeed:
         self._same_every_step = same_every_step
 
     @property
+    def dataset_size(self) -> int:
+        """Samples of the data set."""
+        return self._sampler.dataset_size
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the whole data set, the same wherever the same data is read."""
         return self._dataset.digest

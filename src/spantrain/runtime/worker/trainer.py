@@ -288,6 +288,7 @@ class TrainSession:
             evaluation_loss_sum=evaluation,
             sent_bytes=self._traffic.sent(),
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,
+            dataset_size=self._training.dataset_size if part.reads_data else None,
             switch=self._switch_report,
             links=part.actions.driver.link_reports() if part.actions.driver else (),
         )

@@ -1,0 +1,177 @@
+"""Where scalars go besides the run's own file: TensorBoard, Weights & Biases, Trackio, MLflow; each is optional."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from spantrain.errors import ConfigError
+
+TRACKERS: Mapping[str, tuple[str, str]] = {
+    "tensorboard": ("torch.utils.tensorboard", "'spantrain[tensorboard]'"),
+    "wandb": ("wandb", "wandb"),
+    "trackio": ("trackio", "trackio"),
+    "mlflow": ("mlflow", "mlflow"),
+}
+"""By name: the module, and what pip installs."""
+_PROJECT = "spantrain"
+_LONGEST_VALUE = 500
+"""Characters of a parameter that MLflow takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """What trackers are told of a run when it begins."""
+
+    name: str
+    project: str
+    """Empty: as the tracker's own environment says, or else the tracker's default."""
+    folder: Path
+    config: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Takes scalars of steps."""
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Take a step's scalars, by their tags."""
+
+    def close(self) -> None:
+        """Hand over what is left."""
+
+
+class _TensorBoard:
+    def __init__(self, module: Any, run: TrackedRun) -> None:
+        self._writer = module.SummaryWriter(str(run.folder))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        for tag, value in scalars.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, module: Any, run: TrackedRun) -> None:
+        self._run = module.init(project=run.project or None, name=run.name, config=dict(run.config))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    def __init__(self, module: Any, run: TrackedRun) -> None:
+        self._module = module
+        module.init(project=run.project or _PROJECT, name=run.name, config=dict(run.config))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        self._module.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class _MLflow:
+    def __init__(self, module: Any, run: TrackedRun) -> None:
+        self._module = module
+        if run.project:
+            module.set_experiment(run.project)
+        module.start_run(run_name=run.name)
+        module.log_params({name: str(value)[:_LONGEST_VALUE] for name, value in run.config.items()})
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        self._module.log_metrics(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._module.end_run()
+
+
+_OPENED: Mapping[str, Callable[[Any, TrackedRun], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "mlflow": _MLflow,
+}
+
+
+class Trackers:
+    """All trackers of a run; one that fails is left out from then on, and the run goes on."""
+
+    def __init__(self, names: Sequence[str], run: TrackedRun, tell: Callable[[str], None]) -> None:
+        """Begin a run with each; `tell` says a line to the user.
+
+        Raises:
+            ConfigError: the package of one is not installed, or refuses to begin.
+        """
+        self._tell = tell
+        self._open: dict[str, Tracker] = {}
+        modules = {name: tracker_module(name) for name in names}
+        for name, module in modules.items():
+            try:
+                self._open[name] = _OPENED[name](module, run)
+            except Exception as error:
+                self.close()
+                raise ConfigError(f"report_to {name}: cannot begin: {type(error).__name__}: {error}") from error
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        """Give scalars to each, by the tags that the transformers library's trainer uses: `train/loss`, `eval/loss`."""
+        self._each(lambda tracker: tracker.log(scalars, step))
+
+    def close(self) -> None:
+        """End the run with each."""
+        self._each(lambda tracker: tracker.close())
+        self._open.clear()
+
+    def _each(self, do: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._open.items()):
+            try:
+                do(tracker)
+            except Exception as error:  # noqa: BLE001 - code of others; hours of training are not its to end
+                del self._open[name]
+                self._tell(f"report_to {name}: {type(error).__name__}: {error}; the run goes on without it")
+
+
+def tracker_module(name: str) -> Any:
+    """Return the package of a tracker.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    module, wheel = TRACKERS[name]
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(f"report_to {name}: {name} is not installed; run: pip install {wheel}") from None
+
+
+def chosen_trackers(given: object) -> tuple[str, ...]:
+    """Return the trackers of a name or several; `none` is none.
+
+    Raises:
+        ConfigError: there is no such tracker, or its package is not installed.
+    """
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else None
+    known = ", ".join(TRACKERS)
+    if names is None or any(name not in (*TRACKERS, "none") for name in names):
+        raise ConfigError(f"report_to: must be none, or one or more of {known}, got {given!r}")
+    wanted = tuple(dict.fromkeys(name for name in names if name != "none"))
+    for name in wanted:
+        tracker_module(name)
+    return wanted
+
+
+def tagged(scalars: Mapping[str, float]) -> dict[str, float]:
+    """Return scalars by their tags: those of evaluations under `eval/`, others under `train/`.
+
+    >>> tagged({"eval_loss": 2.0, "epoch": 1.0})
+    {'eval/loss': 2.0, 'train/epoch': 1.0}
+    """
+    return {
+        f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": value
+        for name, value in scalars.items()
+    }

@@ -1,0 +1,130 @@
+"""What a run writes as it goes: lines of metrics, and what trackers get; the packages of others are stubs."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from spantrain.app.metrics import METRICS_FILE, EvaluationMetrics, MetricsFile, StepMetrics
+from spantrain.app.training.trackers import TrackedRun, Trackers, chosen_trackers, tagged
+from spantrain.errors import ConfigError
+
+
+def metrics(step: int, **given) -> StepMetrics:
+    common = {"loss": 2.0, "learning_rate": 1e-3, "grad_norm": 0.5, "step_s": 0.25, "samples_per_s": 32.0}
+    return StepMetrics(step=step, **{**common, **given})
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+
+
+def test_lines_are_on_the_disk_as_they_come_and_hold_what_is_known(tmp_path):
+    with MetricsFile(tmp_path, first_step=0, before=None) as file:
+        file.evaluation(EvaluationMetrics(step=0, eval_loss=3.0))
+        file.step(metrics(1, epoch=0.5, tokens_per_s=64.0))
+        assert [line["event"] for line in lines(tmp_path)] == ["evaluation", "step"]
+        file.checkpoint(1, "checkpoint/step-1")
+    assert lines(tmp_path)[0] == {"event": "evaluation", "step": 0, "eval_loss": 3.0}
+    assert lines(tmp_path)[1] == {
+        "event": "step", "step": 1, "loss": 2.0, "learning_rate": 1e-3, "grad_norm": 0.5, "step_s": 0.25,
+        "samples_per_s": 32.0, "tokens_per_s": 64.0, "epoch": 0.5,
+    }  # fmt: skip
+    assert lines(tmp_path)[2] == {"event": "checkpoint", "step": 1, "folder": "checkpoint/step-1"}
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path, other):
+    """Steps behind it are done again; a line that was cut off goes, too."""
+    first = tmp_path / "first"
+    with MetricsFile(first, first_step=0, before=None) as file:
+        for step in range(1, 6):
+            file.step(metrics(step, loss=float(step)))
+    with (first / METRICS_FILE).open("a") as torn:
+        torn.write('{"event": "step", "step": 2, "lo')
+    out = tmp_path / "second" if other else first
+    with MetricsFile(out, first_step=3, before=first) as file:
+        file.step(metrics(4, loss=40.0))
+    assert [(line["step"], line["loss"]) for line in lines(out)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+class Stub(SimpleNamespace):
+    """A package of trackers as far as it is called; keeps the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        noted = {
+            name: lambda *args, _name=name, **named: self.calls.append((_name, args, named))
+            for name in ("log", "finish", "log_metrics", "log_params", "start_run", "set_experiment", "end_run")
+        }
+        super().__init__(**noted, init=self._init)
+
+    def _init(self, **named) -> "Stub":
+        self.calls.append(("init", (), named))
+        return self
+
+
+def run_of(tmp_path, **given) -> TrackedRun:
+    return TrackedRun(name="a", folder=tmp_path, config={"steps": 3}, **{"project": "", **given})
+
+
+@pytest.mark.parametrize(
+    ("name", "began", "logged", "ended"),
+    [
+        ("wandb", ("init", {"project": None, "name": "a", "config": {"steps": 3}}), "log", "finish"),
+        ("trackio", ("init", {"project": "spantrain", "name": "a", "config": {"steps": 3}}), "log", "finish"),
+        ("mlflow", ("start_run", {"run_name": "a"}), "log_metrics", "end_run"),
+    ],
+)
+def test_trackers_get_scalars(tmp_path, monkeypatch, name, began, logged, ended):
+    stub = Stub()
+    monkeypatch.setitem(sys.modules, name, stub)
+    trackers = Trackers(chosen_trackers(name), run_of(tmp_path), pytest.fail)
+    trackers.log({"train/loss": 2.0}, 7)
+    trackers.close()
+    assert (stub.calls[0][0], stub.calls[0][2]) == began
+    assert (logged, ({"train/loss": 2.0},), {"step": 7}) in stub.calls
+    assert stub.calls[-1][0] == ended
+
+
+def test_mlflow_gets_short_parameters_and_the_project(tmp_path, monkeypatch):
+    stub = Stub()
+    monkeypatch.setitem(sys.modules, "mlflow", stub)
+    Trackers(["mlflow"], TrackedRun(name="a", project="p", folder=tmp_path, config={"model": "x" * 900}), pytest.fail)
+    assert stub.calls[0] == ("set_experiment", ("p",), {})
+    assert stub.calls[2] == ("log_params", ({"model": "x" * 500},), {})
+
+
+def test_tensorboard_really_writes(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trackers = Trackers(["tensorboard"], run_of(tmp_path), pytest.fail)
+    trackers.log(tagged({"loss": 2.0}), 1)
+    trackers.log(tagged({"eval_loss": 3.0}), 1)
+    trackers.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert {tag: found.Scalars(tag)[0].value for tag in found.Tags()["scalars"]} == {
+        "train/loss": 2.0,
+        "eval/loss": 3.0,
+    }
+
+
+def test_one_that_fails_is_left_out_and_the_run_goes_on(tmp_path, monkeypatch):
+    stub, told = Stub(), []
+    stub.log = lambda *_, **__: 1 / 0
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    trackers = Trackers(["wandb"], run_of(tmp_path), told.append)
+    trackers.log({"train/loss": 1.0}, 1)
+    trackers.log({"train/loss": 1.0}, 2)
+    assert told == ["report_to wandb: ZeroDivisionError: division by zero; the run goes on without it"]
+
+
+def test_what_is_not_installed_or_not_known_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match="trackio is not installed; run: pip install trackio"):
+        chosen_trackers(["tensorboard", "trackio"])
+    with pytest.raises(ConfigError, match="one or more of tensorboard, wandb, trackio, mlflow, got 'comet_ml'"):
+        chosen_trackers("comet_ml")
+    assert chosen_trackers("none") == chosen_trackers([]) == ()
