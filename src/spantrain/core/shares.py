@@ -167,9 +167,11 @@ class TensorPieces:
     """Their part of the unit's matrices, as of its computation (`runtime.step.stage_member.unit_shares`)."""
     shared: tuple[str, ...] = ()
     """Groups of shared parameters among them, e.g. `wte`."""
+    frozen_bytes: int = 0
+    """Of the divided parameters' bytes, those that are not trained."""
 
     def __post_init__(self) -> None:
-        if self.pieces < 1 or self.parameter_bytes < 0 or not 0 <= self.work_share <= 1:
+        if self.pieces < 1 or not 0 <= self.frozen_bytes <= self.parameter_bytes or not 0 <= self.work_share <= 1:
             raise ValueError(
                 f"tensor pieces need at least one piece, no negative bytes and a work_share from 0 to 1, got {self}"
             )

@@ -100,10 +100,17 @@ class Unit:
     no transformer block of which all layers are known (`core.plan.Stage.sequence_parallel`)."""
     sequence_deferred_bytes: MemberBytes | None = None
     """The same from I to W."""
+    frozen_bytes: int = 0
+    """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 
     def __post_init__(self) -> None:
-        names = ("parameter_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample")
+        names = ("parameter_bytes", "frozen_bytes", "activation_bytes_per_sample", "deferred_bytes_per_sample")
         _check_bytes(f"unit {self.name}", {name: getattr(self, name) or 0 for name in names})
+        if self.frozen_bytes > self.parameter_bytes:
+            raise ValueError(
+                f"unit {self.name}: frozen_bytes are part of its parameter_bytes, {self.parameter_bytes}, got "
+                f"{self.frozen_bytes}"
+            )
         if not 0 <= self.forward_flop_per_sample < math.inf:
             raise ValueError(
                 f"unit {self.name}: forward_flop_per_sample must not be negative, got {self.forward_flop_per_sample}"
@@ -128,6 +135,16 @@ class Unit:
         if not self.tensor_sums or len(share.shares) == 1:
             return 1.0
         return divided_share(self.tensor_pieces, share) if self.tensor_pieces else share.part
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of its parameters that are trained."""
+        return self.parameter_bytes - self.frozen_bytes
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a backward pass comes to it: something is trained in it or in front of it."""
+        return not self.outputs or any(tensor.requires_grad for tensor in self.outputs)
 
     @property
     def cut_bytes_per_sample(self) -> int:
@@ -157,6 +174,8 @@ class UnitGraph:
     """Bytes of each group of shared parameters."""
     input_bytes_per_sample: int = 0
     """Bytes that enter the first unit."""
+    frozen_shared: tuple[str, ...] = ()
+    """Groups of shared parameters that are not trained."""
     left_out: tuple[str, ...] = ()
     """What of the model as its author gave it units do not do (dropout, live batch statistics), a line each."""
 
@@ -174,21 +193,33 @@ class UnitGraph:
 
         A member of a tensor-parallel group holds whole pieces of what is divided in a unit, and all of the rest.
         """
+        return self._held(units, tp_share, self.shared_bytes, trained=False)
+
+    def held_trained_bytes(self, units: range, tp_share: MemberShare = ALONE) -> tuple[int, ...]:
+        """Return the same of the parameters that are trained: bytes of gradients, and of what replicas sum."""
+        return self._held(units, tp_share, self.trained_shared_bytes, trained=True)
+
+    @property
+    def trained_shared_bytes(self) -> Mapping[str, int]:
+        """Bytes of each group of shared parameters that is trained."""
+        return {name: size for name, size in self.shared_bytes.items() if name not in self.frozen_shared}
+
+    def _held(
+        self, units: range, tp_share: MemberShare, shared_bytes: Mapping[str, int], *, trained: bool
+    ) -> tuple[int, ...]:
         seen: set[str] = set()
         found = []
         for unit in (self.units[index] for index in units):
-            size = unit.parameter_bytes - self._shared_bytes(unit.shared, seen)
+            size = unit.parameter_bytes - trained * unit.frozen_bytes - _bytes_of(unit.shared, seen, shared_bytes)
             for group in unit.tensor_pieces:
-                divided = group.parameter_bytes - self._shared_bytes(group.shared, seen)
+                divided = group.parameter_bytes - trained * group.frozen_bytes
+                divided -= _bytes_of(group.shared, seen, shared_bytes)
                 size -= divided - round(divided * tp_share.of(group.pieces))
             if unit.tensor_sums and not unit.tensor_pieces:
                 size = round(size * tp_share.part)
             seen.update(unit.shared)
             found.append(size)
         return tuple(found)
-
-    def _shared_bytes(self, names: Collection[str], seen: Collection[str]) -> int:
-        return sum(self.shared_bytes[name] for name in names if name in seen)
 
     def held_activation_bytes(self, unit: int, tp_share: MemberShare = ALONE) -> int:
         """Return the bytes that one sample in flight holds of a unit.
@@ -291,6 +322,15 @@ class UnitGraph:
             (sum(name in unit.shared for unit in self.units) - 1) * size for name, size in self.shared_bytes.items()
         )
         return sum(unit.parameter_bytes for unit in self.units) - doubled
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that are trained, shared ones counted once."""
+        return sum(self.held_trained_bytes(range(len(self.units))))
+
+
+def _bytes_of(names: Collection[str], seen: Collection[str], sizes: Mapping[str, int]) -> int:
+    return sum(sizes.get(name, 0) for name in names if name in seen)
 
 
 def _check_bytes(what: str, sizes: Mapping[str, int]) -> None:

@@ -90,6 +90,10 @@ class AnalyticLaw:
                 return sum(self.seconds(unit, half, samples) for half in halves)
             case Op.BACKWARD_INPUT if unit.forward_flop_per_sample == 0:
                 return 0.0
+            case Op.BACKWARD_INPUT | Op.BACKWARD_WEIGHT if not unit.goes_back:
+                return 0.0
+            case Op.BACKWARD_WEIGHT if unit.frozen_bytes:
+                return self._one_pass(unit, samples) * unit.trained_bytes / unit.parameter_bytes + LAUNCH_S
             case _:
                 return self._one_pass(unit, samples) + LAUNCH_S
 

@@ -1,5 +1,8 @@
 """Bytes that a device needs for its part of a plan: a hard limit (DESIGN idea 5).
 
+Gradients and optimizer state are those of the parameters that are trained (`UnitGraph.held_trained_bytes`); of weights
+that are some steps old there are further sets of those only.
+
 A member of a tensor-parallel group has, of parameters, gradients and optimizer state, whole pieces of what is divided
 and all of the rest (`UnitGraph.held_parameter_bytes`); of activations what was measured on members
 (`UnitGraph.held_activation_bytes`); it has all of other units, and messages whole. State sharding
@@ -178,6 +181,7 @@ class MemoryCost:
         self._optimizer_ratio = OPTIMIZER_STATE_RATIO[optimizer]
 
         self._held = cache(profile.graph.held_parameter_bytes)
+        self._trained = cache(profile.graph.held_trained_bytes)
         self._activations = cache(profile.graph.stage_held_bytes)
         self._deferred = cache(profile.graph.stage_deferred_bytes)
 
@@ -185,19 +189,22 @@ class MemoryCost:
         """Return the bytes of parameters, gradients and optimizer state; shared parameters of a stage once."""
         return sum(self._state_parts(units, division))
 
-    def state_bytes_of(self, parameter_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the bytes of state for so many bytes of parameters, undivided."""
-        own = np.ceil(parameter_bytes * self._optimizer_ratio) + self._sets * parameter_bytes
-        return np.asarray(np.ceil(self._sets * self._copies * parameter_bytes) + own)
+    def state_bytes_of(
+        self, parameter_bytes: NDArray[np.float64], trained_bytes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the bytes of state for so many bytes of parameters, of which so many are trained, undivided."""
+        own = np.ceil(trained_bytes * self._optimizer_ratio) + self._sets * trained_bytes
+        all_sets = parameter_bytes + (self._sets - 1) * trained_bytes
+        return np.asarray(np.ceil(self._copies * all_sets) + own)
 
     def _state_parts(self, units: range, division: Division) -> tuple[int, int, int]:
         """Return the bytes of parameters, gradients and optimizer state."""
         held = self._held(units, division.tp_share)
-        whole = sum(held)
-        own_bytes = whole / division.gradient_parts
+        trained = sum(self._trained(units, division.tp_share))
+        own_bytes = trained / division.gradient_parts
         gradient_bytes = self._sets * math.ceil(own_bytes)
         optimizer_bytes = math.ceil(own_bytes * self._optimizer_ratio)
-        parameter_bytes = self._sets * self._copies * whole / division.parameter_parts
+        parameter_bytes = self._copies * (sum(held) + (self._sets - 1) * trained) / division.parameter_parts
         if division.parameter_parts > 1:
             parameter_bytes += 2 * self._gathered_ratio * max(held)
         return math.ceil(parameter_bytes), gradient_bytes, optimizer_bytes

@@ -130,15 +130,14 @@ class ReplicaCost:
         by_unit = self._unit_traffic_s(stage.units, rings_of(stage))
         return by_unit[0] if stage.state_sharding is StateSharding.ZERO3 else sum(by_unit)
 
-    def _unit_traffic_of(self, units: range, rings: tuple[Ring, ...], ratio: float = 1.0) -> tuple[float, ...]:
-        """Return, by unit, the seconds of a gather of parameters; a sum of gradients to their holders is one, too."""
-        by_ring = [
-            [
-                self._gather_s(ring, rings, size * ratio)
-                for size in self._graph.held_parameter_bytes(units, ring.tp_share)
-            ]
-            for ring in rings
-        ]
+    def _unit_traffic_of(self, units: range, rings: tuple[Ring, ...], ratio: float | None = None) -> tuple[float, ...]:
+        """Return, by unit, the seconds of a sum of gradients to their holders, or of a gather of parameters.
+
+        A gather has a ratio: so many bytes for each of the parameters'.
+        """
+        held = self._graph.held_trained_bytes if ratio is None else self._graph.held_parameter_bytes
+        each = 1.0 if ratio is None else ratio
+        by_ring = [[self._gather_s(ring, rings, size * each) for size in held(units, ring.tp_share)] for ring in rings]
         return tuple(map(max, zip(*by_ring, strict=True)))
 
     def _gather_s(self, ring: Ring, rings: tuple[Ring, ...], size_bytes: float) -> float:
@@ -164,7 +163,7 @@ class ReplicaCost:
         if stage.state_sharding is StateSharding.NONE:
             return seconds
         # What was updated goes round.
-        size_bytes = sum(self._graph.held_parameter_bytes(stage.units, slowest.tp_share))
+        size_bytes = sum(self._graph.held_trained_bytes(stage.units, slowest.tp_share))
         return (*seconds, self._gather_s(slowest, rings, size_bytes))
 
     def _slowest_ring(self, stage: Stage, rings: tuple[Ring, ...]) -> tuple[Ring, tuple[float, ...]]:
@@ -249,14 +248,14 @@ class ReplicaCost:
     def summed_bytes(self, stage: Stage) -> float:
         """Return the bytes of gradients that a ring of a stage sums, the largest of them; 0 if there is none."""
         rings = rings_of(stage)
-        return max((sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share)) for ring in rings), default=0)
+        return max((sum(self._graph.held_trained_bytes(stage.units, ring.tp_share)) for ring in rings), default=0)
 
     def largest_bucket_bytes(self, stage: Stage, ring: Ring) -> float:
         """Return the bytes of the largest bucket that a ring sums; 0 if there is nothing to sum."""
         return max((bucket.size_bytes for bucket in self._buckets(stage.units, ring, stage.sums)), default=0.0)
 
     def _buckets_of(self, units: range, ring: Ring, sums: GradientSums) -> tuple[SumBucket, ...]:
-        return fill_buckets(self._graph.held_parameter_bytes(units, ring.tp_share), sums)
+        return fill_buckets(self._graph.held_trained_bytes(units, ring.tp_share), sums)
 
     def _seconds_of_buckets(
         self, units: range, ring: Ring, rings: tuple[Ring, ...], whole: bool, sums: GradientSums
@@ -283,8 +282,7 @@ class ReplicaCost:
         """Return what a stage's devices send each other in a step: gradients, gathers, sums inside replicas."""
         sent: Counter[tuple[str, str]] = Counter()
         for ring in rings_of(stage):
-            size_bytes = sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share))
-            self._add_around(sent, ring.devices, round(self._halves(stage) * size_bytes))
+            self._add_around(sent, ring.devices, round(self._around_bytes(stage, ring)))
         for number, replica in enumerate(stage.replicas):
             if len(replica.devices) > 1:
                 samples = sum(span.size for span in stage.replica_spans(number))
@@ -292,16 +290,18 @@ class ReplicaCost:
                 self._add_around(sent, replica.devices, summed)
         return sent
 
-    def _halves(self, stage: Stage) -> float:
-        """Return how often gradients or parameters go round in a step, a ring sum counted as two."""
+    def _around_bytes(self, stage: Stage, ring: Ring) -> float:
+        """Return the bytes that go half round a ring in a step: gradients, and parameters where they are divided."""
+        summed = sum(self._graph.held_trained_bytes(stage.units, ring.tp_share))
         count = len(stage.micro_batches)
         match stage.state_sharding:
             case StateSharding.NONE:
-                return 2
+                return 2 * summed
             case StateSharding.ZERO2:
-                return count + 1
+                return (count + 1) * summed
             case StateSharding.ZERO3:
-                return count + 2 * count * self._gathered_ratio
+                held = sum(self._graph.held_parameter_bytes(stage.units, ring.tp_share))
+                return count * summed + 2 * count * self._gathered_ratio * held
 
     def _add_around(self, sent: Counter[tuple[str, str]], devices: tuple[str, ...], size_bytes: int) -> None:
         """Add what each device sends the next one in half a ring's turns."""

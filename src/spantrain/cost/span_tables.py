@@ -10,7 +10,7 @@ of several hosts sends into one port of the next, and that port then is the link
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -74,6 +74,8 @@ class SpanTables:
         """Running sums of the seconds of F, I and W together, by (devices, tp_shares, samples)."""
         self.parameters = cache(self._parameters)
         """Bytes of the parameters that a tensor share holds: those that several units share once."""
+        self.trained = cache(self._trained)
+        """Bytes of those that are trained, which replicas sum gradients of."""
         self.state = cache(self._state)
         """Bytes of a tensor share's parameters, gradients and optimizer state."""
         self.in_flight = cache(self._in_flight)
@@ -129,14 +131,21 @@ class SpanTables:
         return forward + inputs + weights
 
     def _parameters(self, tp_share: MemberShare = ALONE) -> Array:
+        return self._sums_of(self.profile.graph.held_parameter_bytes, tp_share)
+
+    def _trained(self, tp_share: MemberShare = ALONE) -> Array:
+        if not any(unit.frozen_bytes for unit in self.profile.graph.units):
+            return self.parameters(tp_share)
+        return self._sums_of(self.profile.graph.held_trained_bytes, tp_share)
+
+    def _sums_of(self, held: Callable[[range, MemberShare], tuple[int, ...]], tp_share: MemberShare) -> Array:
         rows = np.zeros(self.above.shape)
         for row, first in zip(rows, self.points.tolist(), strict=True):
-            held = self.profile.graph.held_parameter_bytes(range(first, self.units), tp_share)
-            row[:] = np.cumsum([0.0, *held])[np.maximum(self.points - first, 0)]
+            row[:] = np.cumsum([0.0, *held(range(first, self.units), tp_share)])[np.maximum(self.points - first, 0)]
         return rows
 
     def _state(self, tp_share: MemberShare = ALONE) -> Array:
-        return self.memory.state_bytes_of(self.parameters(tp_share))
+        return self.memory.state_bytes_of(self.parameters(tp_share), self.trained(tp_share))
 
     def _in_flight(self, tp_share: MemberShare = ALONE) -> Array:
         return in_flight_bytes(self.profile.graph, self.points, splits=self.splits, tp_share=tp_share)

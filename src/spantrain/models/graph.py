@@ -45,6 +45,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     check_dtype(dtype)
     units: list[Unit] = []
     shared_bytes: dict[str, int] = {}
+    frozen_shared: set[str] = set()
     measured: dict[str, Unit] = {}
     source = unit_source(spec)
     unit_at, differing = source.to_measure()
@@ -59,11 +60,14 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
             measured[unit_class] = _measure(spec, unit_at(index), module, entering, dtype=dtype, last=last)
         shared_groups = tuple(sorted(module.shared))
         units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
-        shared_bytes |= {group: _bytes(module.get_parameter(local)) for group, local in module.shared.items()}
+        shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
+        shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
+        frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}
         entering = units[-1].outputs
     return UnitGraph(
         units=tuple(units),
         shared_bytes=shared_bytes,
+        frozen_shared=tuple(sorted(frozen_shared)),
         input_bytes_per_sample=sum(map(_bytes, example_inputs(spec, 1))),
         left_out=differing,
     )
@@ -71,7 +75,10 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 
 def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, ...]) -> str:
     """Name what determines a unit's cost: the model's settings, the modules, and the shapes that go in."""
-    parameters = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    parameters = [
+        (name, tuple(parameter.shape), *(() if parameter.requires_grad else ("frozen",)))
+        for name, parameter in module.named_parameters()
+    ]
     settings = sorted((key, _plain(value)) for key, value in spec.config.items())
     text = repr((spec.family, settings, spec.sequence_length, repr(module), parameters, inputs))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
@@ -109,6 +116,7 @@ def _measure(
         name=module.name,
         unit_class="",
         parameter_bytes=sum(map(_bytes, module.parameters())),
+        frozen_bytes=sum(_bytes(parameter) for parameter in module.parameters() if not parameter.requires_grad),
         forward_flop_per_sample=flop,
         # Every floating-point tensor at a cut has a gradient, if only zeros (`StageExecutor`).
         outputs=() if last else _tensor_specs(small.outputs, have_gradients=True),

@@ -337,14 +337,14 @@ class ProfileCosts(StepCosts):
         number, replica = self._plan.place(device)
         stage = self._plan.stages[number]
         tp_share = shares_of(stage.replicas[replica].tp_shares)[stage.replicas[replica].devices.index(device)]
-        size_bytes = sum(self._graph.held_parameter_bytes(stage.units, tp_share))
+        size_bytes = sum(self._graph.held_trained_bytes(stage.units, tp_share))
         parts = 1 if stage.state_sharding is StateSharding.NONE else len(stage.replicas)
         return self._update_s_per_byte * size_bytes / parts
 
     def _tied_pairs(self, *names: str) -> list[tuple[tuple[str, str], int]]:
         """Return senders, receivers and bytes of shared gradients; of these parameters, or of all."""
         found = []
-        for name in names or self._graph.shared_bytes:
+        for name in names or self._graph.trained_shared_bytes:
             leaders = [stage.replicas[0].devices[0] for stage in self._plan.stages if self._holds(stage.units, name)]
             found += [((a, b), self._graph.shared_bytes[name]) for a in leaders for b in leaders if a != b]
         return found

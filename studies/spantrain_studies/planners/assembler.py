@@ -21,9 +21,9 @@ class PaperAssembler(Assembler):
         return up + down
 
     @cached_property
-    def parameter_sums(self) -> Array:
-        """Running sums of the units' parameter bytes; entry j is those of units 0 to j-1."""
-        return np.cumsum([0.0, *(unit.parameter_bytes for unit in self.profile.graph.units)])
+    def trained_sums(self) -> Array:
+        """Running sums of the bytes that units train; entry j is those of units 0 to j-1."""
+        return np.cumsum([0.0, *(unit.trained_bytes for unit in self.profile.graph.units)])
 
     def work_sums(self, kinds: Sequence[str], samples: int) -> Array:
         """Return running sums over units of the seconds of F, I and W, the mean over devices of these kinds."""

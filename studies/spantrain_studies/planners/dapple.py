@@ -178,7 +178,7 @@ class _DappleSearch:
         samples = max(1, round(self._size / len(devices)))
         compute = self._assembler.spans.compute
         kinds = self.kinds(before[1], here[1])
-        sums = self._assembler.parameter_sums
+        sums = self._assembler.trained_sums
         gradients = float(sums[units.stop] - sums[units.start])
         return _StepPart(
             forward_s=max(compute.kind_seconds(units, kind, Op.FORWARD, samples) for kind in kinds),

@@ -312,7 +312,7 @@ class _MetisSearch:
 
     def _sum_s(self, tables: tuple[GroupTable, ...], begins: tuple[int, ...], s_per_byte: list[float]) -> float:
         """Return the slowest ring sum of gradients."""
-        slowest_s, sums = 0.0, self.assembler.parameter_sums
+        slowest_s, sums = 0.0, self.assembler.trained_sums
         for table, byte_s, (first, end) in zip(tables, s_per_byte, pairwise(begins), strict=True):
             width = len(table.samples[table.choice[first, end]])
             size_bytes = float(sums[end] - sums[first])

@@ -43,7 +43,7 @@ def _options(
     bandwidth = assembler.mean_bandwidth_bytes_per_s(devices)
     for size in request.job.micro_batch_sizes():
         work = assembler.work_sums(kinds, size)
-        sync = assembler.parameter_sums / bandwidth
+        sync = assembler.trained_sums / bandwidth
         cut_s = size * assembler.cut_bytes / bandwidth
         slowest_s, stages = _partition(work, sync, cut_s, len(devices), most=size)
         if slowest_s == float("inf"):

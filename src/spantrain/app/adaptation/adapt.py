@@ -30,7 +30,7 @@ class ProfileForecast(SimulatedForecast):
     def __init__(self, plan: Plan, profile: Profile, optimizer: str) -> None:
         """Take the plan that was made for calm links: what it needs is allowed in any case."""
         self._profile = profile
-        self._moved_ratio = 1 + OPTIMIZER_STATE_RATIO[optimizer]
+        self._state_ratio = OPTIMIZER_STATE_RATIO[optimizer]
         self._replicas = ReplicaCost(profile, plan.dtype)
         self._memory = MemoryCost(profile, optimizer, plan.dtype)
         own = plan.cluster.device_by_name
@@ -80,7 +80,8 @@ class ProfileForecast(SimulatedForecast):
             for unit, device in product(stage.units, stage.devices):
                 if device not in had[unit]:
                     pair = had[unit][0], device
-                    unit_bytes = round(self._moved_ratio * self._profile.graph.units[unit].parameter_bytes)
+                    own = self._profile.graph.units[unit]
+                    unit_bytes = own.parameter_bytes + round(self._state_ratio * own.trained_bytes)
                     sizes[pair] = sizes.get(pair, 0) + unit_bytes
         return sizes
 

@@ -65,7 +65,7 @@ def bounds_of(profile: Profile, global_batch: int, plan: Plan | None) -> Compari
     return ComparisonBounds(
         compute=sum(rates.values()),
         compute_best_site=max(sum(rates[d.name] for d in cluster.devices_at(site.name)) for site in cluster.sites),
-        link_data_parallel=_through_links(cluster, global_batch, graph.parameter_bytes) if crossing else None,
+        link_data_parallel=_through_links(cluster, global_batch, graph.trained_bytes) if crossing else None,
         link_pipeline=_through_links(cluster, global_batch, global_batch * _smallest_cut(graph)) if crossing else None,
         latency=global_batch / _farthest_s(cluster) if crossing else None,
         chosen_plan=None if plan is None else global_batch / step_bound_s(plan, costs_of(plan, profile)),

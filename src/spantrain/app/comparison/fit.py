@@ -117,7 +117,7 @@ def scale_match(
     own_s, full_s = sample_seconds(cluster, graph, speed), sample_seconds(cluster, full_graph, cluster.emulated_speed)
     bounded: list[str] = []
     network_speed = _network_speed((full_s / full_cut) / (own_s / cut), rate, bounded)
-    wanted = full_global_batch * (graph.parameter_bytes / full_graph.parameter_bytes) / (cut / full_cut)
+    wanted = full_global_batch * (graph.trained_bytes / full_graph.trained_bytes) / (cut / full_cut)
     global_batch = _global_batch(wanted, len(cluster.devices), global_batch, bounded)
     latency_s = _longest_latency_s(cluster)
     stretched = global_batch * own_s / (full_global_batch * full_s)
@@ -148,7 +148,7 @@ def ratios(graph: UnitGraph, sample_s: float, rate_bytes_per_s: float, latency_s
     """
     return Ratios(
         cuts=sample_s * rate_bytes_per_s / _middle_cut(graph),
-        sums=batch * sample_s * rate_bytes_per_s / graph.parameter_bytes,
+        sums=batch * sample_s * rate_bytes_per_s / graph.trained_bytes,
         latency=latency_s / (batch * sample_s),
     )
 

@@ -103,7 +103,7 @@ def _ways(framework: Framework, profile: Profile, global_batch: int, devices: tu
         for count in _micro_batch_counts(framework, global_batch, len(devices)):
             yield _staged(framework, profile, global_batch, devices, left_out, count)
     elif global_batch % len(devices) == 0:
-        quarter = profile.graph.parameter_bytes // _BUCKETS_OF_MODEL
+        quarter = profile.graph.trained_bytes // _BUCKETS_OF_MODEL
         for bucket in (None, quarter) if framework is Framework.DDP else (None,):
             yield _whole(framework, profile, global_batch, devices, left_out, bucket)
 

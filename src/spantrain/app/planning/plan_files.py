@@ -101,7 +101,7 @@ def _check_units(profile: Profile) -> None:
 
 def _check_buckets(plan: Plan, profile: Profile, where: str) -> None:
     for number, stage in enumerate(plan.stages):
-        size_bytes = sum(profile.graph.units[unit].parameter_bytes for unit in stage.units)
+        size_bytes = sum(profile.graph.units[unit].trained_bytes for unit in stage.units)
         if size_bytes > _MAX_BUCKETS * stage.sums.bucket_bytes:
             raise PlanError(
                 f"{where}stages[{number}].sums.bucket_bytes: {stage.sums.bucket_bytes} makes over {_MAX_BUCKETS} "

@@ -151,13 +151,15 @@ class _UnitWork:
         text = [f"computed whole by every member, for want of a rule: {', '.join(inside)}"] if whole else []
         held = [path for task in self.tasks if task.region is not None for path in task.region.partial]
         partial = [(path, name) for path in held for name, _ in self.unit.get_submodule(path).named_parameters()]
-        partial += [
-            (path, name)
-            for block in self._blocks
-            for path, name in block.partial
-            if self.unit.get_submodule(path)._parameters.get(name) is not None
-        ]
+        partial += [pair for block in self._blocks for pair in block.partial]
+        partial = [pair for pair in partial if self._is_trained(*pair)]
         return _Notes(whole=(*self.left, *text), partial=tuple(f"{names[path]}.{name}" for path, name in partial))
+
+    def _is_trained(self, path: str, name: str) -> bool:
+        try:
+            return self.unit.get_parameter(f"{path}.{name}").requires_grad
+        except AttributeError:  # left out, such as a bias
+            return False
 
 
 class _Replaced:
@@ -284,7 +286,8 @@ def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
     return tuple(
         TensorPieces(
             pieces=count,
-            parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in own),
+            parameter_bytes=sum(parameter.nbytes for parameter in own),
+            frozen_bytes=sum(parameter.nbytes for parameter in own if not parameter.requires_grad),
             work_share=sum(parameter.numel() for parameter in own if parameter.dim() > 1) / max(1, matrices),
             shared=tuple(sorted(shared[id(parameter)] for parameter in own if id(parameter) in shared)),
         )

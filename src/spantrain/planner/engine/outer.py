@@ -260,7 +260,7 @@ def join_groups(
             return None
         plans[name] = found
     leaders = [plan.devices[0] for plan, _ in plans.values()]
-    exchange = exchange_of(NetworkCost(profile), leaders, profile.graph.parameter_bytes)
+    exchange = exchange_of(NetworkCost(profile), leaders, profile.graph.trained_bytes)
     outer = _described(plans, exchange, inner_steps, job.global_batch)
     reason = _not_to_be_chosen(profile, constraints, outer) if allowed else _NOT_ALLOWED
     return OuterOutcome(outer=replace(outer, allowed=allowed, reason=reason), plans=plans)
@@ -282,7 +282,7 @@ def _join_of(profile: Profile, job: JobSpec, local: Iterable[LocalPlans], inner_
     entries = list(local)
     speeds = {entry.group.name: entry.samples_per_s for entry in entries}
     leaders = {entry.group.name: entry.leader for entry in entries}
-    size_bytes = profile.graph.parameter_bytes
+    size_bytes = profile.graph.trained_bytes
     return best_join(NetworkCost(profile), speeds, leaders, size_bytes, job.global_batch, inner_steps)
 
 

@@ -169,7 +169,7 @@ def wanted_of(holding: Holding, files: Mapping[str, Described]) -> dict[str, Ten
     for name, there in stored.items():
         if name.startswith(STATE):
             parameter = name.split("/", 2)[2]
-            if parameter in holding.parameters:
+            if parameter in holding.parameters and holding.parameters[parameter].requires_grad:
                 own = holding.parts[parameter]
                 wanted[name] = own if there.part.full_shape == own.full_shape else _whole(there)
     return wanted

@@ -133,8 +133,12 @@ def learning_rate(job: TrainJob, step: int) -> float:
 
 
 def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that the job names: one kernel for many tensors where there is one, else lists."""
-    listed = list(parameters)
+    """Return the optimizer that the job names, of those that are trained (there may be none).
+
+    It is one kernel for many tensors where there is one, else lists.
+    """
+    listed = [parameter for parameter in parameters if parameter.requires_grad]
+    group = [{"params": listed}]
     fuses = bool(listed) and class_of(listed[0].device).fuses_optimizer
     common: dict[str, Any] = {
         "lr": job.learning_rate,
@@ -142,8 +146,8 @@ def build_optimizer(job: TrainJob, parameters: Iterable[torch.nn.Parameter]) -> 
         **({"fused": True} if fuses else {"foreach": True}),
     }
     if job.optimizer == "adamw":
-        return torch.optim.AdamW(listed, betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, **common)
-    return torch.optim.SGD(listed, momentum=job.momentum, **common)
+        return torch.optim.AdamW(group, betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, **common)
+    return torch.optim.SGD(group, momentum=job.momentum, **common)
 
 
 def clip_factor(grad_norm: float, max_grad_norm: float | None) -> float:

@@ -174,7 +174,7 @@ class Tied:
 
 
 def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Sequence[UnitModule]) -> tuple[Tied, ...]:
-    """Find the parameters that other stages hold copies of."""
+    """Find the parameters that are trained and that other stages hold copies of."""
     holders: dict[str, set[int]] = {}
     for index, stage in enumerate(plan.stages):
         for unit in stage.units:
@@ -185,7 +185,8 @@ def tied_across_stages(plan: Plan, stage_index: int, graph: UnitGraph, units: Se
         others = tuple(sorted(holders.get(group, set()) - {stage_index}))
         if others:
             position, local = members[0]
-            found.append(Tied(group=group, parameter=parameter_names(units[position])[local], other_stages=others))
+            if units[position].get_parameter(local).requires_grad:
+                found.append(Tied(group=group, parameter=parameter_names(units[position])[local], other_stages=others))
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.devices.registry import settle
 from spantrain.models.build import empty_unit
-from spantrain.models.units import parameter_names
+from spantrain.models.units import trained_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.pipeline.leader import StageLeader
@@ -116,13 +116,13 @@ def stage_layers(plan: Plan, graph: UnitGraph) -> StageLayers:
 
 
 def _parameters(plan: Plan, graph: UnitGraph) -> tuple[dict[str, ParameterSpec], dict[str, list[int]]]:
-    """Return all parameters, and the stages that hold each, by name in the unsplit model."""
+    """Return the parameters that are trained, and the stages that hold each, by name in the unsplit model."""
     first = first_names(plan.model, graph)
     specs: dict[str, ParameterSpec] = {}
     holders: dict[str, list[int]] = {}
     for index, stage in enumerate(plan.stages):
         for unit in (empty_unit(plan.model, number) for number in stage.units):
-            for local, full in parameter_names(unit).items():
+            for local, full in trained_names(unit).items():
                 name = first.get(full, full)
                 specs.setdefault(name, spec_of(name, unit.get_parameter(local)))
                 if index not in holders.setdefault(name, []):

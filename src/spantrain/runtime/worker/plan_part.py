@@ -117,8 +117,8 @@ class PlanPart:
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
-        """By name in the unsplit model; one that two units share has the first's name."""
-        return self.member.executor.named_parameters()
+        """Those that are trained, by name in the unsplit model; one that two units share has the first's name."""
+        return trained_of(self.member.executor)
 
     @property
     def reads_data(self) -> bool:
@@ -137,6 +137,11 @@ class PlanPart:
         if driver is not None:
             return DriverChannel(driver, **address)
         return MailboxChannel(here.mailbox, **address, check_abort=here.check_abort)
+
+
+def trained_of(executor: StageExecutor) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of a stage that are trained, by name."""
+    return {name: own for name, own in executor.named_parameters().items() if own.requires_grad}
 
 
 def make_plan_part(
@@ -184,7 +189,7 @@ def peak_bytes(
     """Return the most bytes of tensors since then.
 
     Where the device counts them, all that was allocated. On the processor, which does not: parameters and buffers, a
-    gradient for each parameter, the optimizer's state, and the most that spans in flight and their messages held
+    gradient for each that is trained, the optimizer's state, and the most that spans in flight and their messages held
     (`models.execution.held`); what an operation needs while it runs is not in it. Of two executors each counts what the
     other holds, too.
     """

@@ -5,7 +5,8 @@ those with a checkpoint or an evaluation behind them, and the one in which a sto
 all updates are done, both sets of weights become the newest, and training goes on as it begins. So a run that goes on
 from a checkpoint does what the run did that wrote it.
 
-Two sets of a stage's weights, for even and for odd steps, and one optimizer that works on both in turn.
+Two sets of a stage's weights that are trained, for even and for odd steps, and one optimizer that works on both in
+turn; weights that are not trained are in both.
 
 Step t works on the weights V_t of its set, and leaves its gradients there. When they are summed, nothing else needs V_t
 any more: V_{t+1} is copied over it, and the optimizer makes V_{t+2} of it in place (`schedule.dispatch.policies` has
@@ -32,7 +33,7 @@ from spantrain.runtime.gradients.step_sums import Background, BackgroundTask
 from spantrain.runtime.step.context import WorkerLinks
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes
+from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, peak_bytes, trained_of
 from spantrain.runtime.worker.trainer import TrainSession
 
 Parameters = Mapping[str, nn.Parameter]
@@ -50,10 +51,7 @@ class TwoSets:
         assert even.keys() == odd.keys(), "two sets of one stage have the same parameters"
         self._sets = (even, odd)
         # By `.data`: what is counted as a change of one set must not be one of the other, whose step is at work.
-        self.newest = {
-            name: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-            for name, parameter in even.items()
-        }
+        self.newest = {name: nn.Parameter(parameter.data) for name, parameter in even.items()}
 
     def of(self, step: int) -> Parameters:
         """Return the parameters that a step works on."""
@@ -84,8 +82,9 @@ def _copy(into: Parameters, source: Parameters) -> None:
 
 def with_second_set(plan: Plan, member: StageMember, device: ComputeDevice) -> tuple[StageMember, TwoSets]:
     """Return the member with a second set of its units' weights."""
-    second = stage_executor(plan, member.stage_index, deepcopy(list(member.units)), device)
-    sets = TwoSets(member.executor.named_parameters(), second.named_parameters())
+    frozen = {id(own): own for own in member.executor.named_parameters().values() if not own.requires_grad}
+    second = stage_executor(plan, member.stage_index, deepcopy(list(member.units), frozen), device)
+    sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets
 
 
@@ -117,7 +116,8 @@ class StaleSession(TrainSession):
         member, self._sets = with_second_set(order.plan, member, here.device)
         self._ends = Background("ends of steps")
         optimizer = build_optimizer(order.job, self._sets.newest.values())
-        holding = holding_of(order.plan, here.name, member.graph, self._sets.newest, member.parts.own, member.units)
+        held = {**member.executor.named_parameters(), **self._sets.newest}
+        holding = holding_of(order.plan, here.name, member.graph, held, member.parts.own, member.units)
         return make_plan_part(here, order.plan, member, optimizer, holding)
 
     def run(self) -> TrainResult:

@@ -196,7 +196,7 @@ class DeviceTables:
         return ExecutionStep(
             both=self._square(np.where(fits, forward + backward, np.inf), elsewhere=np.inf),
             backward=self._square(backward),
-            sums=self.network.ring(low, low + len(blocks)).seconds(self._spans.parameters()),
+            sums=self.network.ring(low, low + len(blocks)).seconds(self._spans.trained()),
         )
 
     def _free_of(self, low: int, high: int) -> tuple[Blocks, NDArray[np.bool_]]:

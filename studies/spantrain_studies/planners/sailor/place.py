@@ -149,7 +149,7 @@ def _sum_s(space: SupplySpace, members: Sequence[Group], units: range) -> float:
     leaders = [group[0] for group in members]
     pairs = list(zip(leaders, (*leaders[1:], leaders[0]), strict=True))
     turns, slowest_s = 2 * (len(leaders) - 1), 0.0
-    size_bytes = sum(space.profile.graph.held_parameter_bytes(units)) / len(leaders)
+    size_bytes = sum(space.profile.graph.held_trained_bytes(units)) / len(leaders)
     for pair in pairs:
         slowest_s = max(slowest_s, network.latency_s(*pair) + network.occupancy_seconds(*pair, size_bytes))
     return turns * slowest_s

@@ -233,7 +233,7 @@ class SupplySpace:
         if width == 1:
             return 0.0
         graph = self.profile.graph
-        size = max(sum(graph.held_parameter_bytes(self.stage_units(stages, stage))) for stage in range(stages))
+        size = max(sum(graph.held_trained_bytes(self.stage_units(stages, stage))) for stage in range(stages))
         return 2 * (width - 1) / width * size * min(self.way(site, site, width).s_per_byte for site in self.sites)
 
     def closest_miss(self) -> str:

@@ -211,34 +211,38 @@ class ShardCosts:
     def beside(self, devices: tuple[str, ...], batch: Batch) -> Array:
         """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
         count = batch.whole + bool(batch.rest)
-        summed = self._gathered_s(devices, 1.0)
+        summed = self._gathered_s(devices, None)
         if self.sharding is StateSharding.ZERO2:
             return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed * (count - 1) / count])
         gathered = self._gathered_s(devices, self._gathered_ratio)
-        return np.stack([gathered, gathered, np.maximum(summed - self._first_s(devices, 1.0) / count, 0.0)])
+        return np.stack([gathered, gathered, np.maximum(summed - self._first_s(devices, None) / count, 0.0)])
 
     def behind_s(self, devices: tuple[str, ...]) -> Array:
         """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
         if self.sharding is StateSharding.ZERO2:
-            return self._gather(devices, self._spans.parameters())
-        return self._first_s(devices, 1.0) + self._first_s(devices, self._gathered_ratio)
+            return self._gather(devices, self._spans.trained())
+        return self._first_s(devices, None) + self._first_s(devices, self._gathered_ratio)
 
-    def _first_s(self, devices: tuple[str, ...], ratio: float) -> Array:
-        """Return the seconds in which the first unit's parameters go half round a ring, by begin."""
-        sizes = [self._held(first)[0] if self._held(first) else 0 for first in self._spans.points.tolist()]
-        found: Array = self._gather(devices, np.array(sizes, dtype=np.float64) * ratio)[:, None]
+    def _first_s(self, devices: tuple[str, ...], ratio: float | None) -> Array:
+        """Return the seconds in which the first unit's bytes (`_moved`) go half round a ring, by begin."""
+        sizes = [next(iter(self._moved(first, ratio)), 0.0) for first in self._spans.points.tolist()]
+        found: Array = self._gather(devices, np.array(sizes, dtype=np.float64))[:, None]
         return found
 
-    def _seconds_of_gathers(self, devices: tuple[str, ...], ratio: float) -> Array:
-        """Return the seconds in which the parameters go half round a ring, unit by unit, by begin and end."""
+    def _seconds_of_gathers(self, devices: tuple[str, ...], ratio: float | None) -> Array:
+        """Return the seconds in which bytes (`_moved`) go half round a ring, unit by unit, by begin and end."""
         grid, found = self._spans.points, np.zeros(self._spans.above.shape)
         for i, first in enumerate(grid.tolist()[:-1]):
-            seconds = self._gather(devices, ratio * np.array(self._held(first), dtype=np.float64))
+            seconds = self._gather(devices, self._moved(first, ratio))
             found[i, i:] = np.concatenate([[0.0], np.cumsum(seconds)])[grid[i:] - first]
         return found
 
-    def _held(self, first: int) -> tuple[int, ...]:
-        return self._spans.profile.graph.held_parameter_bytes(range(first, self._spans.units))
+    def _moved(self, first: int, ratio: float | None) -> Array:
+        """Return by unit the bytes of its gradients, or with a ratio of its parameters, so many for each byte."""
+        graph, units = self._spans.profile.graph, range(first, self._spans.units)
+        if ratio is None:
+            return np.array(graph.held_trained_bytes(units), dtype=np.float64)
+        return ratio * np.array(graph.held_parameter_bytes(units), dtype=np.float64)
 
 
 def hidden(compute: Array, beside: Array) -> Array:

@@ -248,12 +248,12 @@ class PartCosts:
         No ring is faster than its slowest hop carries all pieces, or than one piece goes round twice. By how much ours
         is slower than that is taken from the sum of the whole model.
         """
-        least, whole = self._least_of_sum(devices), float(self.spans.parameters()[0, -1])
+        least, whole = self._least_of_sum(devices), float(self.spans.trained()[0, -1])
         likely_s = own_sum_s(self.network.collectives, [self.devices[name] for name in devices], whole)
         return least, least * max(1.0, likely_s / max(float(least[0, -1]), 1e-12))
 
     def _least_of_sum(self, devices: tuple[str, ...]) -> Array:
-        size, turns = self.spans.parameters(), 2 * (len(devices) - 1)
+        size, turns = self.spans.trained(), 2 * (len(devices) - 1)
         pairs = list(zip(devices, (*devices[1:], devices[0]), strict=True))
         latency_s = [self._latency_s(*pair) for pair in pairs]
         piece = max(float(size.max()) / len(devices), 1.0)

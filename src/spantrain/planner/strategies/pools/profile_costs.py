@@ -138,7 +138,7 @@ class ProfilePools:
         total = 0.0
         for stage in stages:
             width = len(stage.members)
-            ring_bytes = 2 * (width - 1) / width * self._held_bytes(stage.units)
+            ring_bytes = 2 * (width - 1) / width * self._trained_bytes(stage.units)
             total += ring_bytes * sum(map(self._per_byte, stage.members, (*stage.members[1:], stage.members[0])))
         for lower, upper in pairwise(stages):
             unit = self._graph[lower.units.stop - 1]
@@ -214,14 +214,14 @@ class ProfilePools:
         others = (name for name in (rest[0], rest[-1]) if host[name].host != host[one].host)
         return one, next(others, rest[-1])
 
-    def _held_bytes(self, units: range, tp_degree: int = 1) -> float:
-        """Return the bytes that a group's member holds, of what units share all at the first of the model."""
-        sums = self._parameters(tp_degree)
+    def _trained_bytes(self, units: range, tp_degree: int = 1) -> float:
+        """Return the bytes that a group's member trains, of what units share all at the first of the model."""
+        sums = self._trained_sums(tp_degree)
         return float(sums[units.stop] - sums[units.start])
 
-    def _parameters(self, tp_degree: int) -> Array:
-        """Return running sums of the parameter bytes of one member of a group."""
-        return np.asarray(self._spans.parameters(even_share(tp_degree))[0])
+    def _trained_sums(self, tp_degree: int) -> Array:
+        """Return running sums of the bytes of parameters that one member of a group trains."""
+        return np.asarray(self._spans.trained(even_share(tp_degree))[0])
 
     def _ring_s(self, members: Sequence[PoolReplica], units: range) -> float:
         width = len(members)
@@ -231,9 +231,11 @@ class ProfilePools:
         degree = min(member.tp_degree for member in members)
         at_home = len(hops) == 1 and not self.inside_hosts
         if at_home and width * degree <= self.pools[members[0].pool].host_size:
-            of_two_s = self._network.all_reduce_seconds(self._beside(members[0].pool), self._held_bytes(units, degree))
+            of_two_s = self._network.all_reduce_seconds(
+                self._beside(members[0].pool), self._trained_bytes(units, degree)
+            )
             return 2 * (width - 1) / width * of_two_s
-        size_bytes = self._held_bytes(units, degree)
+        size_bytes = self._trained_bytes(units, degree)
         latency_s, s_per_byte = map(max, zip(*(self._hop_s(a, b) for a, b in hops), strict=True))
         return 2.0 * (width - 1) * float(latency_s + size_bytes / width * s_per_byte)
 
@@ -248,7 +250,7 @@ class ProfilePools:
         return own.latency_s, max(slowest, 1 / own.bandwidth_bytes_per_s)
 
     def _gradient_sums(self, member: PoolReplica, width: int) -> Array:
-        sums = self._parameters(member.tp_degree)
+        sums = self._trained_sums(member.tp_degree)
         whole_s = self._ring_s((member,) * width, range(self.units))
         return np.asarray(sums * (whole_s / max(float(sums[-1]), 1.0)))
 

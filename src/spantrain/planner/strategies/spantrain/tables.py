@@ -164,7 +164,7 @@ class WayTables:
             rings = tuple(zip(*(member.devices for member in slot.members), strict=True))
             for ring, share in zip(rings, shares_of(slot.members[0].tp_shares), strict=True):
                 rate = self._ring_rate(ring, tuple(other for other in rings if other != ring))
-                found = np.maximum(found, rate.seconds(self.spans.parameters(share)))
+                found = np.maximum(found, rate.seconds(self.spans.trained(share)))
         return found
 
     def _hop(self, source: Slot, target: Slot, size: int) -> HopArrays:

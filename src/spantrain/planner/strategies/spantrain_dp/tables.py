@@ -84,7 +84,7 @@ class SlotTables:
             return 0.0
         latency_s = self.step_cost.network.all_reduce_seconds(devices, 0)
         per_byte = self.step_cost.network.all_reduce_seconds(devices, 1) - latency_s
-        return latency_s + per_byte * self.spans.parameters()
+        return latency_s + per_byte * self.spans.trained()
 
     def _hop(self, source: Slot, target: Slot, size: int) -> HopTable:
         up, down = self._path(source, target, size), self._path(target, source, size)

@@ -1,0 +1,147 @@
+"""Parameters that are not trained: one device's updates, no state, no gradients, no sums; other plans, old weights."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from spantrain.app.profiling.describe import described_profile
+from spantrain.config.artefacts import read_profile, write_profile
+from spantrain.config.cluster_file import load_preset
+from spantrain.core.job import TrainJob
+from spantrain.core.plan import Plan
+from spantrain.core.span import Span
+from spantrain.core.units import ModelSpec
+from spantrain.cost.memory import MemoryCost
+from spantrain.cost.span_tables import SpanTables
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.graph import build_graph
+from spantrain.models.tensor_parallel.division import take
+from spantrain.runtime.gradients.optimizer import learning_rate
+from testing.models import frozen_models
+from testing.runtime.sessions import Ran, train_in_threads
+
+pytestmark = pytest.mark.models
+
+NAMES = tuple(function.__name__ for function in frozen_models.GOOD)
+HALVES = [Span(0, 3), Span(3, 6)]
+JOB = TrainJob(
+    steps=4, seed=5, learning_rate=0.02, weight_decay=0.3, max_grad_norm=0.5, adam_epsilon=1e-3, adapter="off"
+)
+
+
+def spec_of(name: str) -> ModelSpec:
+    return resolve_model(f"{frozen_models.__file__}:{name}")
+
+
+def plain(name: str, job: TrainJob = JOB) -> tuple[list[float], dict[str, torch.Tensor], int]:
+    """Losses, parameters behind the last step, and the number of parameters that the optimizer has state of."""
+    model, batch = getattr(frozen_models, name)()
+    model.eval()
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=job.learning_rate, weight_decay=job.weight_decay, eps=job.adam_epsilon)
+    losses = []
+    for step in range(job.steps):
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, job.max_grad_norm)
+        optimizer.param_groups[0]["lr"] = learning_rate(job, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, {name: one.detach() for name, one in model.named_parameters()}, len(trained)
+
+
+def plan_of(make_plan, name: str, shares: list[list[int]], schedule: str = "1f1b") -> Plan:
+    units = len(build_graph(spec_of(name)).units)
+    cuts = [0, *(units * number // len(shares) for number in range(1, len(shares))), units]
+    return make_plan(spec_of(name), cuts, shares, [HALVES] * len(shares), schedule)
+
+
+def check_same(ran: Ran, name: str, steps: int) -> None:
+    losses, wanted, _ = plain(name, replace(JOB, steps=steps))
+    torch.testing.assert_close(torch.tensor(ran.losses), torch.tensor(losses), rtol=1e-5, atol=1e-6)
+    frozen = {key for key, one in getattr(frozen_models, name)()[0].named_parameters() if not one.requires_grad}
+    seen = set()
+    for session in ran.sessions.values():
+        for key, parameter in session._part.holding.parameters.items():
+            seen.add(key)
+            if key in frozen:
+                assert torch.equal(parameter, wanted[key]), key
+            else:
+                torch.testing.assert_close(parameter.detach(), wanted[key], rtol=1e-4, atol=2e-6)
+    assert seen == set(wanted)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_three_stages_with_replicas_train_as_plain_torch(name, schedule, make_plan):
+    ran = train_in_threads(plan_of(make_plan, name, [[1], [2, 1], [1]], schedule), JOB)
+    check_same(ran, name, JOB.steps)
+    for session in ran.sessions.values():
+        held = session._part.member.executor.named_parameters().values()
+        trained = [one for one in held if one.requires_grad]
+        assert {id(one) for one in session._part.optimizer.state} == {id(one) for one in trained}
+        assert all(one.grad is None for one in held)
+
+
+@pytest.mark.parametrize("name", ["upper_blocks", "adapters"])
+def test_recomputed_units_train_as_plain_torch(name, make_plan):
+    plan = plan_of(make_plan, name, [[1], [1]])
+    stages = [replace(stage, recompute=tuple(stage.units)[1:]) for stage in plan.stages]
+    check_same(train_in_threads(replace(plan, stages=tuple(stages)), JOB), name, JOB.steps)
+
+
+@pytest.mark.tensor_parallel
+@pytest.mark.parametrize("name", NAMES)
+def test_units_divided_between_two_devices_train_as_plain_torch(name, make_plan):
+    plan = plan_of(make_plan, name, [[1], [1]])
+    together = replace(plan.stages[0].replicas[0], devices=plan.devices, tp_shares=(1.0, 1.0))
+    whole = replace(plan.stages[0], end_unit=plan.stages[-1].end_unit, replicas=(together,))
+    ran = train_in_threads(plan, JOB, {2: replace(plan, stages=(whole,))})
+    losses, wanted, _ = plain(name)
+    torch.testing.assert_close(torch.tensor(ran.losses), torch.tensor(losses), rtol=1e-5, atol=1e-6)
+    for session in ran.sessions.values():
+        for key, parameter in session._part.holding.parameters.items():
+            own = take(wanted[key], session._part.holding.parts[key])
+            torch.testing.assert_close(parameter.detach(), own, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["last_block", "biases"])
+def test_a_change_of_plan_keeps_what_is_not_trained(name, make_plan):
+    first = plan_of(make_plan, name, [[1], [1]])
+    moved = replace(first.stages[0], end_unit=2), replace(first.stages[1], first_unit=2)
+    ran = train_in_threads(first, JOB, {2: replace(first, stages=moved)})
+    check_same(ran, name, JOB.steps)
+
+
+def test_old_weights_have_one_set_of_what_is_not_trained(make_plan):
+    job = replace(JOB, staleness=1, steps=3)
+    ran = train_in_threads(plan_of(make_plan, "upper_blocks", [[1], [1]]), job)
+    losses, wanted, _ = plain("upper_blocks", job)
+    assert ran.losses[0] == pytest.approx(losses[0], rel=1e-5)
+    for session in ran.sessions.values():
+        member = session._part.member
+        second = member.second.named_parameters()
+        for name, own in member.executor.named_parameters().items():
+            assert (own is second[name]) is not own.requires_grad, name
+            if not own.requires_grad:
+                assert torch.equal(own, wanted.get(name, wanted["transformer.wte.weight"])), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_and_all_costs_count_what_is_trained(name, tmp_path):
+    graph = build_graph(spec_of(name))
+    model, _ = getattr(frozen_models, name)()
+    trained = [one for one in model.parameters() if one.requires_grad]
+    assert graph.trained_bytes == sum(one.nbytes for one in trained)
+    assert graph.parameter_bytes == sum(one.nbytes for one in model.parameters())
+    profile = described_profile(load_preset("laptop"), spec_of(name))
+    memory, every = MemoryCost(profile, "adamw"), range(len(graph.units))
+    assert memory.state_bytes(every) == graph.parameter_bytes + 3 * graph.trained_bytes
+    assert profile.graph.held_trained_bytes(every) == tuple(graph.held_trained_bytes(every))
+    tables = SpanTables(profile, optimizer="adamw", splits=True)
+    assert tables.state()[0, -1] == memory.state_bytes(every)
+    assert tables.trained()[0, -1] == graph.trained_bytes
+    write_profile(profile, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == profile
