@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "benchmarks"
-FOLDERS = (ROOT / "src", SCRIPTS)
+FOLDERS = (ROOT / "src", SCRIPTS, ROOT / "tests")
 RECORDS = (SCRIPTS / "results", ROOT / "docs")
 DATA = tuple(ROOT / "src" / "spantrain" / layer for layer in ("config", "cost"))
 

@@ -21,7 +21,7 @@ from spantrain.models.graph import build_graph
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.factory import load_function
 from spantrain.models.tracing.model import cut_model
-from spantrain.models.units import UnitModule, parameter_names, tie_parameters
+from spantrain.models.units import LABELS, UnitModule, loss_of, parameter_names, tie_parameters
 from testing.models import brought_models
 from testing.models.rows import rows_of
 
@@ -56,6 +56,7 @@ TRAIN = {
     "functional_dropout": ("dropout is off in 1 module (the model (Functional)), with probability 0.2, 0.4",),
     "recurrent": ("dropout is off in 1 module (recurrent (LSTM)), with probability 0.25",),
     "stochastic_depth": ("2 modules (0 (Depth), 1 (Depth)) would do otherwise, first `rand` at " + str(SOURCE),),
+    "looks_at_numbers": (),
     "spectral_norm": ("1 module (0.parametrizations.weight.0 (_SpectralNorm)) would do otherwise",),
 }
 """What is told of each that trains."""
@@ -70,7 +71,6 @@ REFUSED = {
     "lazy": r"0 \(LazyLinear\): weight has no shape before the first call",
     "on_meta": r"0.linear \(Linear\): weight is on the meta device",
     "an_object_is_passed_on": "a Record with tensors in it is passed on",
-    "looks_at_numbers": r"control flow depends on data: `bool` .* at .*brought_models.py:\d+",
 }
 
 
@@ -178,6 +178,16 @@ def test_samples_that_count_unlike_numbers_of_labels_are_refused_whenever_they_c
     for rows in (slice(0, 2), slice(0, 1)):
         with pytest.raises(ConfigError, match=r"samples count 6 and 5 labels .*gives each sample's mean"):
             last(hidden[rows], labels[rows])
+
+
+def test_what_code_reads_of_samples_must_be_the_same_of_all():
+    units, hidden = build_units(spec_of("looks_at_numbers"), seed=0), torch.ones(2, 8)
+    rows = {0: hidden, LABELS: torch.zeros(2, dtype=torch.int64)}
+    assert loss_of(units, rows) > 0
+    with pytest.raises(
+        ConfigError, match=r"reads False of the samples .* True of others, by `__bool__` at .*models.py:"
+    ):
+        loss_of(units, {**rows, 0: 10 * hidden})
 
 
 def test_a_compiled_models_parameters_have_their_plain_names():

@@ -95,7 +95,9 @@ def _of_class(anchor: str, module: nn.Module) -> Region | None:
 
 
 def _all_there(unit: nn.Module, region: Region) -> bool:
-    """Whether every module is there, and convolutions have zeros around them: a border of another kind has no rule."""
+    """Whether every module is there and of a kind with a rule; so is a convolution with zeros around what it reads."""
     modules = [child(unit, path) for path in region.paths]
+    if not all(isinstance(child(unit, path), nn.BatchNorm2d | nn.Conv2d) for path in region.channels):
+        return False
     convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
     return None not in modules and all(module.padding_mode == "zeros" for module in convolutions)

@@ -320,7 +320,7 @@ def _check_alone(
         with torch.no_grad():
             rows = (batch.mapped(partial(torch.narrow, dim=0, start=row, length=1)) for row in range(_SAMPLES))
             apart = sum(float(loss_of(units, row.rows)) for row in rows)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, ConfigError) as error:
         raise ConfigError(told(f"there is none ({what_was_raised(error)})")) from error
     if not _close(together, apart):
         raise ConfigError(told(f"{apart:.6g}"))

@@ -67,11 +67,11 @@ class TapePart:
 
 
 def needed_steps(tape: Tape) -> Tape:
-    """Leave out steps that the result does not depend on."""
+    """Leave out steps that the result does not depend on; what was read of samples stays."""
     wanted = {value.index for value in _values(tape.result)}
     kept: list[TapeStep] = []
     for step in reversed(tape.steps):
-        if any(value.index in wanted for value in step.makes):
+        if step.compares or any(value.index in wanted for value in step.makes):
             kept.append(step)
             wanted.update(value.index for value in step.uses)
     return replace(tape, steps=tuple(reversed(kept)))
@@ -82,11 +82,15 @@ class TapeCutter:
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._inputs = {value.index for value in tape.inputs.values()}
         self._maker = {value.index: step for step in tape.steps for value in step.makes}
         self._order = {id(step): number for number, step in enumerate(tape.steps)}
         changed = {before.index for step in tape.steps for before, _ in step.changes}
-        self._again = {id(step) for step in tape.steps if not any(self._facts(v).from_weights for v in step.makes)}
+        self._compare = [step for step in tape.steps if step.compares]
+        self._again = {
+            id(step)
+            for step in tape.steps
+            if not step.compares and not any(self._facts(v).from_weights for v in step.makes)
+        }
         """Steps that parts do again."""
         self._known = {
             value.index: facts.known
@@ -100,7 +104,7 @@ class TapeCutter:
             for index, derivation in tape.derivations.items()
             if index not in changed and derivation.weight_bytes <= self._repeated_bytes(Value(index))
         }
-        self._steps = [step for step in tape.steps if id(step) not in self._again]
+        self._steps = [step for step in tape.steps if id(step) not in self._again and not step.compares]
         self._made_at = {value.index: n for n, step in enumerate(self._steps) for value in step.makes}
         self._last_use = self._last_uses()
 
@@ -142,7 +146,7 @@ class TapeCutter:
 
     def _part(self, lo: int, hi: int) -> TapePart:
         last = hi == len(self._steps)
-        own = self._steps[lo:hi]
+        own = [*self._steps[lo:hi], *(self._compare if last else ())]
         again = self._closure(own, last=last)
         ordered = sorted((*own, *again), key=lambda step: self._order[id(step)])
         steps = [self._with_stand_ins(step) if id(step) in self._again else step for step in ordered]
@@ -174,17 +178,19 @@ class TapeCutter:
             if step is None or id(step) not in self._again or id(step) in found:
                 continue
             found[id(step)] = step
-            waiting += step.uses
+            waiting += (value for value in step.uses if self._needs_numbers(step, value))
         return list(found.values())
 
+    def _needs_numbers(self, step: TapeStep, value: Value) -> bool:
+        """Whether a step to be done again needs more of a value than the shape and type: what it makes tells."""
+        facts = self._facts(value)
+        return not facts.from_weights and (not facts.from_data or any(self._facts(v).from_data for v in step.makes))
+
     def _with_stand_ins(self, step: TapeStep) -> TapeStep:
-        """Return a step to be done again: of a tensor that is not there again, it needs the shape and type only."""
-        of_data = any(self._facts(value).from_data for value in step.makes)
+        """Return a step to be done again, without tensors of which it needs the shape and type only."""
 
         def stand_in(sign: Any) -> Any:
-            if not isinstance(sign, Value) or id(self._maker.get(sign.index)) in self._again:
-                return sign
-            if of_data and sign.index in self._inputs:
+            if not isinstance(sign, Value) or self._needs_numbers(step, sign):
                 return sign
             facts = self._facts(sign)
             return StandIn(facts.shape, facts.dtype)
@@ -192,9 +198,16 @@ class TapeCutter:
         return replace(step, args=mapped(step.args, stand_in), kwargs=mapped(dict(step.kwargs), stand_in))
 
     def _last_uses(self) -> dict[int, int]:
-        """Return for each value the number of the last step that needs it."""
+        """Return for each value the number of the last step that needs it, or needs what is made of it again."""
         last = {value.index: n for n, step in enumerate(self._steps) for value in step.uses}
-        return last | {value.index: len(self._steps) for value in _values(self._tape.result)}
+        at_the_end = (*_values(self._tape.result), *(value for step in self._compare for value in step.uses))
+        last |= {value.index: len(self._steps) for value in at_the_end}
+        for step in reversed(self._tape.steps):
+            latest = max((last.get(value.index, -1) for value in step.makes), default=-1)
+            for value in step.uses if id(step) in self._again and latest >= 0 else ():
+                if self._needs_numbers(step, value):
+                    last[value.index] = max(latest, last.get(value.index, latest))
+        return last
 
     def _crossing_values(self, place: int) -> list[Value]:
         return [

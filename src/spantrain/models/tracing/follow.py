@@ -264,7 +264,7 @@ def _tape(loaded: Loaded, structure: Structure, spec: ModelSpec, fake: Callable[
         names = dict(enumerate(batch.names)) | ({LABELS: batch.labels_name} if takes_labels else {})
         args = {number: fake(batch.rows[number]) for number in names}
         pick = partial(picked, loaded.loss, source=f"model {spec.name}")
-        tapes.append(record(loaded.module, structure.opened, args, names, pick))
+        tapes.append(record(loaded.module, structure.opened, args, names, pick, batch.rows))
     return widened(tapes[0], tapes[1])
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.overrides import TorchFunctionMode
 
+from spantrain.models.tracing.numbers import Asks, agreed, asked, made_up, numbers_of, run_on_made_up, sizes
 from spantrain.models.tracing.tape import (
     Constant,
     Derivation,
@@ -31,14 +32,8 @@ from spantrain.models.tracing.tape import (
     mapped,
     parts,
 )
+from spantrain.models.units import Rows
 
-# Names of torch's functions that tell numbers of a tensor to Python.
-_READS = frozenset(
-    {"__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero",
-     "item", "numpy", "tolist"}
-)  # fmt: skip
-# What these return has a shape that depends on numbers.
-_SHAPES_FROM_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
 # What these return depends on the shape and type of their argument only.
 _OF_SHAPES = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
@@ -65,6 +60,7 @@ def record(
     args: Mapping[int, Tensor],
     names: Mapping[int, str | None],
     pick: Callable[[Any], Any],
+    rows: Rows,
 ) -> Tape:
     """Run a model's forward and return it as a tape for as many samples as the inputs have.
 
@@ -74,11 +70,12 @@ def record(
         args: what of the samples the model is given, by number.
         names: the keyword of each; None: it goes in by position.
         pick: what of the model's outputs is wanted.
+        rows: the samples, with their numbers.
 
     Raises:
         TraceProblem: the forward decides by numbers of the data, or does what cannot be written down.
     """
-    recorder = _TapeRecorder(model, args)
+    recorder = _TapeRecorder(model, args, rows)
     with _wrapped(recorder, model, opened), recorder:
         positional = [arg for number, arg in args.items() if names[number] is None]
         keyword = {name: args[number] for number, name in names.items() if name is not None}
@@ -89,8 +86,9 @@ def record(
 class _TapeRecorder(TorchFunctionMode):
     """Sees every call of torch's functions while it is active."""
 
-    def __init__(self, model: nn.Module, args: Mapping[int, Tensor]) -> None:
+    def __init__(self, model: nn.Module, args: Mapping[int, Tensor], rows: Rows) -> None:
         super().__init__()
+        self._model = model
         self._steps: list[TapeStep] = []
         self._facts: dict[int, Facts] = {}
         self._alive: list[Tensor] = []  # so that no two tensors have one id
@@ -111,6 +109,7 @@ class _TapeRecorder(TorchFunctionMode):
         for arg in args.values():
             self._origin[id(arg)] = _Origin(data=True)
         self._inputs = {number: self._new_value(arg) for number, arg in args.items()}
+        self._rows = {value.index: rows[number] for number, value in self._inputs.items()}
 
     def tape(self, result: Any) -> Tape:
         """Return what was written down."""
@@ -134,8 +133,15 @@ class _TapeRecorder(TorchFunctionMode):
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         tensors = _tensors((args, given))
-        self._check(name, tensors, args)
-        return self._observed(lambda: func(*args, **given), name, tensors, (None, func, args, given))
+        call = (None, func, args, given)
+        match self._asked(name, tensors, args):
+            case Asks.NUMBERS:
+                return self._answered(func, args, given)
+            case Asks.SHAPE:
+                result = self._observed(lambda: self._of_rows(func, args, given), name, tensors, call)
+                self._note_answer(sizes, (mapped(result, self._part),), sizes(result))
+                return result
+        return self._observed(lambda: func(*args, **given), name, tensors, call)
 
     def run_closed(self, path: str, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a closed module as one step."""
@@ -145,11 +151,40 @@ class _TapeRecorder(TorchFunctionMode):
         def work() -> Any:
             self.closed = path
             try:
-                return forward(*args, **kwargs)
+                return self._run(self._model.get_submodule(path), forward, args, kwargs)
             finally:
                 self.closed = ""
 
         return self._observed(work, "", _tensors((args, kwargs)), (path, None, args, kwargs))
+
+    def _run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a module's forward; on made-up numbers, if it cannot without any."""
+        try:
+            return forward(*args, **kwargs)
+        except TraceProblem:
+            raise
+        except Exception:
+            if not any(is_fake(tensor) for tensor in (*module.parameters(), *_tensors((args, kwargs)))):
+                raise
+        alive = len(self._alive)
+        with contextlib.ExitStack() as forgetting:
+            forgetting.callback(self._forget, alive)
+            result = run_on_made_up(module, forward, args, kwargs, self._stands_for)
+            origins = [(tensor, self._origin[id(tensor)]) for tensor in _tensors(result)]
+        for tensor, origin in origins:
+            self._origin[id(tensor)] = origin
+            self._alive.append(tensor)
+        return result
+
+    def _stands_for(self, tensor: Tensor, other: Tensor) -> None:
+        self._origin[id(tensor)] = self._origin.get(id(other), _Origin())
+        self._alive.append(tensor)
+
+    def _forget(self, alive: int) -> None:
+        """Forget the tensors that came to be since so many were alive."""
+        for tensor in self._alive[alive:]:
+            self._origin.pop(id(tensor), None)
+        del self._alive[alive:]
 
     def _observed(
         self,
@@ -249,17 +284,57 @@ class _TapeRecorder(TorchFunctionMode):
             self._origin[id(tensor)] = origin
             self._alive.append(tensor)
 
-    def _check(self, name: str, tensors: Sequence[Tensor], args: tuple[Any, ...]) -> None:
-        """Refuse decisions by numbers; closed modules may use numbers otherwise (shapes, indices)."""
+    def _asked(self, name: str, tensors: Sequence[Tensor], args: tuple[Any, ...]) -> Asks | None:
+        """Return what a call asks of the samples' numbers; refuse decisions by others."""
         origins = [self._origin.get(id(tensor), _Origin()) for tensor in tensors]
-        decides = name == "__bool__" or (name in _READS and not self.closed)
-        if decides and any(origin.data or (origin.weights and not self.closed) for origin in origins):
-            self._refuse(f"control flow depends on data: `{name.strip('_')}` of a tensor that depends on the inputs")
-        if self.closed or not any(origin.data for origin in origins):
-            return
-        masks = name == "__getitem__" and any(t.dtype == torch.bool for t in _tensors(args[1:]))
-        if masks or name in _SHAPES_FROM_NUMBERS or (name == "where" and len(args) == 1):
-            self._refuse(f"a shape depends on data: `{name.strip('_')}` of a tensor that depends on the inputs")
+        of_data, of_weights = any(origin.data for origin in origins), any(origin.weights for origin in origins)
+        asks = asked(name, args, inside=bool(self.closed))
+        if asks is None or not (of_data or (of_weights and asks is Asks.NUMBERS and not self.closed)):
+            return None
+        if of_weights or self.closed or name == "numpy":
+            what = "control flow depends" if asks is Asks.NUMBERS else "a shape depends"
+            self._refuse(f"{what} on data: `{name.strip('_')}` of a tensor that depends on the inputs")
+        return asks
+
+    def _answered(self, func: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
+        """Return what code reads of the samples, to be compared with what it would read of others."""
+        answer = func(*self._with_numbers(args), **self._with_numbers(given))
+        self._note_answer(func, mapped((*args, *given.values()), self._part), answer)
+        return answer
+
+    def _note_answer(self, read: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> None:
+        said = {"outcome": answer, "where": line_of_model()}
+        self._steps.append(
+            TapeStep(
+                module=None, function=agreed, args=(read, args), kwargs=said, result=None, inside=self.opened[-1],
+                where=said["where"],
+            )
+        )  # fmt: skip
+
+    def _of_rows(self, func: Callable[..., Any], args: Any, given: dict[str, Any]) -> Any:
+        """Do a call on samples' numbers; the result is fake if what was given is."""
+        fake = next((tensor for tensor in _tensors((args, given)) if isinstance(tensor, FakeTensor)), None)
+        if fake is None:
+            return func(*args, **given)
+        result = func(*self._with_numbers(args), **self._with_numbers(given))
+        return mapped(result, lambda part: fake.fake_mode.from_tensor(part) if isinstance(part, Tensor) else part)
+
+    def _with_numbers(self, structure: Any) -> Any:
+        """Give fake tensors that were made of samples alone their numbers."""
+
+        def fill(part: Any) -> Any:
+            if not is_fake(part):
+                return part
+            return numbers_of(self._value[id(part)], self._steps, self._facts, self._rows, self._named_numbers)
+
+        return mapped(structure, fill)
+
+    def _named_numbers(self, sign: Any) -> Any:
+        if not isinstance(sign, NamedWeight):
+            return sign
+        path, _, name = sign.name.rpartition(".")
+        tensor = getattr(self._model.get_submodule(path), name)
+        return made_up(tensor.shape, tensor.dtype) if is_fake(tensor) else tensor
 
     def _refuse(self, why: str) -> None:
         raise TraceProblem(why, where=line_of_model(), module=self.closed or self.opened[-1])

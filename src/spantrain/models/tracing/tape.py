@@ -124,6 +124,11 @@ class TapeStep:
     """FILE:LINE of the model's code."""
 
     @property
+    def compares(self) -> bool:
+        """Whether it makes nothing, and only compares what was read of samples (`models.tracing.numbers.agreed`)."""
+        return not self.makes
+
+    @property
     def makes(self) -> tuple[Value, ...]:
         """Values that there are after it."""
         returned = (part for part in parts(self.result) if isinstance(part, Value))

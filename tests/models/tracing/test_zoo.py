@@ -1,0 +1,41 @@
+"""A part of the zoo, of each family some: what trains does so as plain PyTorch, the rest is refused with the reason."""
+
+import pytest
+
+from testing.models.zoo.trial import EQUAL, names, tried
+
+pytestmark = pytest.mark.models
+
+TRAIN = (
+    "convolutions.batch_norm_cnn", "convolutions.diffusion_unet", "convolutions.timm_vit", "decoders.bloom",
+    "decoders.deepseek_v3", "decoders.gemma3", "decoders.jamba", "decoders.llama", "decoders.llama_classifier",
+    "decoders.mamba2", "decoders.mixtral", "decoders.qwen3_moe", "encoders.albert", "encoders.bert_answers",
+    "encoders.deberta_v2", "encoders.modernbert", "encoders.xlnet", "pairs.bart", "pairs.t5", "pairs.wav2vec2",
+    "pairs.whisper", "pictures.blip", "pictures.detr", "pictures.segformer", "pictures.swin", "pictures.vilt",
+    "plain.compiled", "plain.lstm_with_tokens_first", "plain.mixture", "plain.own_checkpointing",
+    "plain.tied_autoencoder", "plain.torch_transformer",
+)  # fmt: skip
+
+REFUSED = {
+    "pictures.clip": "they depend on each other",
+    "plain.contrastive": "they depend on each other",
+    "plain.branches_on_a_batch": "control flow depends on data",
+}
+
+
+def test_the_zoo_is_large():
+    assert len(names()) >= 45
+    assert {*TRAIN, *REFUSED} <= {*names()}
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_it_trains_as_plain_pytorch_does(name):
+    found = tried(name, devices=2 + len(name) % 3)
+    assert (found.refused, found.crashed) == ("", "")
+    assert found.stages > 1
+    assert found.error <= EQUAL
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_the_reason(name):
+    assert REFUSED[name] in tried(name, devices=2).refused

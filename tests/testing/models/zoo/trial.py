@@ -1,0 +1,196 @@
+"""One trial of a model of the zoo: cut, planned over some devices, trained, and compared with plain PyTorch.
+
+The computation of the stages is the program's own; there are no processes and no network.
+"""
+
+import copy
+import functools
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from spantrain.config.cluster_file import load_preset
+from spantrain.core.cluster import Cluster
+from spantrain.core.plan import Plan
+from spantrain.core.span import Span
+from spantrain.core.units import ModelSpec, UnitGraph
+from spantrain.cost.analytic import analytic_profile
+from spantrain.errors import ConfigError
+from spantrain.models.build import build_units, unit_source
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.graph import build_graph
+from spantrain.models.tracing.batch import ModelBatch
+from spantrain.models.tracing.check import called_on
+from spantrain.models.tracing.factory import uncompiled
+from spantrain.models.tracing.source import Loaded, load_model, picked
+from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.request import Constraints, JobSpec, PlanRequest
+from spantrain.planner.strategies.baselines import ONE_F_ONE_B
+
+FOLDER = Path(__file__).parent
+STEPS, RATE = 3, 0.1
+FLOOR = 1e-2
+"""Gradients below so much of the model's largest are compared with that: rounding of sums that all but cancel."""
+EQUAL = 5e-5
+"""Largest relative error that is rounding; where a mask or a sample is wrong it is far above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of a model."""
+
+    name: str
+    """FAMILY.FUNCTION."""
+    class_name: str = ""
+    units: int = 0
+    stages: int = 0
+    error: float = 0.0
+    """The largest relative one, of the losses and of the gradients of all parameters, in any step."""
+    refused: str = ""
+    crashed: str = ""
+    """The exception and its place; nothing may crash."""
+
+
+def names() -> list[str]:
+    """Return all models of the zoo, as FAMILY.FUNCTION."""
+    found = []
+    for file in sorted(FOLDER.glob("*.py")):
+        lines = file.read_text().splitlines() if file.name not in ("__init__.py", Path(__file__).name) else []
+        functions = (line[4:-3] for line in lines if line.startswith("def ") and line.endswith("():"))
+        found += [f"{file.stem}.{name}" for name in functions if not name.startswith("_")]
+    return found
+
+
+def tried(name: str, *, devices: int) -> Trial:
+    """Try a model over so many devices; whatever happens is in what is returned."""
+    family, _, function = name.partition(".")
+    found = Trial(name=name)
+    try:
+        found = _compared(found, resolve_model(f"{FOLDER / family}.py:{function}"), devices)
+    except ConfigError as error:
+        found = replace(found, refused=str(error))
+    except Exception as error:  # noqa: BLE001 - what a model crashes with is what is asked
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        found = replace(found, crashed=f"{type(error).__name__}: {str(error)[:300]} ({place})")
+    return found
+
+
+def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
+    graph = build_graph(spec)
+    plan = planned(spec, graph, devices)
+    whole = load_model(spec, seed=0)
+    found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
+    return replace(found, error=largest_error(spec, plan, whole))
+
+
+@functools.cache
+def _cluster() -> Cluster:
+    return load_preset("laptop")
+
+
+def planned(spec: ModelSpec, graph: UnitGraph, devices: int) -> Plan:
+    """Return the plan of equally many units on each device, which nothing was measured for."""
+    cluster = _cluster()
+    profile = analytic_profile(cluster, spec, graph)
+    batch = unit_source(spec).batch().samples
+    job = JobSpec(global_batch=batch, micro_batches=tuple(range(1, batch // 2 + 1)))
+    out = tuple(device.name for device in cluster.devices[devices:])
+    request = PlanRequest(
+        profile=profile, job=job, constraints=Constraints(leave_out=out), evaluate=Evaluator(profile, job)
+    )
+    return ONE_F_ONE_B(request)[0].plan
+
+
+def largest_error(spec: ModelSpec, plan: Plan, whole: Loaded) -> float:
+    """Train by the plan's stages and in plain PyTorch; return the largest relative error of losses and gradients."""
+    units = build_units(spec, seed=0)
+    held = [_copies(units[stage.first_unit : stage.end_unit]) for stage in plan.stages]
+    stages = [StageExecutor(part, is_last=part is held[-1], global_batch=plan.global_batch) for part in held]
+    twins = _twins(held)
+    own = [p for stage in stages for p in stage.named_parameters().values() if p.requires_grad]
+    optimizers = [
+        torch.optim.SGD(some, lr=RATE) for some in (own, [p for p in whole.module.parameters() if p.requires_grad])
+    ]
+    found = 0.0
+    for _ in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = sum(_run_span(stages, whole.batch, span.lo, span.hi) for span in plan.stages[0].micro_batches)
+        for parts in twins.values():
+            summed = sum(p.grad for p in parts if p.grad is not None)
+            for part in parts:
+                part.grad = summed.clone() if isinstance(summed, Tensor) else None
+        wanted = _plain_step(whole)
+        found = max(found, abs(loss / plan.global_batch - wanted) / abs(wanted), _gradient_error(stages, whole.module))
+        for optimizer in optimizers:
+            optimizer.step()
+    return found
+
+
+def _plain_step(whole: Loaded) -> float:
+    with uncompiled():
+        result = picked(whole.loss, called_on(whole, whole.batch), "plain")
+        loss = whole.loss(result, whole.batch.labels, whole.batch.samples) / whole.batch.samples
+        loss.backward()
+    return float(loss.detach())
+
+
+def _run_span(stages: Sequence[StageExecutor], batch: ModelBatch, lo: int, hi: int) -> float:
+    span, rows = Span(lo, hi), {number: tensor[lo:hi] for number, tensor in batch.rows.items()}
+    tensors: tuple[Tensor, ...] = ()
+    for stage in stages:
+        tensors = stage.forward(span, tensors, {number: rows[number] for number in stage.reads})
+    gradients: tuple[Tensor, ...] = ()
+    for stage in reversed(stages):
+        # The first span in one piece, the others in halves.
+        gradients = stage.backward(span, gradients) if lo == 0 else stage.backward_input(span, gradients)
+    for stage in stages if lo else ():
+        stage.backward_weight(span)
+    return float(tensors[0])
+
+
+def _copies(units: Sequence[UnitModule]) -> list[UnitModule]:
+    """Return what another device has: its own parameters, tied among its own units."""
+    memo: dict[int, object] = {}
+    made = [copy.deepcopy(unit, memo) for unit in units]
+    tie_parameters(made)
+    return made
+
+
+def _twins(held: Sequence[Sequence[UnitModule]]) -> Mapping[str, list[nn.Parameter]]:
+    """Return the parameters that several stages have."""
+    found: dict[str, dict[int, nn.Parameter]] = {}
+    for units in held:
+        for unit in units:
+            for group, local in unit.shared.items():
+                parameter = unit.get_parameter(local)
+                found.setdefault(group, {})[id(parameter)] = parameter
+    return {group: list(parts.values()) for group, parts in found.items()}
+
+
+def _gradient_error(stages: Sequence[StageExecutor], model: nn.Module) -> float:
+    wanted = dict(model.named_parameters(remove_duplicate=False))
+    norms = {name: float(p.grad.norm()) for name, p in wanted.items() if p.grad is not None}
+    least = FLOOR * max(norms.values())
+    return max(_errors(stages, wanted, norms, least))
+
+
+def _errors(
+    stages: Sequence[StageExecutor], wanted: Mapping[str, nn.Parameter], norms: Mapping[str, float], least: float
+) -> Iterator[float]:
+    seen = set()
+    for stage in stages:
+        for name, parameter in stage.named_parameters().items():
+            seen.add(id(wanted[name]))
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            other = wanted[name].grad
+            difference = own if other is None else own - other
+            yield float(difference.norm()) / max(norms.get(name, 0.0), least)
+    yield from (norms[name] for name, parameter in wanted.items() if id(parameter) not in seen and name in norms)
