@@ -14,6 +14,7 @@ from spantrain.core.span import Span
 from spantrain.core.units import ModelSpec
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.span_tables import SpanTables
+from spantrain.formats.registry import WireFormat
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 from spantrain.models.tensor_parallel.division import take
@@ -127,6 +128,18 @@ def test_old_weights_have_one_set_of_what_is_not_trained(make_plan):
             assert (own is second[name]) is not own.requires_grad, name
             if not own.requires_grad:
                 assert torch.equal(own, wanted.get(name, wanted["transformer.wte.weight"])), name
+
+
+def test_no_gradients_go_where_nothing_is_trained(make_plan):
+    plan = plan_of(make_plan, "last_block", [[1], [1], [1]])
+    graph = build_graph(plan.model)
+    assert [unit.goes_back for unit in graph.units] == [False] * 5 + [True] * 2
+    assert [unit.backward_bytes(WireFormat.NATIVE) > 0 for unit in graph.units] == [False] * 5 + [True, False]
+    ran = train_in_threads(plan, JOB)
+    first, second, _ = (ran.results[stage.devices[0]] for stage in plan.stages)
+    there, back = first.sent_bytes[plan.stages[1].devices[0]], second.sent_bytes[plan.stages[0].devices[0]]
+    assert back < there / 3  # headers alone
+    assert first.peak_bytes < second.peak_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)

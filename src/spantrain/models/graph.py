@@ -57,7 +57,9 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            measured[unit_class] = _measure(spec, unit_at(index), module, entering, dtype=dtype, last=last)
+            found = _measure(spec, unit_at(index), module, entering, dtype=dtype, last=last)
+            goes_back = found.trained_bytes > 0 or any(tensor.requires_grad for tensor in entering)
+            measured[unit_class] = found if goes_back else replace(found, outputs=_without_gradients(found.outputs))
         shared_groups = tuple(sorted(module.shared))
         units.append(replace(measured[unit_class], name=module.name, unit_class=unit_class, shared=shared_groups))
         shared = {group: module.get_parameter(local) for group, local in module.shared.items()}
@@ -118,7 +120,7 @@ def _measure(
         parameter_bytes=sum(map(_bytes, module.parameters())),
         frozen_bytes=sum(_bytes(parameter) for parameter in module.parameters() if not parameter.requires_grad),
         forward_flop_per_sample=flop,
-        # Every floating-point tensor at a cut has a gradient, if only zeros (`StageExecutor`).
+        # Every floating-point tensor behind what is trained has a gradient, if only zeros (`StageExecutor`).
         outputs=() if last else _tensor_specs(small.outputs, have_gradients=True),
         activation_bytes_per_sample=held_bytes,
         tensor_sums=sums,
@@ -186,6 +188,10 @@ def _tensor_specs(tensors: Sequence[Tensor], *, have_gradients: bool) -> tuple[T
         )
         for position, tensor in enumerate(tensors)
     )
+
+
+def _without_gradients(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, requires_grad=False) for spec in specs)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -127,6 +127,7 @@ class _UnitBench:
             global_batch=1,
             autocast_dtype=autocast_dtype(bench.dtype),
             torch_device=bench.device.torch_device,
+            trains_before=any(tensor.requires_grad for tensor in self._before),
         )
 
     def measure(self, samples: int, repeats: int) -> UnitTiming:
@@ -179,7 +180,8 @@ class _UnitBench:
     def _gradients(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._is_last:
             return ()
-        return tuple(torch.randn_like(output) for output in outputs if output.is_floating_point())
+        back = zip(outputs, self.unit.outputs, strict=True)
+        return tuple(torch.randn_like(output) for output, spec in back if spec.requires_grad)
 
 
 def _random_tensor(tensor: TensorSpec, samples: int, place: torch.device) -> Tensor:

@@ -92,7 +92,8 @@ def _farthest_s(cluster: Cluster) -> float:
 
 def _smallest_cut(graph: UnitGraph) -> int:
     """Return the least that crosses a cut for one sample: activations on the way there, gradients on the way back."""
-    sizes = [min(unit.cut_bytes_per_sample, unit.gradient_bytes_per_sample) for unit in graph.units[:-1]]
+    cuts = ((unit.cut_bytes_per_sample, unit.gradient_bytes_per_sample) for unit in graph.units[:-1])
+    sizes = [min(there, back or there) for there, back in cuts]
     return max(1, min(sizes, default=1))
 
 

@@ -116,7 +116,7 @@ class HeldMeter:
             if leaves_weights:
                 self._after_input[size] = log.look()
         self._note_peak(self._again.get(size, 0))
-        self._set(span, self._after_input.get(size, self._now[span]) if leaves_weights else 0)
+        self._set(span, self._after_input.get(size, self._now.get(span, 0)) if leaves_weights else 0)
 
     def carried(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that come or go between stages, as long as anybody holds them."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import compress, count
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,9 @@ class StageExecutor:
     that W has nothing left to do for them (`models.execution.segment`).
 
     Which gradients flow: every floating-point tensor at a cut has one, in order, and no other tensor has; a tensor
-    that nothing depends on has zeros. On the first stage nobody waits for gradients of inputs, so I only keeps what
-    it is given and W does the whole backward (DESIGN section 10: the first stage has no I).
+    that nothing depends on has zeros. Where nothing in front is trained, and on the first stage, nobody waits for
+    gradients of inputs, so I only keeps what it is given and W does the whole backward (DESIGN section 10: the first
+    stage has no I). A stage up to which nothing is trained holds nothing and gets none.
 
     Losses are summed over samples; the backward pass starts from loss_sum / global_batch, so that gradients of
     all spans and replicas are plain sums.
@@ -60,8 +62,12 @@ class StageExecutor:
         autocast_dtype: torch.dtype | None = None,
         torch_device: torch.device | None = None,
         recompute: Sequence[int] = (),
+        trains_before: bool = True,
     ) -> None:
-        """Take the units to the device; `recompute` are positions among them."""
+        """Take the units to the device; `recompute` are positions among them.
+
+        Without `trains_before`, nothing in front of the stage is trained, and nobody there waits for gradients.
+        """
         assert units, "a stage needs units"
         self._is_last = is_last
         self._global_batch = global_batch
@@ -80,6 +86,10 @@ class StageExecutor:
         self._segments = segments_of(
             units, recompute, is_last=is_last, autocast_dtype=autocast_dtype, torch_device=self._torch_device
         )
+        trained = (any(own.requires_grad for own in segment.parameters) for segment in self._segments)
+        self._trains_before = trains_before
+        self._first_back = 0 if trains_before else next(compress(count(), trained), len(self._segments))
+        """The first segment that a backward pass comes to."""
         self._first_segment: dict[int, int] = {}
         for number, segment in enumerate(self._segments):
             for parameter in segment.parameters:
@@ -135,20 +145,25 @@ class StageExecutor:
         log = self.meter.log_for(span)
         with nullcontext() if log is None else log.watching():
             segments, outputs = self._run_segments(received, rows)
-        shapes = () if self._is_last else tuple(tensor.shape for tensor in outputs if tensor.is_floating_point())
+        sent = () if self._is_last or not segments else outputs
+        shapes = tuple(tensor.shape for tensor in sent if tensor.is_floating_point())
         held = self._held[span] = _HeldSpan(segments=segments, floating_shapes=shapes, log=log)
         held.note_tensors()
-        if not segments[-1].outputs:
+        if not segments or not segments[-1].outputs:
             self.meter.carried(outputs)
         self.meter.forwarded(span, log)
         return self._to_send(outputs)
 
     def _run_segments(self, received: Tensors, rows: Rows) -> tuple[tuple[HeldSegment, ...], Tensors]:
-        """Run F of all segments; return what each holds, and the last one's outputs without their graph."""
+        """Run F of all segments; return what those that go back hold, and the last one's outputs, without a graph."""
         tensors, rows = self._moved(received), self._rows_here(rows)
         held: list[HeldSegment] = []
-        for segment in self._segments:
-            kept, tensors = segment.forward(tuple(map(_leaf, tensors)), rows)
+        for segment in self._segments[: self._first_back]:
+            with torch.no_grad():
+                tensors = detached(segment.run(tensors, rows))
+        for segment in self._segments[self._first_back :]:
+            wanted = bool(held) or self._trains_before
+            kept, tensors = segment.forward(tuple(_leaf(tensor, wanted=wanted) for tensor in tensors), rows)
             held.append(kept)
         return tuple(held), tensors
 
@@ -174,8 +189,8 @@ class StageExecutor:
         held = self._waiting_for_backward(span, "I")
         gradients = self._first_gradients(held, span, output_gradients)
         held.went_back = True
-        for segment, kept in zip(reversed(self._segments), reversed(held.segments), strict=True):
-            gradients = segment.backward_input(kept, gradients, held.log)
+        for number, kept in self._backwards(held):
+            gradients = self._segments[number].backward_input(kept, gradients, held.log)
         held.note_tensors()
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=True)
@@ -192,7 +207,7 @@ class StageExecutor:
         held = self._held.get(span)
         if held is None or not held.went_back:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
-        for number, kept in reversed(list(enumerate(held.segments))):
+        for number, kept in self._backwards(held):
             with self._telling(number, final) as told:
                 self._segments[number].backward_weight(kept, told)
         del self._held[span]
@@ -202,13 +217,16 @@ class StageExecutor:
         """Run B, both halves at once; arguments, result and errors as of `backward_input`, `final` as of W."""
         held = self._waiting_for_backward(span, "B")
         gradients = self._first_gradients(held, span, output_gradients)
-        for number, kept in reversed(list(enumerate(held.segments))):
+        for number, kept in self._backwards(held):
             with self._telling(number, final) as told:
                 gradients = self._segments[number].backward(kept, gradients, held.log, told)
         del self._held[span]
         self.meter.carried((*output_gradients, *gradients))
         self.meter.went_back(span, held.log, leaves_weights=False)
         return gradients
+
+    def _backwards(self, held: _HeldSpan) -> Iterable[tuple[int, HeldSegment]]:
+        return reversed(list(enumerate(held.segments, self._first_back)))
 
     @contextmanager
     def _telling(self, number: int, final: NamesFinal | None) -> Iterator[Final | None]:
@@ -256,10 +274,10 @@ class StageExecutor:
         return output_gradients
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    """Return a tensor that came from before as a leaf, whose gradient is wanted there."""
+def _leaf(tensor: Tensor, *, wanted: bool) -> Tensor:
+    """Return a tensor that came from before as a leaf, whose gradient is wanted there or not."""
     leaf = own_part(tensor).detach()
-    leaf.requires_grad_(leaf.is_floating_point())
+    leaf.requires_grad_(wanted and leaf.is_floating_point())
     return with_own_part(tensor, leaf)
 
 

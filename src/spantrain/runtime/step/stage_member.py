@@ -82,7 +82,7 @@ def build_member(
     names = [tuple(parameter_names(unit).values()) for unit in units]
     _check_sequence(plan, stage_index, graph)
     own = _divided(units, stage, replica, groups)
-    executor = stage_executor(plan, stage_index, units, device)
+    executor = stage_executor(plan, stage_index, graph, units, device)
     parts = share_parts(groups.replica, own, device.torch_device)
     return StageMember(
         stage_index=stage_index,
@@ -102,7 +102,9 @@ def build_member(
     )
 
 
-def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], device: ComputeDevice) -> StageExecutor:
+def stage_executor(
+    plan: Plan, stage_index: int, graph: UnitGraph, units: Sequence[UnitModule], device: ComputeDevice
+) -> StageExecutor:
     """Return what runs a stage's units on a device, where they are taken."""
     stage = plan.stages[stage_index]
     return StageExecutor(
@@ -112,6 +114,7 @@ def stage_executor(plan: Plan, stage_index: int, units: Sequence[UnitModule], de
         autocast_dtype=autocast_dtype(plan.dtype),
         torch_device=device.torch_device,
         recompute=[unit - stage.first_unit for unit in stage.recompute],
+        trains_before=stage.first_unit > 0 and graph.units[stage.first_unit - 1].goes_back,
     )
 
 

@@ -83,7 +83,7 @@ def _copy(into: Parameters, source: Parameters) -> None:
 def with_second_set(plan: Plan, member: StageMember, device: ComputeDevice) -> tuple[StageMember, TwoSets]:
     """Return the member with a second set of its units' weights."""
     frozen = {id(own): own for own in member.executor.named_parameters().values() if not own.requires_grad}
-    second = stage_executor(plan, member.stage_index, deepcopy(list(member.units), frozen), device)
+    second = stage_executor(plan, member.stage_index, member.graph, deepcopy(list(member.units), frozen), device)
     sets = TwoSets(trained_of(member.executor), trained_of(second))
     return replace(member, second=second), sets
 
